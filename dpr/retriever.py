@@ -105,6 +105,8 @@ class Retriever:
         Raises:
             ConfigError, InputError: a passage cannot be used (says which), an id occurs twice, or ``folder`` holds something else.
         """
+        if not isinstance(model, BiEncoder | str | Path | None):
+            raise ConfigError(f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to search by words")
         if folder is not None:
             build_in(Path(folder), model, passages, mode=mode, indexer=indexer, device=device)
             return cls.open(folder, device=device)
@@ -176,15 +178,16 @@ class Retriever:
         Raises:
             ConfigError, InputError: a mode or field that there is not, files that have changed.
         """
-        questions = [question] if isinstance(question, str) else list(question)
-        if wrong := next((item for item in questions if not isinstance(item, str)), None):
-            raise ConfigError(f"search() got {type(wrong).__name__} for a question; give a text or a list of texts")
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        questions = [question] if isinstance(question, str) or not isinstance(question, Iterable) else list(question)
+        for item in questions:
+            if not isinstance(item, str):
+                raise ConfigError(f"search() got {type(item).__name__} for a question; give a text or a list of texts")
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
         side: Side | None = self.side(mode or self.mode)
         if weight is not None:
-            if not isinstance(side, HybridRetriever) or not 0 <= weight <= 1:
-                raise ConfigError(f"weight={weight}: give a share of the dense side from 0 to 1, and search with mode='hybrid'")
+            if not isinstance(side, HybridRetriever) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+                raise ConfigError(f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with mode='hybrid'")
             side = HybridRetriever(side.dense, side.lexical, replace(side.fusion, method="linear", weight=weight))
         if where is not None or ids is not None:
             chosen = self._chosen(where, ids)
@@ -244,9 +247,11 @@ class Retriever:
 
     def _chosen(self, where: Mapping[str, Any] | None, ids: Iterable[str] | np.ndarray | None) -> np.ndarray:
         """Ids (n,), ascending and distinct."""
-        listed = ids if ids is None or isinstance(ids, np.ndarray) else chosen_ids(ids)
+        listed = ids if ids is None or (isinstance(ids, np.ndarray) and ids.dtype.kind == "S") else chosen_ids(ids)
         if where is None:
             return listed if listed is not None else chosen_ids(())
+        if not isinstance(where, Mapping):
+            raise ConfigError(f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}")
         kinds = {name: _kind_of(name, value) for name, value in where.items()}
         with self._lock:
             key = tuple(sorted(kinds.items()))
@@ -290,7 +295,11 @@ class Retriever:
 
 def chosen_ids(ids: Iterable[str]) -> np.ndarray:
     """Ids (n,) as indexes hold them, ascending and distinct; those that no corpus can have are left out."""
-    return np.unique(encode_ids([item for item in ids if len(item) <= MAX_ID_BYTES and "\0" not in item]))
+    listed = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+    for item in listed:
+        if isinstance(ids, str) or not isinstance(item, str):
+            raise ConfigError(f"ids={item!r} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']")
+    return np.unique(encode_ids([item for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item]))
 
 
 def _kind_of(name: str, value: Any) -> str:

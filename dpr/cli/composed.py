@@ -16,7 +16,7 @@ from typing import Any
 from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of
 from dpr.core.errors import ConfigError
 from dpr.core.setting_keys import Setting, quoted
-from dpr.core.settings import put_back_idle
+from dpr.core.settings import leaves, put_back_idle
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 _TEXT_OPTIONS = (*KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is not a list there
@@ -52,6 +52,7 @@ def run_composed(
         if given.is_sweep or given.is_for_hydra:
             return _run_by_hydra(name, lambda composed: job(to_object(composed, keys, is_main=is_main)), main, given, overrides)
         config = to_object(_compose(name, main, overrides), keys, is_main=is_main)
+        _require_named(config, keys)
     except Exception as error:
         if (message := _hydra_message(error)) is None:
             raise
@@ -117,6 +118,26 @@ def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
             print(f"note: of the files of settings, {sentence.partition(';')[0]}", file=sys.stderr)
     config.check()
     return config
+
+
+def _require_named(config: Any, given: Collection[str]) -> None:
+    """Refuses an option among the keys ``given`` of a catalogue's entry that no other setting names."""
+    known = leaves(config)
+    catalogues = {key: known[key].value for key in known if key in ("datasets", "ctx_sources")}
+    named = {text for key, leaf in known.items() if key not in catalogues for text in _texts_in(leaf.value)}
+    for key in sorted(given):
+        catalogue, _, rest = key.partition(".")
+        name = next((name for name in catalogues.get(catalogue, ()) if rest == name or rest.startswith(f"{name}.")), None)
+        if name is not None and name not in named:
+            raise ConfigError(f"{key} has no effect: no setting names {name}; a file's own options stand in an entry of its name")
+
+
+def _texts_in(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return _texts_in(list(value.values()))
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _texts_in(item)]
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else []
 
 
 def _run_by_hydra(name: str, job: Callable[[Any], Any], folder: Path, given: Arguments, overrides: list[str]) -> None:

@@ -200,7 +200,8 @@ def type_name(kind: Any) -> str:
         return f"list of {type_name(get_args(kind)[0])}"
     if get_origin(kind) is dict:
         return "catalogue"
-    return {str: "text", int: "integer", float: "number", bool: "true|false", Any: "name, path or list"}.get(kind, str(kind))
+    words = {str: "text", int: "integer", float: "number", bool: "true|false", Any: "name, path or list"}
+    return words.get(kind, kind.__name__ if inspect.isclass(kind) else str(kind))
 
 
 def without_none(kind: Any) -> Any:

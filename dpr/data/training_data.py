@@ -72,11 +72,13 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
         InputError: as ``open_training_set``.
         ConfigError: something else was given.
     """
-    is_one = not isinstance(sets, list | tuple) or (len(sets) > 0 and all(isinstance(item, Mapping) for item in sets))
+    is_one = not isinstance(sets, list | tuple) or any(isinstance(item, Mapping) and not hasattr(item, "column_names") for item in sets)
     opened: list[Any] = []
     taken: set[str] = set()
     for item in [sets] if is_one or (isinstance(sets, tuple) and _is_pair(sets)) else sets:
         source, *options = item if isinstance(item, tuple) and _is_pair(item) else (item,)
+        if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping) and not isinstance(source[0], Mapping):
+            raise ConfigError("the options of a data set are of type dict; give (data, dpr.DataSetSettings(query_prefix='query: '))")
         if not hasattr(source, "fingerprint") or hasattr(source, "column_names"):
             stem = Path(source).name.split(".")[0] if isinstance(source, str | Path) else ""
             plain = stem if stem.isidentifier() else name

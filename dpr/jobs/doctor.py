@@ -56,7 +56,7 @@ def run(config: DoctorSettings) -> int:
     for name, version in versions.items():
         print(f"  {name:<22} {version or 'MISSING'}")
     _section("Machine", machine())
-    _section("Disk", _disks())
+    _section("Disk", disks())
     print("Optional")
     for name, (extra, gives) in _EXTRAS.items():
         version = version_of(name)
@@ -109,7 +109,8 @@ def _model_of(path: Path) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model")), "unknown")
 
 
-def _disks() -> list[str]:
+def disks() -> list[str]:
+    """Free space in the working directory and in the cache, a line each."""
     cache = Path(os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
     places = {"working directory": Path.cwd(), "cache of parsed data (DPR_CACHE)": cache}
     lines = []

@@ -107,18 +107,21 @@ def _estimate(row: Row, config: ReproduceSettings) -> None:
     import shlex
 
     from dpr.formats.reproductions import DATA, OUT
+    from dpr.jobs.doctor import disks, machine
 
-    steps, hours, disk = row.of_stages(config.stage), 0.0, 0.0
+    steps, hours, disk, memory = row.of_stages(config.stage), 0.0, 0.0, 0.0
     print(f"{row.name}: {row.title}")
     for stage in dict.fromkeys(step.stage for step in steps):
         cost: dict[str, Any] = {"from": "minutes on a CPU"} if config.size == "mini" else row.costs.get(stage, {"from": "not known"})
         print(f"\n{stage}: {', '.join([*(f'{cost[key]} {unit}' for key, unit in _UNITS.items() if key in cost), cost['from']])}")
         hours += cost.get("hours", 0) * cost.get("gpus", 0)
         disk += cost.get("disk_gb", 0)
+        memory = max(memory, cost.get("memory_gb", 0))
         for step in (step for step in steps if step.stage == stage):
             print("  " + shlex.join(word.replace(OUT, str(config.out)).replace(DATA, str(config.data)) for word in step.typed))
     price = "" if config.gpu_hour_price is None else f", {hours * config.gpu_hour_price:,.0f} at {config.gpu_hour_price:g} a GPU hour"
-    print(f"\ntogether: {hours:g} GPU hours{price}; {disk:g} GB of disk")
+    print(f"\ntogether: {hours:g} GPU hours{price}; {disk:g} GB of disk; at most {memory:g} GB of memory")
+    print(f"this machine: {'; '.join([*machine()[:-1], disks()[0]])}")
 
 
 def _reproduce(row: Row, config: ReproduceSettings) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
+from dpr.core.errors import ConfigError
 from dpr.core.sharded import full_tensor, local_shard, placed_like
 from dpr.core.temperature import Temperature
 from dpr.data.tensorizer import Tensorizer
@@ -284,6 +285,10 @@ class BiEncoder(TextEncoding):
         from dpr.models.token_weights import begin_with_idf, length_of_rows  # what stored models do not need
 
         settings, options = settings or EncoderSettings(), options or TowerOptions()
+        for name, given, kind in (("settings", settings, EncoderSettings), ("options", options, TowerOptions)):
+            if not isinstance(given, kind):
+                raise ConfigError(f"{name} is of type {type(given).__name__}; give dpr.{kind.__name__}")
+        settings.check_values("encoder.")
         has_table, settings = settings.static_questions, replace(settings, static_questions=False)
         settings = replace(settings, shared=True) if has_table else settings  # one tower, which the table begins as
         dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}

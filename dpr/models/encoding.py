@@ -133,7 +133,10 @@ class TextEncoding(nn.Module):
         show_progress_bar: bool = False,
         convert_to_tensor: bool = False,
         convert_to_numpy: bool = True,
+        **unknown: Any,
     ) -> np.ndarray | Tensor:
+        if unknown:
+            raise TypeError(f"there is no argument {next(iter(unknown))}; there are {', '.join(EncodingOptions.__annotations__)}")
         if not (convert_to_tensor or convert_to_numpy):
             raise ConfigError("convert_to_numpy=False needs convert_to_tensor=True; vectors come as one array or one tensor")
         progress = Progress(what, len(sequences), unit=what) if show_progress_bar else None

@@ -66,27 +66,33 @@ class EncoderShape:
 
 
 def new_encoder(
-    out: Path,
-    corpus: Path,
-    question_files: Sequence[Path] = (),
+    out: str | Path,
+    corpus: str | Path,
+    question_files: Sequence[str | Path] = (),
     *,
     shape: EncoderShape,
     tokenizer: str | None = None,
     rows: str = "random",
     overwrite: bool = False,
 ) -> int:
-    """``write_encoder`` from a corpus and questions (train questions only); does nothing if ``out`` was made of the same before.
+    """Writes an encoder with random weights, and a vocabulary of a corpus and questions (train questions only), into the folder ``out``;
+    returns the size of the vocabulary. Does nothing if ``out`` was made of the same before.
+
+    Args:
+        tokenizer: a model whose tokenizer is taken in place of a new one.
+        rows: ``svd`` begins the rows of a static encoder with the corpus's singular vectors.
 
     Raises:
         ConfigError: sizes that do not fit.
         InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
         OutputError: ``out`` cannot be written.
     """
+    out, sources = Path(out), [Path(file) for file in (corpus, *question_files)]
     require_writable(out, folder=True)
-    made_of = {"texts": [content_sha256(file) for file in (corpus, *question_files)], **asdict(shape)}
+    made_of = {"texts": [content_sha256(file) for file in sources], **asdict(shape)}
     made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}
     made_of |= {} if rows == "random" else {"rows": rows}
-    texts, passages = partial(_texts_of, corpus, question_files), partial(read_passages, corpus)
+    texts, passages = partial(_texts_of, sources[0], sources[1:]), partial(read_passages, sources[0])
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if is_missing:
             made_as: dict[str, Any] = {

@@ -58,6 +58,8 @@ class PassageFields:
             for value in accepted:
                 if not isinstance(value, KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
                     raise InputError(f"filter by {name}={str(value)[:100]!r}", expected=kind)
+            if not self._values[name] and len(self._ids):
+                raise InputError(f"no passage has a value in the field {name[:100]!r}", expected="a field of the passages")
             codes = [code for value in accepted if (code := self._values[name].get(value)) is not None]
             is_chosen &= np.isin(self._codes[name], codes)
         return np.unique(self._ids[is_chosen])

@@ -26,6 +26,8 @@ def opened_for_run(sets: Any, name: str, settings: TrainingSettings, model: BiEn
         InputError, ConfigError: as these two; or the options of a set say where to read it.
     """
     pairs = [item if isinstance(item, tuple) else (item, DataSetSettings()) for item in opened_sets(sets, name)]
+    if not pairs and name == "train":
+        raise ConfigError("train_sets is empty; give a file, a list of dictionaries, or a data set")
     for source, options in pairs:
         options.check(f"datasets.{source.name}.")
         if options.file or options.reader or options.source:

@@ -87,7 +87,7 @@ class BiEncoderTrainer(Run):
         **options: Any,
     ) -> None:
         self.settings = settings = TrainingSettings.of(settings, **options)
-        check_given(settings, model, loss, {"callbacks": callbacks, "validations": validations}, metrics)
+        check_given(settings, model, output_dir, loss, {"callbacks": callbacks, "validations": validations}, metrics)
         train, self.ranks = settings.train, current_ranks()
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config

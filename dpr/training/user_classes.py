@@ -23,7 +23,7 @@ from dpr.training.validations.protocol import QuestionMetric, Validation
 _CALLBACKS = "train.callbacks"
 
 
-def check_given(settings: TrainingSettings, model: Any, loss: Any, lists: Mapping[str, Any], metrics: Any) -> None:
+def check_given(settings: TrainingSettings, model: Any, output_dir: Any, loss: Any, lists: Mapping[str, Any], metrics: Any) -> None:
     """Checks the settings of a trainer, and the types of the objects that it was given.
 
     Raises:
@@ -32,6 +32,8 @@ def check_given(settings: TrainingSettings, model: Any, loss: Any, lists: Mappin
     settings.check()
     if not isinstance(model, BiEncoder):
         raise ConfigError(f"model is of type {type(model).__name__}; give a BiEncoder, e.g. BiEncoder.load({str(model)[:80]!r})")
+    if not isinstance(output_dir, str | Path):
+        raise ConfigError(f"output_dir is of type {type(output_dir).__name__}; give the folder of the run, e.g. output_dir='runs/first'")
     for key in ("temperature", "learn_temperature"):
         if (given := getattr(settings.loss, key)) and given != getattr(model.options, key):
             made = f"make the model with options=dpr.TowerOptions({key}={given})"
@@ -41,7 +43,7 @@ def check_given(settings: TrainingSettings, model: Any, loss: Any, lists: Mappin
     for name, kind in (("callbacks", Callback), ("validations", Validation)):
         given = lists[name]
         for item in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
-            if not isinstance(item, kind):
+            if item is given or not isinstance(item, kind):
                 named = f"the class {item.__name__}, not an object of it" if inspect.isclass(item) else f"of type {type(item).__name__}"
                 raise ConfigError(f"{name} holds what is {named}; give a list of objects of subclasses of dpr.{kind.__name__}")
     is_named = isinstance(metrics, Mapping) and all(isinstance(name, str) and callable(metric) for name, metric in metrics.items())

@@ -30,8 +30,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compose(*argv: str) -> BiEncoderTrainConfig:
-    seen = Seen()
-    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, list(argv)) == 0
+    seen, names = Seen(), {key.split(".")[1].split("=")[0] for arg in argv if (key := arg.lstrip("+- ")).startswith("datasets.")}
+    named = [f"dev_datasets=[{','.join(names)}]"] if names else []  # what no setting names is refused
+    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, [*argv, *named]) == 0
     return seen.only
 
 
@@ -168,6 +169,12 @@ class TestMistakes:
     def test_a_key_without_its_section_is_found(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "train.batch_size" in refused(capsys, "batch_size=4")
         assert "train.augment.crop_tokens" in refused(capsys, "train.crop_tokens=4")
+
+    def test_options_of_a_data_set_that_nothing_names_are_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        given = ("train_datasets=mine,a.json", "datasets.mine.file=m.json")
+        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), [*given, "datasets.mine.query_prefix=q"]) == 0
+        assert "datasets.a.query_prefix has no effect: no setting names a" in refused(capsys, *given, "datasets.a.query_prefix=q")
+        assert "datasets.nq_dev.file has no effect" in refused(capsys, "datasets.nq_dev.file=m.json")
 
     def test_many_mistakes_stay_on_five_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "and 4 more" in refused(capsys, *(f"nonsense{n}=1" for n in range(7)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -291,7 +292,8 @@ def test_a_dry_run_prints_commands_and_what_they_cost(capsys: pytest.CaptureFixt
     assert main(["reproduce", "dpr-nq", "dry_run=true", "gpu_hour_price=2"]) == 0
     told = capsys.readouterr().out
     assert "torchrun --nproc-per-node=8 -m dpr train train=biencoder_nq compat=dpr" in told
-    assert "264 GPU hours, 528 at 2 a GPU hour" in told
+    assert "264 GPU hours, 528 at 2 a GPU hour; 163.5 GB of disk; at most 80 GB of memory" in told
+    assert re.search(r"this machine: CPU: \d+ cores of \d+; memory: [\d.]+ GB; GPU: .*; working directory: [\d.]+ GB free", told)
 
 
 def test_inputs_name_the_file_that_the_download_writes() -> None:

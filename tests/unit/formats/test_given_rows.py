@@ -133,6 +133,10 @@ def test_sets_are_given_alone_or_in_a_list_with_options_or_without(tmp_path: Pat
     assert [source.name for source in opened_sets(str(file), "train")] == ["nq"]
     assert [source.name for source in opened_sets(rows, "train")] == ["train"]
     assert [source.name for source in opened_sets([rows, file, rows, mine], "train")] == ["train", "nq", "train_2", "data"]
+    splits = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS["columns"]))
+    assert [len(source) for source in opened_sets([splits, splits], "train")] == [len(rows)] * 2
+    with pytest.raises(InputError, match="row 2: of type str, expected a dictionary"):
+        opened_sets([rows[0], "text"], "train")
     options = object()
     assert opened_sets([(mine, options), (rows, options)], "dev")[0] == (mine, options)
     assert opened_sets((mine, options), "dev") == [(mine, options)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpr.core.records import Passage
 from dpr.formats import checkpoints
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.settings import EncoderSettings
 from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import encoder_folder, tiny_model
 
@@ -251,5 +253,19 @@ def test_encoding_takes_the_options_of_sentence_transformers(tmp_path: Path, cap
         assert encode("ba", convert_to_tensor=True).shape == (model.dimension,)
         with pytest.raises(ConfigError, match="convert_to_numpy=False needs convert_to_tensor=True"):
             encode(texts, convert_to_numpy=False)
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="there is no argument batchsize; there are batch_tokens, batch_size, show"):
             encode(texts, batchsize=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"settings": {"pooling": "mean"}}, "settings is of type dict; give dpr.EncoderSettings"),
+        ({"options": {"temperature": 1}}, "options is of type dict; give dpr.TowerOptions"),
+        ({"settings": EncoderSettings(shared="yes")}, "encoder.shared='yes' is not true or false"),  # type: ignore[arg-type]
+        ({"settings": EncoderSettings(sequence_length="32")}, "encoder.sequence_length='32' is not a whole number"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_settings_are_one_sentence(folder: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        BiEncoder.from_pretrained(str(folder), **given)

@@ -136,11 +136,17 @@ def test_wrong_questions_and_modes_are_one_sentence(run_folder: Path, model: BiE
     retriever = Retriever.build(None, ["ka no"])
     for call, message in (
         (lambda: retriever.search(["ka", 3]), "search() got int for a question"),
+        (lambda: retriever.search(None), "search() got NoneType for a question"),
         (lambda: retriever.search("ka", 0), "k=0; give a number of passages"),
         (lambda: retriever.search("ka", 2.5), "k=2.5; give"),
         (lambda: retriever.search("ka", mode="dense"), "mode=dense needs a model and its vectors"),
         (lambda: retriever.search("ka", mode="words"), "mode='words' is not known; choose dense, bm25 or hybrid"),
         (lambda: retriever.search("ka", where={"year": None}), "where: year=None is not a text"),
+        (lambda: retriever.search("ka", where="year=2000"), "where is of type str; give values by field"),
+        (lambda: retriever.search("ka", ids="p1"), "ids='p1' of type str; give a list of texts"),
+        (lambda: retriever.search("ka", ids=[1]), "ids=1 of type int; give a list of texts"),
+        (lambda: Retriever.build(model, ["ka"]).search("ka", mode="hybrid", weight="0.5"), "weight='0.5': give a share"),
+        (lambda: Retriever.build(3, ["ka"]), "model is of type int; give a BiEncoder, the folder of one, or None"),
         (lambda: Retriever.build(model, ["ka"], indexer="hnsw32"), "name one with folder="),
     ):
         with pytest.raises(ConfigError) as error:
@@ -172,8 +178,14 @@ def test_where_and_ids_search_a_part_exactly(world: World, model: BiEncoder, tmp
             key for key, _ in everything if key in ("p003", "p005")
         ]
         assert retriever.search("ka", mode=mode, ids=[]) == []
+    assert shown(retriever.search("ka", np.int64(3), ids=np.array(["p003", "p005"]))) == shown(
+        retriever.search("ka", 3, ids=["p003", "p005"])
+    )
+    assert retriever.search("ka", where={"year": 1999}) == []
     with pytest.raises(InputError, match="year is the number 2000"):
         retriever.search("ka", where={"year": "2000"})
+    with pytest.raises(InputError, match="no passage has a value in the field 'yaer'"):
+        retriever.search("ka", where={"yaer": 2000})
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

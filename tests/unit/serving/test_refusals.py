@@ -161,7 +161,7 @@ def test_a_question_that_ends_its_worker_fails_alone(run_folder: Path, world: Wo
         assert answers["deadly"].status_code == 503
         assert "died twice" in answers["deadly"].json()["error"]
         assert {answer.status_code for question, answer in answers.items() if question != "deadly"} == {200}
-        assert "dpr_worker_restarts 2.0" in client.get("/metrics").text
+        wait_until(lambda: "dpr_worker_restarts 2.0" in client.get("/metrics").text)
 
 
 def test_a_worker_that_dies_again_and_again_is_said_to(run_folder: Path) -> None:
