@@ -147,7 +147,7 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
         write_module(folder / name, pooling_settings(pooled_by, backbone.config.hidden_size, include_prompt=settings.pool_prompts), {})
     if (dense := _dense(model, tower)) is not None:
         route[name := f"{prefix}{len(route)}_{DENSE}"] = type_of(DENSE)
-        write_dense(folder / name, *dense, settings.projection_activation)
+        write_dense(folder / name, *dense, "none" if tower.encode_proj is None else settings.projection_activation)
     if settings.normalize:
         route[f"{len(route)}_{NORMALIZE}"] = type_of(NORMALIZE)
     return route

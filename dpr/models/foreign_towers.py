@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError, InputError
@@ -197,6 +198,21 @@ def joined(
     towers = {"question": question} if question is ctx else {"question": question, "ctx": ctx}
     weights = {_model_name(name, side, tower): tensor for side, tower in towers.items() for name, tensor in tower.weights.items()}
     return ModelParts(settings, question.config, tensorizer, weights, stated=stated, base=question.base)
+
+
+def table_of_questions(question: ForeignTower, ctx: ForeignTower) -> ForeignTower:
+    """A static tower of questions in the form of ``encoder.static_questions`` beside ``ctx``: linear layers are multiplied into its rows.
+
+    Raises:
+        CheckpointError: an activation follows it.
+    """
+    rows = question.weights["backbone.words.weight"].double()
+    if question.settings.get("projection_activation", "none") != "none":
+        raise CheckpointError("an activation follows the table of questions", file=question.source, expected="linear layers alone")
+    if "encode_proj.weight" in question.weights:
+        rows = rows @ question.weights["encode_proj.weight"].double().T + question.weights["encode_proj.bias"].double()
+    weights = {"backbone.words.weight": rows.float(), "pooling.token_weights": torch.ones(len(rows))}
+    return question._replace(config=ctx.config, settings=ctx.settings, base=ctx.base, weights=weights)
 
 
 def _model_name(name: str, side: str, tower: ForeignTower) -> str:

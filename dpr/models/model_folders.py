@@ -24,14 +24,34 @@ from dpr.models.adapters import BaseModel, check_start, load_base
 from dpr.models.backbones import backbone_from_config
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder
-from dpr.models.foreign_towers import DPR_PAIR, ForeignTower, backbone_tower, dpr_towers, is_dpr, is_dpr_pair, joined, marks_segments
+from dpr.models.foreign_towers import (
+    DPR_PAIR,
+    ForeignTower,
+    backbone_tower,
+    dpr_towers,
+    is_dpr,
+    is_dpr_pair,
+    joined,
+    marks_segments,
+    table_of_questions,
+)
 from dpr.models.parts import ModelParts, build_towers
 from dpr.models.peft_folders import adapter_folders, adapter_towers
 from dpr.models.pooling import is_user_defined
 from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
 from dpr.models.pretraining import HEADS
 from dpr.models.sentence_modules import projected, static_tower
-from dpr.models.sentence_transformers import MODULES, SIDES, STATIC, Tower, described_settings, read_towers, stated_length, tokenizer_length
+from dpr.models.sentence_transformers import (
+    MODULES,
+    SIDES,
+    STATIC,
+    Tower,
+    described_settings,
+    has_table,
+    read_towers,
+    stated_length,
+    tokenizer_length,
+)
 from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions, pooling_kinds
 from dpr.storage.strict_json import describe
 
@@ -206,6 +226,8 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
             # As everyone does who encodes titles with the library; a pair would have token types.
             settings = replace(settings, title_template=SPACED_TITLE)
     (question, _), (ctx, _) = (read[module] for module in modules)
+    if has_table(modules):
+        question, settings = table_of_questions(question, ctx), replace(settings, static_questions=True)
     lengths = [read[each][1] or stated_length(each.body, side) or read[each][0].longest for each, side in zip(modules, SIDES, strict=True)]
     width = question.config.hidden_size * max(len(pooling_kinds(settings.pooling)), 1)
     if settings.dimensions >= question.settings.get("projection_dim", width):  # where there is nothing to cut

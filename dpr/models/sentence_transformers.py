@@ -95,6 +95,13 @@ def read_towers(folder: Path) -> tuple[Tower, Tower]:
     return question, ctx
 
 
+def has_table(towers: tuple[Tower, Tower]) -> bool:
+    """Whether questions pass a table of token vectors, as the toolkit writes it (a GPT without layers), and passages pass layers."""
+    kinds = [_read_object(tower.body / CONFIG) if tower.kind == TRANSFORMER else {} for tower in towers]
+    is_table = [kind.get("model_type") == "openai-gpt" and kind.get("n_layer") == 0 for kind in kinds]
+    return is_table == [True, False] and towers[1].kind == TRANSFORMER
+
+
 def _routes(folder: Path) -> tuple[list[tuple[str, Path]], ...]:
     """The types and folders of the modules of queries, and those of documents."""
     file = next((folder / name for name in (_ROUTER, CONFIG) if (folder / name).is_file()), folder / _ROUTER)
@@ -138,6 +145,8 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
     has_cosine = _similarity(library, file) == "cosine"
     normalize = settings.normalize or question.normalize or has_cosine
     poolings = [_pooling(tower, settings.pooling, scaled=normalize and not tower.dense) for tower in towers]
+    if has_table(towers) and poolings[0] == "mean":
+        poolings[0] = poolings[1]
     pools_prompts = [_pools_prompts(tower, pooling) for tower, pooling in zip(towers, poolings, strict=True)]
     if (poolings[0], pools_prompts[0]) != (poolings[1], pools_prompts[1]) or question.normalize != ctx.normalize:
         found = "pools or normalises questions and passages differently"
