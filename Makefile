@@ -40,7 +40,7 @@ adapt: $(INSTALLED)
 	$(BIN)/dpr adapt runs/adapt/texts/corpus.jsonl out=runs/adapt/run
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout 900 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900 $(PYTEST_ARGS)
 
 fuzz: $(INSTALLED)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/unit/formats tests/unit/data/test_joining.py \

@@ -27,7 +27,7 @@ import pytest
 import torch
 
 from tests.helpers.no_network.sitecustomize import block_connections
-from tests.helpers.slow_tests import is_slow
+from tests.helpers.slow_tests import LONGEST_FILES, is_slow
 
 block_connections()  # they leave this machine never
 
@@ -45,6 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if is_slow(item.nodeid)]
         items[:] = [item for item in items if not is_slow(item.nodeid)]
         config.hook.pytest_deselected(items=left_out)
+    places = {file: place for place, file in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
     if torch.cuda.is_available():
         return
     for item in items:
