@@ -288,7 +288,7 @@ class BiEncoder(TextEncoding):
         for name, given, kind in (("settings", settings, EncoderSettings), ("options", options, TowerOptions)):
             if not isinstance(given, kind):
                 raise ConfigError(f"{name} is of type {type(given).__name__}; give dpr.{kind.__name__}")
-        settings.check_values("encoder.")
+        replace(settings, pooling="cls").check_values("encoder.")  # make_pooling knows joined ones, too
         has_table, settings = settings.static_questions, replace(settings, static_questions=False)
         settings = replace(settings, shared=True) if has_table else settings  # one tower, which the table begins as
         dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
