@@ -12,6 +12,7 @@ import argparse
 import gzip
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,16 @@ LABELLED: Mapping[str, object] = {
 }
 
 
-def run(command: str, made: Path, *words: str, **settings: object) -> float:
-    """Runs a command unless what it makes is there. Returns the CPU seconds that it took, which a file beside that keeps."""
-    note = made.with_name(f"{made.name}.{command}.cpu_s")
+def run(command: str, made: Path, *words: str, **settings: object) -> dict[str, float]:
+    """Runs a command unless what it makes is there. Returns the seconds that it took if it was not interrupted, which a file keeps."""
+    note = made.with_name(f"{made.name}.{command}.json")
     if not made.exists():
-        before = sum(os.times()[:4])
+        is_new, wall, cpu = not made.parent.exists(), time.perf_counter(), sum(os.times()[:4])
         dpr(made, command, *words, *(f"{key}={value}" for key, value in settings.items()), "device=cpu")
-        note.write_text(str(sum(os.times()[:4]) - before), encoding="utf-8")
-    return float(note.read_text(encoding="utf-8"))
+        if is_new:
+            note.write_text(json.dumps({"wall_s": time.perf_counter() - wall, "cpu_s": sum(os.times()[:4]) - cpu}), encoding="utf-8")
+    took: dict[str, float] = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+    return took
 
 
 class Study:
@@ -86,7 +89,7 @@ class Study:
     def measure(self, name: str, seed: int) -> tuple[str, Measured]:
         """The labelled steps of a seed, after the pre-training of an objective."""
         title = name if name == NONE else name + self.label
-        start, cpu = ({"encoder.pretrained_model_cfg": self.encoder}, 0.0) if name == NONE else self._pretrained(name, title)
+        start, took = ({"encoder.pretrained_model_cfg": self.encoder}, {}) if name == NONE else self._pretrained(name, title)
         model = self.out / "labelled" / f"{_slug(title)}.{seed}"
         files = {"train_datasets": self.squad / "train.jsonl", "output_dir": model, "seed": seed}
         run("train", model / "metrics.json", "encoder=quickstart", "train=quickstart", **start, **files, **LABELLED)
@@ -94,10 +97,10 @@ class Study:
         asked = {"set": self.squad / "test", "split": "train", "systems": "[dense]", "model_file": model, "output_dir": judged}
         run("evaluate", judged / "test" / "dense.json", **asked)
         values = json.loads((judged / "test" / "dense.json").read_text(encoding="utf-8"))["per_question"]
-        return title, Measured({metric: dict(zip(values["ids"], values["values"][metric], strict=True)) for metric in METRICS}, cpu, cpu)
+        return title, Measured({metric: dict(zip(values["ids"], values["values"][metric], strict=True)) for metric in METRICS}, **took)
 
-    def _pretrained(self, name: str, title: str) -> tuple[dict[str, object], float]:
-        """The settings that start from a pre-trained encoder, and the CPU seconds of its training."""
+    def _pretrained(self, name: str, title: str) -> tuple[dict[str, object], dict[str, float]]:
+        """The settings that start from a pre-trained encoder, and the seconds of its training."""
         folder = self.out / "pretrained" / _slug(title)
         data = f"[{{file: {self.texts}, pairs: mixed}}]" if name == PAIRS else f"[{self.texts}]"
         named = {"train_datasets": data, "output_dir": folder, "encoder.pretrained_model_cfg": self.encoder}
