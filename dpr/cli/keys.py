@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpr.cli.legacy import RETIRED, translate
+from dpr.cli import retired
+from dpr.cli.legacy import translate
 from dpr.core.errors import ConfigError
 from dpr.core.setting_keys import Setting
 from dpr.core.suggestions import same_elsewhere, suggestion
@@ -63,8 +64,10 @@ def check_keys(
             # The next token is the flag's value.
             follows_flag = not follows_flag and bool(same_elsewhere(key, known) or any(name.endswith(f".{key}") for name in known))
             continue
-        elif key in RETIRED:
-            problems.append(f"{key} is no setting any more: {RETIRED[key]}")
+        elif key in retired.SETTINGS:
+            problems.append(f"{key} is gone: {retired.SETTINGS[key]}")
+        elif f"{key}={value}" in retired.SETTINGS:
+            problems.append(f"{key}={value} is gone: {retired.SETTINGS[f'{key}={value}']}")
         elif folders and key not in known and (old := translate(key, value, known)):
             warnings.append(old[1])
             kept.extend([old[0]] if old[0] else [])

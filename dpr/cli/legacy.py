@@ -27,12 +27,6 @@ REPLACED = {key: reason for reason, keys in _BY_REASON.items() for key in keys.s
 """Key -> what to use instead. A key that a job's own configuration has is never looked up here."""
 
 
-RETIRED = {
-    "train.leave_out": "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone",
-}
-"""Keys of earlier versions that are refused, with what to do instead."""
-
-
 def with_original_defaults(overrides: list[str], known: Collection[str]) -> list[str]:
     """``compat=dpr`` stands for the original's defaults too, unless another ``train=`` is given."""
     if "compat" not in known or "compat=dpr" not in overrides or any(override.startswith("train=") for override in overrides):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+from dpr.cli import retired
 from dpr.cli.endings import exit_code_of, run_and_leave
 from dpr.core.suggestions import suggestion
 from dpr.core.version import __version__
@@ -50,7 +51,6 @@ COMMANDS: dict[str, Command] = {
         "dpr.training.command_settings:BiEncoderTrainConfig",
         "biencoder_train_cfg",
     ),
-    "pretrain": Command("pre-train an encoder on text alone", "dpr.training.command_settings:PretrainConfig", "pretrain"),
     "explain": Command("print what a step of a training run is made of", "dpr.training.command_settings:ExplainConfig", "explain"),
     "embed": Command("turn a corpus into vectors, in shards", "dpr.embedding.settings:EmbedConfig", "gen_embs"),
     "retrieve": Command(
@@ -86,6 +86,9 @@ def main(argv: list[str] | None = None) -> int:
     if name == "--version":
         print(f"dpr {__version__}")
         return 0
+    if name in retired.COMMANDS:
+        print(f"error: dpr {name} is gone: {retired.COMMANDS[name]}", file=sys.stderr)
+        return 2
     if name not in COMMANDS:
         print(f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands", file=sys.stderr)
         return 2

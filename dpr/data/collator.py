@@ -89,8 +89,6 @@ class Collator:
         self.tensorizer, self.num_hard, self.num_other, self.seed = tensorizer, num_hard, num_other, seed
         self.num_positives = num_positives
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
-        self.joins_equal = True
-        """Equal passages of a batch are encoded once; False: as often as they are listed, each listing as a context of its own."""
         self._prefix_lengths: dict[str, int] = {}
         self._agreed: dict[int, tuple[Any, ...]] = {}
         if self._augmentation.crop_tokens:
@@ -117,8 +115,6 @@ class Collator:
         distinct: dict[tuple[int, ...], int] = {}
         context_row = [0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts]
         texts, listed = TokenBatch.from_lists([list(tokens) for tokens in distinct]), torch.tensor(context_row, dtype=torch.int64)
-        if not self.joins_equal:
-            texts, listed = texts.select(listed), torch.arange(len(listed))
         namespaces = [row.namespace for row in rows for _ in range(width)]
         pairs = zip(slots, namespaces, strict=True)
         identities = [(0, 0) if passage is None else judgement_identity(passage, namespace) for passage, namespace in pairs]

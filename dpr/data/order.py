@@ -13,7 +13,7 @@ import numpy as np
 from dpr.core.seeding import generator_for
 
 # Keys that separate the streams of random numbers.
-ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT, MIXTURE, LENGTHS, PAIRS, MASKS = range(9)
+ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT, MIXTURE, LENGTHS, PAIRS = range(8)
 
 WINDOW_POOLS = 50
 """Pools whose rows are sorted by length together: enough that a pool's rows are similar, few enough that other rows meet in each lap."""

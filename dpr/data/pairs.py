@@ -111,13 +111,6 @@ def _question(words: Words, generator: np.random.Generator) -> Cut:
     return Cut([(end, words.text)], list(range(start, end)))
 
 
-def _whole(words: Words, generator: np.random.Generator) -> Cut:
-    """No question -> the text, so that in some laps what is cut off at the longest sequence comes first."""
-    starts = (0, *words.sentences)
-    start = starts[int(generator.integers(len(starts))) if generator.random() < 0.5 else 0]
-    return Cut([(start, words.text)], [])
-
-
 KINDS: dict[str, tuple[Maker, Callable[[Words], bool]]] = {
     "crops": (_crops, lambda words: True),
     "sentence": (_sentence, lambda words: len(words.sentences) > 1),
@@ -129,9 +122,6 @@ KINDS: dict[str, tuple[Maker, Callable[[Words], bool]]] = {
 }
 """Each with the passages that it can be made of. ``neighbours`` cuts its passage from one beside, of the same document."""
 NEIGHBOURS = "neighbours"
-WHOLE = "(whole)"
-"""No pair, for pre-training: a question without words, and the text, every second time from one of its sentences on."""
-MAKERS = {**KINDS, WHOLE: (_whole, KINDS["crops"][1])}
 MIXED = {"crops": 0.5, "sentence": 0.35, "title": 0.15}
 """What a corpus is cut into unless something else is asked for."""
 
@@ -148,7 +138,7 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
         return dict(MIXED)
     weights = dict(given) if isinstance(given, Mapping) else dict.fromkeys(listed(given), 1.0)
     for name, weight in weights.items():
-        if not isinstance(name, str) or (name not in MAKERS and ":" not in name):
+        if not isinstance(name, str) or (name not in KINDS and ":" not in name):
             known = f"; choose of mixed, {', '.join(KINDS)}, or module:Class"
             raise ConfigError(f"{setting}={name} is not a kind of pairs{suggestion(str(name), KINDS, otherwise=known)}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
@@ -160,7 +150,7 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
 
 def choose(kinds: Mapping[str, float], words: Words, generator: np.random.Generator) -> str:
     """A kind that can be made of the passage, by weight; ``crops`` where none can."""
-    possible = {name: weight for name, weight in kinds.items() if name not in MAKERS or MAKERS[name][1](words)}
+    possible = {name: weight for name, weight in kinds.items() if name not in KINDS or KINDS[name][1](words)}
     drawn = generator.random() * sum(possible.values())
     for name, weight in possible.items():
         drawn -= weight

@@ -18,7 +18,7 @@ from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.core.user_classes import create_object
 from dpr.data.order import PAIRS
-from dpr.data.pairs import MAKERS, NEIGHBOURS, Cut, Words, choose, find_words, kinds_of, shortened, words_of
+from dpr.data.pairs import KINDS, NEIGHBOURS, Cut, Words, choose, find_words, kinds_of, shortened, words_of
 from dpr.data.training_data import known_document
 from dpr.formats.corpora import DEFAULT_COLUMNS
 from dpr.formats.corpus_store import open_store
@@ -98,7 +98,7 @@ class PseudoPairs:
         self._held_back, self._held_only = held_back, held_only
         self._settings = {"kinds": self.kinds, "drop_words": drop_words, "held_back": held_back, "held_only": held_only, "columns": columns}
         self.makers: dict[str, PairMaker] = {
-            kind: create_object(kind, PairMaker, setting=setting) for kind in self.kinds if kind not in MAKERS
+            kind: create_object(kind, PairMaker, setting=setting) for kind in self.kinds if kind not in KINDS
         }
         self._store = open_store(self.file, columns)
         read = [content_sha256(self.file), columns, *["one file"] * (not self._tells_documents[0])]
@@ -192,13 +192,13 @@ def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: 
     kind = choose(pairs.kinds, passage.words, generator)
     if kind in pairs.makers:
         return _of_maker(pairs.makers[kind], kind, pairs.row(number), identity, generator)
-    cut, cut_from = MAKERS[kind][0](passage.words, generator), passage
+    cut, cut_from = KINDS[kind][0](passage.words, generator), passage
     if kind == NEIGHBOURS:
         beside = [other for other in (number - 1, number + 1) if 0 <= other < pairs.num_passages]
         rows = [other for other in map(row_of, beside) if other.document == passage.document and other.words.text]
         if rows:
             cut_from = rows[int(generator.integers(len(rows)))]
-            cut = cut._replace(passage=MAKERS[kind][0](cut_from.words, generator).passage)
+            cut = cut._replace(passage=KINDS[kind][0](cut_from.words, generator).passage)
     cut = cut._replace(question=shortened(cut.question, pairs.drop_words, generator))
     return passage.sample(cut, cut_from, identity)
 
@@ -206,7 +206,7 @@ def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: 
 def _of_maker(maker: PairMaker, kind: str, row: TextRow, identity: tuple[int, int], generator: np.random.Generator) -> TrainingSample:
     made = maker.pair(row.passage, generator)
     if made is None:
-        return row.sample(MAKERS["crops"][0](row.words, generator), row, identity)
+        return row.sample(KINDS["crops"][0](row.words, generator), row, identity)
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str) and isinstance(made[1], Passage)):
         raise ConfigError(f"{kind} returned {made!r:.80}, expected a question and a dpr.Passage, or None")
     question, passage = made

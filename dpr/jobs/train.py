@@ -83,20 +83,17 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             return evaluate(config, model, as_tokens(dev_sets, config, model), named)
         train_sets = open_sets(train_sources, config, config.loss_scale_factors)
         trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named)
-        best, is_main = train_or_measure(trainer), current_ranks().is_main
+        is_main = current_ranks().is_main
+        best = None
+        if not config.train.dry_run:
+            best = trainer.train()
+        else:
+            measured = dry_run(trainer)
+            if is_main:
+                print("\n".join(measured.lines()))
     if is_main and not config.train.dry_run:  # outside of the group: the others need not wait for it
         export_best(config)
     return best
-
-
-def train_or_measure(trainer: BiEncoderTrainer) -> float | None:
-    """Trains and returns the best validation value; with ``train.dry_run`` prints what a run would take."""
-    if not trainer.settings.train.dry_run:
-        return trainer.train()
-    measured = dry_run(trainer)
-    if current_ranks().is_main:
-        print("\n".join(measured.lines()))
-    return None
 
 
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
@@ -224,17 +221,16 @@ def build_trainer(
     *,
     loss: Loss | None = None,
     named: Named | None = None,
-    callbacks: Sequence[Callback] = (),
 ) -> BiEncoderTrainer:
-    """The trainer that the settings describe; ``loss`` and ``named`` where they are made already. ``callbacks`` are the command's own;
-    trackers and user-defined ones do not see a dry run."""
+    """The trainer that the settings describe; ``loss`` and ``named`` where they are made already. Trackers and user-defined callbacks do
+    not see a dry run."""
     named = named or Named.of(config)
     renewal = []
     if config.train.renew_negatives:
         reopen = partial(as_tokens, settings=config, model=model)
         renewal.append(RenewNegatives(config, reopen(train_sets), reopen, named.searches))
     users, trackers = ((), ()) if config.train.dry_run else (named.callbacks, make_trackers(config))
-    further = [*callbacks, *users, *renewal, *trackers]
+    further = [*users, *renewal, *trackers]
     return BiEncoderTrainer(
         model,
         train_sets,

@@ -80,8 +80,6 @@ class Encoder(nn.Module):
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
         self.adapter = adapter
-        self.heads: Any = None
-        """What it is pre-trained with (``dpr.models.pretraining``)."""
         self.is_sharded = False
         """Its weights are spread over ranks (``dpr.training.sharding``), which must call it equally often, in the same order."""
 
@@ -141,9 +139,6 @@ class Encoder(nn.Module):
         return self.fast.first_position is not None
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        if self.heads is not None:
-            vectors: Tensor = self.heads.vectors(self, batch)
-            return vectors
         with self.adapter.active() if self.adapter else nullcontext():
             if self.is_packed:
                 vectors = packed_vectors(self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2])

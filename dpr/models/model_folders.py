@@ -39,7 +39,6 @@ from dpr.models.parts import ModelParts, build_towers
 from dpr.models.peft_folders import adapter_folders, adapter_towers
 from dpr.models.pooling import is_user_defined
 from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
-from dpr.models.pretraining import HEADS
 from dpr.models.sentence_modules import projected, static_tower
 from dpr.models.sentence_transformers import (
     MODULES,
@@ -146,7 +145,6 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         raise CheckpointError(found, file=file, hint=f"if you trust that class, set encoder.pooling={settings.pooling}")
     encoder = folder / checkpoints.ENCODER_FOLDER
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith(HEADS)}
     config = read_config(encoder)
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     base = None if settings.adapter == "none" else _base(stored.get("base"), settings, shapes, file)

@@ -101,42 +101,6 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
 
 
 @dataclass
-class PretrainSettings(Settings):
-    """What a text teaches besides pairs that are cut from it (docs/pretraining.md)."""
-
-    masked: float = setting(0.3, above=0, below=1, on_resume=IDENTITY)
-    """Share of the tokens of a text that are masked, and guessed from the rest."""
-    decoder_masked: float = setting(0.5, least=0, below=1, on_resume=IDENTITY)
-    """The same for the decoder, one layer that has the vector of the text besides (RetroMAE); 0 = no decoder."""
-    pairs_weight: float = setting(1.0, least=0, on_resume=IDENTITY)
-    """Weight of the contrastive loss of pairs that are cut from a passage, beside 1 for the others. 0: texts are not cut into pairs."""
-    pairs: Any = setting("mixed", on_resume=IDENTITY, requires="pairs_weight")
-    """The kinds of pairs, as datasets.<name>.pairs has them, of sets that name none."""
-
-
-@dataclass
-class PretrainConfig(BiEncoderTrainConfig):
-    """Pre-trains an encoder on text alone. ``train_datasets`` names corpora."""
-
-    pretrain: PretrainSettings = field(default_factory=PretrainSettings)
-
-    def check_together(self, prefix: str) -> None:
-        super().check_together(prefix)
-        if self.train_datasets is None or self.output_dir is None:
-            raise ConfigError("train_datasets and output_dir are to be set, e.g. train_datasets=[corpus.tsv] output_dir=runs/pretrained")
-        excluded = {
-            "encoder.shared=false": not self.encoder.shared,
-            "encoder.adapter=lora": self.encoder.adapter != "none",
-            "encoder.dpr_trailing_sep=true": self.trailing_sep(),
-            "encoder.pooling=bm25": self.encoder.pooling == "bm25",
-            "train.precision=fp16": self.train.precision == "fp16",
-            "train.renew_negatives": bool(self.train.renew_negatives),
-        }
-        if named := next((key for key, holds in excluded.items() if holds), None):
-            raise ConfigError(f"{named}: pre-training takes one tower with all its layers, in fp32 or bf16; leave {named} out")
-
-
-@dataclass
 class ExplainConfig(BiEncoderTrainConfig):
     """Prints what one step of a training run is made of: rows, passages drawn, what is masked, tokens. Give the settings of the run."""
 

@@ -31,7 +31,6 @@ ALWAYS = {
     "training and validation compare scores by it": "loss.temperature loss.candidates train.validation indexer.target_recall",
     "it decides which negatives are mined, by BM25 or by a model": "mine.per_question mine.from_rank mine.to_rank mine.pick "
     "mine.keep_answers mine.near_duplicate mine.max_relative_score mine.absolute_margin mine.keep_existing mine.cross_encoder",
-    "a text teaches by it": "pretrain.masked pretrain.decoder_masked pretrain.pairs_weight",
     "refused by the bounds of num_shards": "shard_id",
 }
 

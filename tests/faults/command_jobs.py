@@ -126,16 +126,10 @@ JOBS = {
             "train.hard_negatives=0 train.save_every_steps=2 no_cuda=true",
             "train.json",
         ),
-        Job(
-            "pretrain",
-            "pretrain train_datasets=in/corpus.tsv output_dir=out/run encoder.pretrained_model_cfg=in/encoder encoder.pretrained=false "
-            "encoder.sequence_length=24 train.batch_size=8 train.num_train_epochs=1 train.save_every_steps=2 no_cuda=true",
-            "corpus.tsv",
-        ),
     )
 }
-TRAININGS = ("train", "pretrain")
-"""What they leave holds times, so that only some of it is compared."""
+TRAINING = "train"
+"""What it leaves holds times, so that only some of it is compared."""
 STAGED = {
     "quickstart": Job("quickstart", "quickstart in/docs out=out/run device=cpu", "docs/page1.md"),
     "adapt": Job("adapt", "adapt in/corpus.tsv out=out/run max_pairs=300 device=cpu", "corpus.tsv"),
@@ -254,11 +248,9 @@ class Commands:
 def left_by(name: str, folder: Path) -> dict[str, bytes]:
     """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues; of a curve all but its times."""
     files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
-    if name in TRAININGS:
+    if name == TRAINING:
         run = json.loads((folder / "out" / "run" / "run.json").read_text())
-        left = {"checkpoint": final_hash(folder / "out" / "run").encode(), "run.json": run["last_checkpoint"].encode()}
-        encoder = folder / "out" / "run" / "encoder"
-        return left | {str(path.relative_to(folder)): path.read_bytes() for path in files if path.is_relative_to(encoder)}
+        return {"checkpoint": final_hash(folder / "out" / "run").encode(), "run.json": run["last_checkpoint"].encode()}
     if name in STAGED:
         files = [path for path in files if path.name not in _WITH_TIMES]
     return {str(path.relative_to(folder)): _timeless(path) if "curve." in path.name else path.read_bytes() for path in files}

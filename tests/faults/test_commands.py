@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.command_jobs import DOWNLOADED, JOBS, STAGED, TRAININGS, Commands, Job, check_plain, left_by, unfinished_business
+from tests.faults.command_jobs import DOWNLOADED, JOBS, STAGED, TRAINING, Commands, Job, check_plain, left_by, unfinished_business
 from tests.faults.conftest import Case, Trial
 
 REFUSED, KILLED = 3, -9
@@ -42,7 +42,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 def numbers(case: Case, job: Job, total: int, fast: int) -> list[int]:
     """All operations, or some of them, the last among them: from 1. Of training always some; it has its own rows in the table."""
-    if case.takes_all and job.name not in TRAININGS:
+    if case.takes_all and job.name != TRAINING:
         return list(range(1, total + 1))
     fast = 40 if case.takes_all else fast
     return sorted({total, *random.Random(job.name).sample(range(1, total + 1), min(fast - 1, total))})
@@ -94,7 +94,7 @@ def test_disk_full(case: Case, commands: Commands, job: Job) -> None:
             check_plain(full, [0, 2, REFUSED])
             errors = [line for line in full.text.splitlines() if line.startswith("error: ")]
             assert len(errors) == (full.code != 0), full.text
-            if job.name not in TRAININGS and (trial.output_dir / "out").exists():
+            if job.name != TRAINING and (trial.output_dir / "out").exists():
                 left = {name: text for name, text in left_by(job.name, trial.output_dir).items() if name in whole}
                 half = [name for name, text in left.items() if text != whole[name] and not re.search(r"\.lock|\.part", name)]
                 assert half == [], full.text
@@ -165,7 +165,7 @@ def test_inputs_changed_since(case: Case, commands: Commands, job: Job) -> None:
     allowed = [REFUSED] if commands.run(job.name, fresh).code == REFUSED else [0, REFUSED]
     expected = left_by(job.name, fresh)
     _, result = commands.undisturbed(job.name)
-    for trial in trials(case, job, result.counts["operations"] + 1, fast=1 + (job.name not in TRAININGS)):  # the last one is not killed
+    for trial in trials(case, job, result.counts["operations"] + 1, fast=1 + (job.name != TRAINING)):  # the last one is not killed
         with trial:
             commands.run(job.name, trial.output_dir, fault="operations", number=trial.number)
             change(trial.output_dir / "in" / job.changed)

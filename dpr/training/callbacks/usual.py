@@ -31,8 +31,6 @@ from dpr.training.validations.protocol import run_validations
 
 logger = get_logger(__name__)
 
-_SHARES = {"acc": "train/in_batch_acc", "guessed": "train/masked_acc"}
-
 
 class SanityCheck(Callback):
     """Before training, tries every validation that the run will reach on a few pools of each dev set; the values are discarded."""
@@ -115,9 +113,9 @@ class ProgressLine(Callback):
             self._bar.update()
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
-        shares = (f"{word} {metrics[name]:.3f}  " for word, name in _SHARES.items() if name in metrics)
+        accuracy = f"acc {metrics['train/in_batch_acc']:.3f}  " if "train/in_batch_acc" in metrics else ""
         text = (
-            f"loss {metrics['train/loss']:.4f}  {''.join(shares)}lr {metrics['optim/lr']:.2e}  "
+            f"loss {metrics['train/loss']:.4f}  {accuracy}lr {metrics['optim/lr']:.2e}  "
             f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
             f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}  "
             f"peak share {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB"

@@ -1,0 +1,25 @@
+"""What is gone is refused with a sentence that says what to do instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpr.cli import retired
+from dpr.cli.main import COMMANDS, main
+
+
+@pytest.mark.parametrize("name", retired.COMMANDS)
+def test_a_command_that_is_gone_says_what_to_do_instead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert name not in COMMANDS
+    assert main([name, "train_datasets=[a.json]"]) == 2
+    assert capsys.readouterr().err == f"error: dpr {name} is gone: {retired.COMMANDS[name]}\n"
+
+
+@pytest.mark.parametrize("setting", retired.SETTINGS)
+def test_a_setting_that_is_gone_says_what_to_do_instead(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = setting if "=" in setting else f"{setting}=1"
+    said = []
+    for command in COMMANDS:
+        assert main([command, given]) == 2
+        said.append(capsys.readouterr().err)
+    assert any(f"{setting} is gone: {retired.SETTINGS[setting]}" in text for text in said)
