@@ -43,9 +43,6 @@ COMMANDS: dict[str, Command] = {
         "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid", "dpr.mining.command_settings:ScoreCommand"
     ),
     "new-encoder": Command("make a small untrained encoder with its own vocabulary", "dpr.jobs.new_encoder:NewEncoderSettings"),
-    "ladder": Command(
-        "train, mine hard negatives with the model, and train again, in rounds", "dpr.jobs.ladder.settings:LadderConfig", "ladder"
-    ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
         "dpr.training.command_settings:BiEncoderTrainConfig",

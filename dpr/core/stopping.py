@@ -45,7 +45,7 @@ class StopSignals(SignalBlock):
     A signal a second or more after the first ends the process at once, without saving, with exit code 128 + its number. Within that second
     it counts as the same request: a terminal, a batch system or a launcher often signals whole process groups and then each process again.
 
-    Under torchrun, and as a stage of ``dpr ladder``, the end of the launcher is a request too; otherwise the workers would be orphaned.
+    Under torchrun, and as a stage of ``dpr adapt``, the end of the launcher is a request too; otherwise the workers would be orphaned.
     """
 
     def __init__(self) -> None:

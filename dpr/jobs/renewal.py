@@ -252,5 +252,5 @@ def mining_settings(given: Mapping[str, Any], number: int) -> MiningSettings:
     prefix = f"train.validation[{number}].negatives."
     settings = MiningSettings.from_mapping(given, prefix)
     if settings.veto_above is not None:
-        raise ConfigError(f"{prefix}veto_above is a setting of a cross-encoder, which dpr mine and dpr ladder have; leave it out")
+        raise ConfigError(f"{prefix}veto_above is a setting of a cross-encoder, which dpr mine has; leave it out")
     return settings

@@ -24,7 +24,7 @@ class MiningSettings(Settings):
     """Last rank to take from."""
     pick: str = setting("top", choices=("top", "sample"))
     """top: the best that pass the filters; sample: any of them, drawn by seed and row."""
-    seed: int = setting(0, least=0, requires=("pick=sample", "bm25.pick=sample"))
+    seed: int = setting(0, least=0, requires="pick=sample")
     """Decides what is drawn with pick=sample."""
     keep_answers: bool = False
     """Keep passages that hold an answer string."""

@@ -21,16 +21,14 @@ ALWAYS = {
     "repo qrels",
     "a catalogue: its entries are read where a name of theirs is given": "datasets ctx_sources suites",
     "where the work is done, and how": "no_cuda rank_timeout_s cluster.kind precision train.precision attention encoder.attention "
-    "encoder.packed batch_size batch_tokens chunk_size token_store train.token_store num_shards ladder.processes mine.processes",
-    "which rules hold, which others refer to": "compat match hybrid indexer.kind ladder.mode ladder.bm25 to encoder_type",
-    "how much is done": "n_docs num_questions step questions ladder.rounds ladder.questions ladder.overwrite ladder.plan on_bad_row",
+    "encoder.packed batch_size batch_tokens chunk_size token_store train.token_store num_shards processes",
+    "which rules hold, which others refer to": "compat match hybrid indexer.kind to encoder_type",
+    "how much is done": "n_docs num_questions step questions on_bad_row",
     "it decides vectors": "encoder.pooling encoder.projection_dim "
     "encoder.normalize encoder.shared encoder.sequence_length encoder.question_length encoder.dpr_trailing_sep encoder.append_eos "
     "encoder.adapter encoder.residual_words encoder.dimensions encoder.pretrained_model_cfg encoder.query_prompt encoder.passage_prompt "
     "encoder.prompts encoder.title_template encoder.plain_apostrophes special_tokens dimensions out_dtype",
     "training and validation compare scores by it": "loss.temperature loss.candidates train.validation indexer.target_recall",
-    "it decides which negatives are mined, by BM25 or by a model": "mine.per_question mine.from_rank mine.to_rank mine.pick "
-    "mine.keep_answers mine.near_duplicate mine.max_relative_score mine.absolute_margin mine.keep_existing mine.cross_encoder",
     "refused by the bounds of num_shards": "shard_id",
 }
 

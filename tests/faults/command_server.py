@@ -53,7 +53,6 @@ def _import_everything() -> None:
     import dpr.jobs.embed
     import dpr.jobs.export
     import dpr.jobs.ladder.adaptation
-    import dpr.jobs.ladder.rounds
     import dpr.jobs.mine
     import dpr.jobs.retrieve
     import dpr.jobs.train

@@ -12,9 +12,8 @@ from dpr.core.errors import InputError
 from dpr.core.setting_keys import typed
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
 from dpr.jobs.indexes import index_choice, open_text_index
-from dpr.jobs.ladder.stages import Stage
+from dpr.jobs.ladder.stages import Stage, trained_files
 from dpr.jobs.ladder.texts import FolderTexts, Texts
-from dpr.jobs.ladder.training import trained_files
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.preparation import folder_data, pseudo_questions
 from dpr.retrieval.search_folder import SearchSettings

@@ -13,7 +13,7 @@ from dpr.core.stopping import describe
 from dpr.formats.checkpoints import RUN_FILE
 from dpr.jobs.ladder.process import PassOn, python_command
 from dpr.jobs.ladder.stages import Facts, Record, Stage
-from dpr.storage.durable import read_json, remove_folder, write_json
+from dpr.storage.durable import read_json, remove_folder
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import require_writable
 from dpr.storage.run_lock import held
@@ -21,7 +21,6 @@ from dpr.storage.run_lock import held
 logger = get_logger(__name__)
 
 LOG_FILE = "log.txt"
-SETTINGS_FILE = "settings.yaml"
 
 
 def climb(
@@ -29,7 +28,7 @@ def climb(
     output_dir: Path,
     *,
     overwrite: bool = False,
-    setting: str = "ladder.overwrite",
+    setting: str = "overwrite",
     done: Callable[[Stage], None] = lambda _: None,
 ) -> None:
     """Runs all stages to their end. A stage that is finished and matches the settings and data is skipped.
@@ -59,26 +58,10 @@ def climb(
                 done(stage)
 
 
-def plan_lines(stages: Sequence[Stage]) -> list[str]:
-    """The stages with their commands, and the state of each."""
-    ladder = _Ladder(stages)
-    lines = []
-    for stage in stages:
-        record = ladder.records[stage.name]
-        state = "done" if record.is_done else "started" if record.is_started else "to do"
-        if reasons := ladder.misfits(record):
-            state = f"{state}, does not match: {'; '.join(reasons)}"
-        elif record.is_done and (lost := record.lost()):
-            state = f"done, but {lost}"
-        command = python_command(stage.command(), processes=stage.processes)
-        lines += [f"{stage.name}: {stage.what} [{state}]", f"    {shlex.join(['python', *command[1:]])}"]
-    return lines
-
-
 class _Ladder:
     """The stages with their records."""
 
-    def __init__(self, stages: Sequence[Stage], setting: str = "") -> None:
+    def __init__(self, stages: Sequence[Stage], setting: str) -> None:
         self.setting = setting
         self.records = {stage.name: Record(stage) for stage in stages}
 
@@ -142,8 +125,6 @@ def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
     stage = record.stage
     stage.folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(stage.folder)
-    if stage.settings_file is not None:
-        write_json(stage.folder / SETTINGS_FILE, stage.settings_file)
     arguments = stage.command()
     logger.info("%s: %s\n$ dpr %s", stage.name, stage.what, shlex.join(arguments))
     record.start(inputs, ["dpr", *arguments])

@@ -17,8 +17,7 @@ from dpr.formats.checkpoints import RUN_FILE
 from dpr.formats.reproduction_figures import missed
 from dpr.formats.reproductions import DATA, INPUTS, OUT, Number, Row, Step, reads
 from dpr.jobs.ladder.climb import LOG_FILE
-from dpr.jobs.ladder.stages import RECORD, Stage
-from dpr.jobs.ladder.training import trained_files
+from dpr.jobs.ladder.stages import RECORD, Stage, trained_files
 from dpr.storage.durable import CHECKSUM, MANIFEST
 
 _LOOK_S = 2.0

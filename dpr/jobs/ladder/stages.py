@@ -14,6 +14,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
+from dpr.formats.checkpoints import RUN_FILE
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST, describe_file, read_json, read_manifest, write_json
 
@@ -42,8 +43,6 @@ class Stage:
     """The user's files that it reads, by the setting that names them."""
     after: Sequence[str] = ()
     """Stages whose outputs it reads."""
-    settings_file: Mapping[str, Any] | None = None
-    """Written as ``settings.yaml`` before the command is run."""
     processes: int = 1
     """Processes that torchrun starts for it; 1 = without torchrun."""
     is_training: bool = False
@@ -137,6 +136,13 @@ class Record:
         folder = self.stage.folder
         self.stored["outputs"] = {name: describe_file(_described(folder / name)) for name in self.stage.outputs()}
         write_json(self._file, self.stored)
+
+
+def trained_files(folder: Path) -> list[str]:
+    """What a finished training has made that others read: its best and last checkpoint, and last its metrics."""
+    run = read_json(folder / RUN_FILE)
+    kept = {run[key] for key in ("best_checkpoint", "last_checkpoint") if run.get(key)}
+    return [*sorted(kept), "metrics.json"]
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:

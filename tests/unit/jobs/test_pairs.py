@@ -15,7 +15,7 @@ from tests.helpers.jobs import explain, raising, train
 from tests.helpers.tiny import static_folder
 from tests.unit.data.test_pseudo_pairs import made_rows, write_corpus
 
-prepare_pairs, ladder = raising("prepare-pairs"), raising("ladder")
+prepare_pairs = raising("prepare-pairs")
 
 
 @pytest.fixture
@@ -127,8 +127,3 @@ def test_pseudo_questions_and_pairs_as_files(corpus: Path, tmp_path: Path, capsy
     assert len(rows) == 180
     assert {row.positives[0].id for row in rows} & asked == set()
     assert {before[str(row.positives[0].id)].origin for row in rows if before[str(row.positives[0].id)].origin} & (held - {None}) == set()
-
-
-def test_the_ladder_says_how_to_mine_for_pairs(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"datasets.docs.pairs: negatives are mined for files.*dpr prepare-pairs rounds=N"):
-        ladder(arguments(corpus, tmp_path / "ladder", f"corpus={corpus}"))

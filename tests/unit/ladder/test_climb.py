@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 from dpr.core.errors import InputError, StageError, StopRequested
 from dpr.jobs.ladder import climb as module
-from dpr.jobs.ladder.climb import climb, plan_lines
+from dpr.jobs.ladder.climb import climb
 from dpr.jobs.ladder.stages import RECORD, Stage
 from dpr.storage.durable import read_json
 
@@ -64,7 +63,7 @@ def test_stages_are_run_in_order_and_once(tmp_path: Path, capsys: pytest.Capture
 def test_a_changed_setting_of_what_is_done_is_refused_before_anything_is_run(tmp_path: Path, is_training: bool) -> None:
     climb(two(tmp_path, is_training=is_training), tmp_path)
     before = files(tmp_path)
-    with pytest.raises(InputError, match=r"b: was made with other settings or data: text was y, is now z.*ladder\.overwrite=true"):
+    with pytest.raises(InputError, match=r"b: was made with other settings or data: text was y, is now z.*overwrite=true"):
         climb(two(tmp_path, second="z", is_training=is_training), tmp_path)
     assert files(tmp_path) == before
 
@@ -222,21 +221,3 @@ def test_output_is_passed_on_while_the_command_runs_and_kept_over_starts(tmp_pat
     climb([stage(tmp_path, "a")], tmp_path)
     kept = [line for line in (folder / "log.txt").read_text().splitlines() if line[:4] in ("made", "loud")]
     assert kept == ["loud", "made x"]
-
-
-def test_settings_are_there_before_the_command(tmp_path: Path) -> None:
-    program = "import sys, pathlib; f = pathlib.Path(sys.argv[1]); f.write_text((f.parent / 'settings.yaml').read_text())"
-    climb([stage(tmp_path, "a", program=program, settings_file={"seed": 3})], tmp_path)
-    assert json.loads((tmp_path / "a" / "out.txt").read_text()) == {"seed": 3}
-
-
-def test_the_plan_shows_what_is_done_and_does_nothing(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    lines = plan_lines(two(run))
-    assert [line for line in lines if "[to do]" in line] == ["a: writing x [to do]", "b: writing y [to do]"]
-    assert not run.exists()
-    climb(two(run)[:1], run)
-    before = files(run)
-    assert "[done]" in plan_lines(two(run))[0] and "[to do]" in plan_lines(two(run))[2]
-    assert "[done, does not match: text was x, is now z]" in plan_lines(two(run, first="z"))[0]
-    assert files(run) == before

@@ -1,0 +1,86 @@
+"""examples/rounds.sh: rounds of mining and training, and a kill in the middle of them.
+
+pytest tests/examples/test_rounds.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.corpora import write_passages
+from dpr.formats.training_sets import open_training_set, write_training_set
+from tests.architecture.source_files import REPOSITORY
+from tests.faults.runs import final_hash
+from tests.helpers.patience import patient
+from tests.helpers.tiny import encoder_folder, sentence
+
+SETTINGS = (
+    "encoder.pretrained_model_cfg=encoder encoder.pretrained=false encoder.sequence_length=24 encoder.dropout=0.1 train.batch_size=8 "
+    "train.num_train_epochs=4 train.hard_negatives=1 train.save_every_steps=1 train.keep_last=0"
+)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of 60 passages; questions are four words of a passage."""
+    folder = tmp_path_factory.mktemp("rounds")
+    encoder_folder(folder / "encoder", num_hidden_layers=1)
+    rng = random.Random(3)
+    corpus = [Passage(sentence(rng, 12), sentence(rng, 2), f"d{number}") for number in range(60)]
+    write_passages(folder / "corpus.tsv", corpus)
+    chosen = [rng.choice(corpus) for _ in range(40)]
+    samples = [TrainingSample(" ".join(rng.sample(passage.text.split(), 4)), (Passage(passage.text, passage.title),)) for passage in chosen]
+    write_training_set(folder / "train.jsonl", samples[:32])
+    write_training_set(folder / "dev.jsonl", samples[32:])
+    (folder / "bin").mkdir()
+    (folder / "bin" / "dpr").write_text(f'#!/bin/sh\nexec {sys.executable} -m dpr "$@"\n')
+    (folder / "bin" / "dpr").chmod(0o755)
+    return folder
+
+
+def start(workplace: Path, out: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PATH": f"{workplace / 'bin'}:{os.environ['PATH']}", "DPR_CACHE": str(workplace / "cache")}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+    environment |= {"TRAIN": "train.jsonl", "DEV": "dev.jsonl", "CORPUS": "corpus.tsv", "OUT": out, "MINE": "per_question=2"}
+    environment |= {"DEVICE": "device=cpu"}
+    command = ["bash", str(REPOSITORY / "examples" / "rounds.sh"), *SETTINGS.split()]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=workplace, env=environment, text=True, start_new_session=True, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    text = process.communicate(timeout=patient(240))[0]
+    assert process.returncode == 0, text
+    return text
+
+
+def test_killed_in_its_second_training_it_ends_with_equal_weights(workplace: Path) -> None:
+    text = finished(start(workplace, "whole"))
+    assert text.endswith("the last model: whole/model-2\n")
+    mined = open_training_set(workplace / "whole" / "mined-1.jsonl", name="mined")
+    assert any(mined[row].hard_negatives for row in range(len(mined)))
+
+    process = start(workplace, "killed")
+    deadline = time.monotonic() + patient(240)
+    while not list((workplace / "killed" / "model-2").glob("dpr_biencoder.step*")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not json.loads((workplace / "killed" / "model-2" / "run.json").read_text()).get("finished")
+    before = (workplace / "killed" / "mined-1.jsonl").stat().st_mtime_ns
+
+    finished(start(workplace, "killed"))
+    assert (workplace / "killed" / "mined-1.jsonl").stat().st_mtime_ns == before
+    for number in (1, 2):
+        assert final_hash(workplace / "killed" / f"model-{number}") == final_hash(workplace / "whole" / f"model-{number}")
