@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ class MeanPooling:
         return _padded_mean(hidden, mask.to(hidden.dtype))
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        return _reduced(hidden, lengths, "mean")
+        return _means(hidden, lengths)
 
 
 class MaxPooling(MeanPooling):
@@ -89,7 +89,28 @@ class MaxPooling(MeanPooling):
         return hidden.masked_fill(~mask[:, :, None], -torch.inf).amax(1)
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        return _reduced(hidden, lengths, "max")
+        largest: Tensor = _Largest.apply(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), lengths)
+        return largest
+
+
+class _Largest(torch.autograd.Function):
+    """The largest value of each dimension over sequences laid end to end. Equal ones share the gradient, as with ``amax``: a token that
+    occurs twice in a text without layers ties with itself, and each copy would get all of a negative gradient of ``segment_reduce``."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, lengths: Tensor) -> Tensor:
+        owner = owners(lengths, len(hidden))
+        nothing = hidden.new_zeros(len(lengths), hidden.shape[1])
+        largest = nothing.scatter_reduce(0, owner[:, None].expand_as(hidden), hidden, "amax", include_self=False)
+        ctx.save_for_backward(hidden, owner, largest)
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        hidden, owner, largest = ctx.saved_tensors
+        is_largest = hidden == largest.index_select(0, owner)
+        ties = torch.zeros_like(largest).index_add_(0, owner, is_largest.to(largest.dtype))
+        return (gradients[0] / ties).index_select(0, owner).masked_fill_(~is_largest, 0.0), None
 
 
 class WeightedMeanPooling(MeanPooling):
@@ -99,12 +120,11 @@ class WeightedMeanPooling(MeanPooling):
         return _padded_mean(hidden, (mask.cumsum(1) * mask).to(hidden.dtype))
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        ends = torch.cumsum(lengths, 0)
-        starts = torch.repeat_interleave(ends - lengths, lengths, output_size=hidden.shape[0])
-        weights = torch.arange(1, hidden.shape[0] + 1, device=hidden.device) - starts
+        starts = (torch.cumsum(lengths, 0) - lengths)[owners(lengths, len(hidden))]
+        weights = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts
         # The weights of a sequence sum to n (n + 1) / 2, and the mean divides by n. A half has no room for them.
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        return _reduced(hidden * weights.to(dtype)[:, None], lengths, "mean") * (2 / (lengths + 1).to(dtype))[:, None]
+        return _means(hidden * weights.to(dtype)[:, None], lengths) * (2 / (lengths + 1).to(dtype))[:, None]
 
 
 class IdfPooling(MeanPooling, nn.Module):
@@ -154,17 +174,21 @@ def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, T
         Which they are (D,), as the number of the sequence times ``vocab_size`` plus the token, ascending; for each of T its place among
         them; and how often each of D occurs in its sequence.
     """
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=tokens.device), lengths, output_size=len(tokens))
-    return torch.unique(owner * vocab_size + tokens, return_inverse=True, return_counts=True)
+    return torch.unique(owners(lengths, len(tokens)) * vocab_size + tokens, return_inverse=True, return_counts=True)
+
+
+def owners(lengths: Tensor, num_tokens: int) -> Tensor:
+    """The number of the sequence that each of T tokens belongs to, (T,)."""
+    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths, output_size=num_tokens)
 
 
 def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:
     return torch.einsum("nld,nl->nd", hidden, weights) / weights.sum(1, keepdim=True)
 
 
-def _reduced(hidden: Tensor, lengths: Tensor, how: str) -> Tensor:
+def _means(hidden: Tensor, lengths: Tensor) -> Tensor:
     # unsafe: it would wait for the device to check that the lengths sum to T.
-    return torch.segment_reduce(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), how, lengths=lengths, unsafe=True)
+    return torch.segment_reduce(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), "mean", lengths=lengths, unsafe=True)
 
 
 def is_user_defined(name: str) -> bool:

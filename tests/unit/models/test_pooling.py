@@ -141,6 +141,27 @@ def test_double_precision_is_kept_to_the_end(name: str) -> None:
     torch.testing.assert_close(packed, pooling.padded(hidden, tokens, mask, position), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("name", [*POOLINGS, "mean+max"])
+def test_gradients_of_a_table_are_its_differences_where_a_text_repeats_a_token(name: str) -> None:
+    torch.manual_seed(0)
+    table, tokens, lengths = torch.randn(6, 3, dtype=torch.float64), torch.tensor([1, 2, 1, 0, 4, 4, 3, 4]), torch.tensor([3, 1, 4])
+    pooling, position = make_pooling(name, 3, 6)[0], torch.zeros(3, dtype=torch.int64)
+    if isinstance(pooling, nn.Module):
+        pooling.double()
+    signs = torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda rows: signs * pooling.packed(rows[tokens], tokens, lengths, position), table.requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_states_share_the_gradient_of_a_maximum(dtype: torch.dtype) -> None:
+    states = torch.tensor([[1, 2], [1, 0], [1, 2], [-3, 5], [4, -1], [2, -1]], dtype=dtype, requires_grad=True)
+    lengths, position = torch.tensor([3, 1, 2]), torch.zeros(3, dtype=torch.int64)
+    pooled = make_pooling("max", 2, 9)[0].packed(states, torch.arange(6), lengths, position)
+    pooled.backward(torch.tensor([[-6, 4], [-1, 2], [3, -8]], dtype=dtype))
+    assert states.grad is not None
+    assert states.grad.tolist() == [[-2, 2], [-2, 0], [-2, 2], [-1, 2], [3, -4], [0, -4]]
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
