@@ -31,12 +31,13 @@ class Candidates(NamedTuple):
     """What a question competes with.
 
     ``target`` (B,) is the column of its positive, ``counts`` (M,) bool marks the columns that count, ``masked`` (B, K) columns that do not
-    count for one question (M where there are fewer than K).
+    count for one question (M where there are fewer than K), ``first`` (M,) names for each column the first that holds the same passage.
     """
 
     target: Tensor
     counts: Tensor
     masked: Tensor
+    first: Tensor
 
     def to(self, device: torch.device) -> Candidates:
         """A copy on ``device``, made without waiting: copies from memory that is not pinned would wait for all work under way."""
@@ -49,6 +50,11 @@ class Candidates(NamedTuple):
         excluded = torch.cat([~self.counts[columns], self.counts.new_zeros(1)]).repeat(len(scores), 1)
         excluded.scatter_(1, torch.where((column >= 0) & (column < width), column, width), True)
         return scores.masked_fill_(excluded[:, :width], MASKED_SCORE)
+
+    def are_first(self, best: Tensor) -> Tensor:
+        """Whether each target ranks first, (B,), where ``best`` (B,) has the highest score. Of the columns of one passage it is the first:
+        their scores differ by rounding alone, which depends on how a pool is divided."""
+        return self.first[best] == self.target
 
     def competing(self, rows: slice, columns: Tensor) -> Tensor:
         """Which of ``columns``, all of which count, compete with each question's positive: (B', n) bool."""
@@ -68,8 +74,6 @@ def find_candidates(
     ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2),
     ``known_positive_valid`` (B, K); all on the host.
     """
-    if rule == "dpr":
-        return Candidates(positive_idx, valid, positive_idx.new_empty(len(positive_idx), 0))
     num_slots = ids.shape[0]
     _, label = torch.unique(torch.cat([ids, known_positive_ids.reshape(-1, 2)]), dim=0, return_inverse=True)
     slot_label, known_label = label[:num_slots], label[num_slots:].reshape(known_positive_valid.shape)
@@ -77,12 +81,15 @@ def find_candidates(
     column = torch.arange(num_slots, device=ids.device)
     first = torch.full((int(label.shape[0]),), num_slots, dtype=torch.int64, device=ids.device)
     first.scatter_reduce_(0, slot_label[valid], column[valid], reduce="amin")
-    target = first[slot_label[positive_idx]]
+    first_of_slot = first[slot_label]
+    if rule == "dpr":
+        return Candidates(positive_idx, valid, positive_idx.new_empty(len(positive_idx), 0), first_of_slot)
+    target = first_of_slot[positive_idx]
     known = torch.where(known_positive_valid, first[known_label], num_slots)
     if (known_positive_ids[:, :, 1] == WHOLE_DOCUMENT).any():
         known = torch.cat([known, _slots_of_documents(ids, known_positive_ids)], dim=1)
     masked = torch.where(known != target[:, None], known, num_slots)
-    return Candidates(target, valid & (first[slot_label] == column), masked)
+    return Candidates(target, valid & (first_of_slot == column), masked, first_of_slot)
 
 
 def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
@@ -117,33 +124,30 @@ class GuideVectors:
 class Rivals:
     """What a question's positive is compared with.
 
-    Scores above ``ceiling`` (B,) are masked, and so are columns that ``guide`` takes for positives; the target never is. With ``hardness``
-    b a rival weighs exp(b x) times as much in the denominator, x being its score times the temperature.
+    Scores above ``ceiling`` (B,) are masked, and so are columns that ``guide`` takes for positives and ``suspects`` (B, M) bool; the target
+    never is. With ``hardness`` b a rival weighs exp(b x) times as much in the denominator, x being its score times the temperature.
     """
 
     candidates: Candidates
     ceiling: Tensor | None = None
     guide: GuideVectors | None = None
+    suspects: Tensor | None = None
     hardness: float = 0.0
 
     @property
     def target(self) -> Tensor:
         return self.candidates.target
 
-    def mask_(self, scores: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
-        """Writes ``MASKED_SCORE``, in place, over what does not count in the given part of the score matrix."""
-        scores = self.candidates.mask_(scores, rows, columns)
-        suspects = []
+    def weighed(self, scores: Tensor, temperature: Tensor | float, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
+        """The given part of the candidates' scores as the denominator takes them: ``MASKED_SCORE`` in place over suspects, and the logarithm
+        of each rival's weight added, which is a constant to the gradient, as ``temperature`` must be."""
+        suspects = [] if self.suspects is None else [self.suspects[rows, columns]]
         if self.ceiling is not None:
             suspects.append(scores.detach() > self.ceiling[rows, None])
         if self.guide is not None:
             suspects.append(self.guide.positives[rows] @ self.guide.columns[columns].T > self.guide.threshold)
         for suspect in suspects:
             scores = scores.masked_fill_(self._without_target(suspect, rows, columns), MASKED_SCORE)
-        return scores
-
-    def weighed(self, scores: Tensor, temperature: Tensor | float, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
-        """The scores with the logarithm of each rival's weight added, which is a constant to the gradient, as ``temperature`` must be."""
         if not self.hardness:
             return scores
         return scores + self.hardness * temperature * self._without_target(scores.detach(), rows, columns)

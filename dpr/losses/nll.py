@@ -46,9 +46,10 @@ def nll_of_columns(questions: Tensor, columns: Tensor, rivals: Rivals, temperatu
 
 def nll_of_scores(scores: Tensor, rivals: Rivals, temperature: Temperature) -> LossResult:
     """As ``nll_of_columns``, from the scores (B, M), which are changed."""
-    scores = rivals.weighed(rivals.mask_(scores), temperature.constant())
-    losses = torch.nn.functional.cross_entropy(scores, rivals.target, reduction="none")
-    return LossResult(losses, scores.argmax(dim=1) == rivals.target)
+    scores = rivals.candidates.mask_(scores)
+    correct = rivals.candidates.are_first(scores.argmax(dim=1))  # by the model's own scores, not as they are guarded and weighed
+    scores = rivals.weighed(scores, temperature.constant())
+    return LossResult(torch.nn.functional.cross_entropy(scores, rivals.target, reduction="none"), correct)
 
 
 def in_blocks(questions: Tensor, columns: Tensor, max_scores: int) -> bool:
@@ -86,18 +87,19 @@ class _BlockwiseNll(torch.autograd.Function):
         best, best_column = log_sum.clone(), torch.zeros(size[0], dtype=torch.int64, device=questions.device)
         target_score = torch.zeros_like(log_sum)
         for block in _blocks(*size, max_scores):
-            scores = rivals.weighed(_scores(questions, contexts, temperature, rivals, block), temperature, *block)
+            scores = _scores(questions, contexts, temperature, rivals, block)
             highest, column = scores.max(dim=1)
             is_better = highest > best[block.rows]
             best[block.rows] = torch.where(is_better, highest, best[block.rows])
             best_column[block.rows] = torch.where(is_better, column + block.columns.start, best_column[block.rows])
+            scores = rivals.weighed(scores, temperature, *block)
             column, is_inside = _targets(rivals, block)
             found = scores.gather(1, column)[:, 0]
             target_score[block.rows] = torch.where(is_inside, found, target_score[block.rows])
             log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
         ctx.save_for_backward(questions, contexts, temperature, log_sum)
         ctx.rivals, ctx.max_scores = rivals, max_scores
-        correct = best_column == rivals.target
+        correct = rivals.candidates.are_first(best_column)
         ctx.mark_non_differentiable(correct, best)
         return log_sum - target_score, correct, best
 
@@ -121,7 +123,7 @@ class _BlockwiseNll(torch.autograd.Function):
 
 def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, rivals: Rivals, block: _Block) -> Tensor:
     scores = (questions[block.rows] @ contexts[block.columns].T).div_(temperature)
-    return rivals.mask_(scores, block.rows, block.columns)
+    return rivals.candidates.mask_(scores, block.rows, block.columns)
 
 
 def _targets(rivals: Rivals, block: _Block) -> tuple[Tensor, Tensor]:
@@ -131,7 +133,7 @@ def _targets(rivals: Rivals, block: _Block) -> tuple[Tensor, Tensor]:
 def blockwise_nll(
     questions: Tensor, contexts: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-log softmax(target) of each question, (B,), whether each ranks it first, (B,), and the highest score of each, (B,).
+    """-log softmax(target) of each question, (B,), whether each ranks it first, (B,), and its highest score before guards and weights, (B,).
 
     A target that is none of the columns scores 0: the result is then the logarithm of the sum over all columns. ``questions`` (B, D),
     ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.

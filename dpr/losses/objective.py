@@ -99,7 +99,7 @@ class Objective(Loss):
         """Which questions rank their positive first among their own slots, (B,)."""
         scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
         candidates = own_candidates(batch, self.candidates)[0].to(scores.device)
-        return candidates.mask_(scores.detach().clone()).argmax(1) == candidates.target
+        return candidates.are_first(candidates.mask_(scores.detach().clone()).argmax(1))
 
 
 def _added(terms: list[Tensor]) -> Tensor:

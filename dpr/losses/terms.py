@@ -48,7 +48,7 @@ class Nll(Term):
             vectors = on_device(self._guide.vectors(pool.ids), questions.device)
             guide = GuideVectors(vectors[found.target], vectors, settings.guide_threshold)
         ceiling = score_ceiling(settings, questions, pool.contexts[found.target], pool)
-        rivals, size = Rivals(found, ceiling, guide, settings.hardness), self._max_scores
+        rivals, size = Rivals(found, ceiling, guide, hardness=settings.hardness), self._max_scores
         if settings.positives == "one":
             return nll_of_columns(questions, pool.contexts, rivals, pool.temperature, max_scores=size)
         return positives_of_columns(settings.positives, questions, pool.contexts, rivals, found.masked, pool.temperature, max_scores=size)
@@ -59,14 +59,14 @@ class Nll(Term):
         if self._guide is not None:
             vectors = self._guide.vectors(batch.context_ids).view(*scores.shape, -1)
             positives = vectors[torch.arange(len(batch)), own_positive(batch)]
-            suspects = torch.bmm(vectors, positives[:, :, None])[:, :, 0] > settings.guide_threshold
-        candidates, others = own_candidates(batch, self.candidates, suspects)
+            suspects = on_device(torch.bmm(vectors, positives[:, :, None])[:, :, 0] > settings.guide_threshold, scores.device)
+        candidates, others = own_candidates(batch, self.candidates)
         candidates, scores = candidates.to(scores.device), scores / pool.temperature
         ceiling = None
         if settings.false_negative_margin is not None:
             positive_scores = scores.detach().gather(1, candidates.target[:, None])[:, 0]
             ceiling = positive_scores + settings.false_negative_margin / pool.temperature.constant()
-        rivals = Rivals(candidates, ceiling, hardness=settings.hardness)
+        rivals = Rivals(candidates, ceiling, suspects=suspects, hardness=settings.hardness)
         if settings.positives == "one":
             return nll_of_scores(scores, rivals, pool.temperature)
         return positives_of_scores(settings.positives, scores, rivals, on_device(others, scores.device), pool.temperature)
@@ -199,8 +199,10 @@ def positives_of_scores(kind: str, scores: Tensor, rivals: Rivals, others: Tenso
     wanted, negatives = _split(rivals, others, size)
     positive_scores = scores.gather(1, wanted.clamp(max=size - 1))
     # A copy, because backward of the positives' scores reads what they were taken from.
-    scores = negatives.weighed(negatives.mask_(scores.clone()), temperature.constant())
-    return _combined(kind, scores.logsumexp(1), scores.detach().amax(1), positive_scores, wanted < size)
+    scores = negatives.candidates.mask_(scores.clone())
+    best = scores.detach().amax(1)
+    scores = negatives.weighed(scores, temperature.constant())
+    return _combined(kind, scores.logsumexp(1), best, positive_scores, wanted < size)
 
 
 def _split(rivals: Rivals, others: Tensor, size: int) -> tuple[Tensor, Rivals]:
@@ -271,10 +273,10 @@ def own_positive(batch: BiEncoderBatch) -> Tensor:
     return batch.positive_idx - torch.arange(len(batch)) * (len(batch.context_ids) // len(batch))
 
 
-def own_candidates(batch: BiEncoderBatch, rule: str, suspects: Tensor | None = None) -> tuple[Candidates, Tensor]:
+def own_candidates(batch: BiEncoderBatch, rule: str) -> tuple[Candidates, Tensor]:
     """What competes with each question among its own slots, by the rules of ``find_candidates``, and its other known positives, (B, K).
 
-    Columns count a question's own slots, n where there is none. ``suspects`` (B, n) bool are left out too. All on the host.
+    Columns count a question's own slots, n where there is none. All on the host.
     """
     target, size = own_positive(batch), len(batch.context_ids) // len(batch)
     valid, column = batch.context_valid.view(-1, size), torch.arange(size)
@@ -287,10 +289,8 @@ def own_candidates(batch: BiEncoderBatch, rule: str, suspects: Tensor | None = N
         positives = is_same[torch.arange(len(batch)), :, target]
         known = (are_known(ids[:, :, None], batch.known_positive_ids[:, None]) & batch.known_positive_valid[:, None]).any(2)
         excluded, extra = excluded | repeats | known | positives, known & valid & ~repeats & ~positives
-    if suspects is not None:
-        excluded = excluded | suspects
     masked, others = (torch.where(marks & ~is_target, column, size) for marks in (excluded, extra))
-    return Candidates(target, torch.ones(size, dtype=torch.bool), masked), others
+    return Candidates(target, torch.ones(size, dtype=torch.bool), masked, column), others
 
 
 def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candidates:
@@ -302,7 +302,7 @@ def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candida
     target = pool.own_questions.start + torch.arange(len(batch))
     everything = torch.ones(num_questions, dtype=torch.bool)
     if rule == "dpr":
-        return Candidates(target, everything, torch.empty(len(batch), 0, dtype=torch.int64))
+        return Candidates(target, everything, torch.empty(len(batch), 0, dtype=torch.int64), torch.arange(num_questions))
     assert pool.known_positives is not None, "the loss did not ask for known positives"
     passages, known = batch.context_ids[batch.positive_idx], pool.known_positives
     documents = torch.stack([passages[:, 0], torch.full_like(passages[:, 0], WHOLE_DOCUMENT)], dim=1)
@@ -317,4 +317,4 @@ def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candida
         question = order[place.clamp(max=len(order) - 1)] // known.shape[1] if len(order) else torch.full_like(place, num_questions)
         is_rival = (place >= last[:, None]) | (question == target[:, None])
         masked.append(torch.where(is_rival, num_questions, question))
-    return Candidates(target, everything, torch.cat(masked, dim=1))
+    return Candidates(target, everything, torch.cat(masked, dim=1), torch.arange(num_questions))

@@ -86,14 +86,36 @@ def share(wanted: list[Tensor], others: list[Tensor]) -> Tensor:
     return torch.logsumexp(torch.stack([*wanted, *others]), 0) - torch.logsumexp(torch.stack(wanted), 0)
 
 
-def nll(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
-    positive, kind = pool.positive(question), settings.get("positives", "one")
-    others = [weighed(pool.raw(question, slot), settings, pool.temperature) for slot in rivals_of(pool, question, settings)]
+def positives_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> list[int]:
+    """The slots of a question's positives that the loss takes: its own, and with ``positives`` all that are known."""
+    positive = pool.positive(question)
+    if settings.get("positives", "one") == "one":
+        return [positive]
     slots = range(len(pool.keys)) if settings.get("in_batch_negatives", True) else pool.own(question)
-    wanted = [positive]
-    if kind != "one":
-        mine = pool.keys[positive]
-        wanted += [slot for slot in pool.distinct(slots, question) if pool.keys[slot] in pool.known[question] - {mine}]
+    known = pool.known[question] - {pool.keys[positive]}
+    return [positive, *(slot for slot in pool.distinct(slots, question) if pool.keys[slot] in known)]
+
+
+def num_correct(pool: PlainPool, settings: dict[str, Any]) -> int:
+    """Questions one of whose positives scores highest, whatever guards and weights make of the scores; without nll among own slots."""
+    names = ("in_batch_negatives", "positives") if settings.get("nll_weight", 1.0) else ()
+    plain = {"in_batch_negatives": bool(names)} | {name: settings[name] for name in names if name in settings}
+    if widths := settings.get("dimensions"):
+        questions, slots = pool.questions[:, : max(widths)], pool.slots[:, : max(widths)]
+        if pool.normalize:
+            questions, slots = (part / part.norm(dim=1, keepdim=True) for part in (questions, slots))
+        pool = replace(pool, questions=questions, slots=slots)
+    pool, found = replace(pool, guide={}), 0
+    for question in range(len(pool.questions)):
+        mine, others = (rule(pool, question, plain) for rule in (positives_of, rivals_of))
+        best = max((pool.raw(question, slot).item() for slot in others), default=-math.inf)
+        found += max(pool.raw(question, slot).item() for slot in mine) > best
+    return found
+
+
+def nll(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
+    kind, wanted = settings.get("positives", "one"), positives_of(pool, question, settings)
+    others = [weighed(pool.raw(question, slot), settings, pool.temperature) for slot in rivals_of(pool, question, settings)]
     scores = [pool.raw(question, slot) / pool.temperature for slot in wanted]
     if kind == "each":
         return torch.stack([share([score], others) for score in scores]).sum()

@@ -32,7 +32,7 @@ from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
 from dpr.training.stored_vectors import StoredTeacher
 from dpr.training.teacher import ModelTeacher
-from tests.helpers.objectives import PlainPool, objective
+from tests.helpers.objectives import PlainPool, num_correct, objective
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 
@@ -141,7 +141,7 @@ def make_parallel(folder: Path, normalize: bool, packed: bool) -> tuple[BiEncode
 
 
 def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scores: int = 1 << 22) -> dict[str, torch.Tensor]:
-    """Loss and gradient of one step, as every rank of a group sees them."""
+    """Loss, number correct and gradient of one step, as every rank of a group sees them."""
     ranks = current_ranks()
     settings = ObjectiveSettings(**OBJECTIVES[name])
     guide = HandMadeGuide() if settings.guide else None
@@ -157,7 +157,7 @@ def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scor
     model.zero_grad()
     result = step(pool_batch(model.tensorizer, 1 + (name in TWO_POSITIVES), ranks.rank, ranks.world_size), num_pools=1, is_last=True)
     gradient = {key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None}
-    return {"loss": sum_over_ranks(result.loss_sum) / POOL, **gradient}
+    return {"loss": sum_over_ranks(result.loss_sum) / POOL, "correct": sum_over_ranks(result.num_correct), **gradient}
 
 
 WAYS = {
@@ -188,7 +188,7 @@ def found(folder: Path) -> dict[int, list[dict[tuple[str, str], dict[str, torch.
 
 
 def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """Loss and gradient of the objective written out, from vectors of the padded towers."""
+    """Loss, number correct and gradient of the objective written out, from vectors of the padded towers."""
     model = make_model(folder, name in NORMALIZED, packed=False)
     model.zero_grad()
     batch = pool_batch(model.tensorizer, 1 + (name in TWO_POSITIVES), 0, 1)
@@ -206,13 +206,13 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     value = objective(pool, OBJECTIVES[name])
     value.backward()
     gradient = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
-    return {"loss": value.detach(), **gradient}
+    return {"loss": value.detach(), "correct": torch.tensor(num_correct(pool, OBJECTIVES[name])), **gradient}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_and_gradient_equal_the_slow_truth(folder: Path, found: dict[int, Any], name: str) -> None:
     expected = slow_truth(folder, name)
-    assert max(float(tensor.norm()) for key, tensor in expected.items() if key != "loss") > 1e-4, "a zero gradient is equal everywhere"
+    assert max(float(tensor.norm()) for key, tensor in expected.items() if key not in ("loss", "correct")) > 1e-4, "a zero gradient is equal everywhere"
     largest = 0.0
     for world_size, ranks in found.items():
         for rank, results in enumerate(ranks):

@@ -60,6 +60,25 @@ def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
         assert int(BiEncoderNllLoss(max_scores=max_scores)(questions, pool).num_correct) == 1
 
 
+@pytest.mark.parametrize("max_scores", [50, 1 << 20])
+def test_of_slots_with_one_passage_the_first_is_the_answer_however_their_scores_are_rounded(max_scores: int) -> None:
+    """The original's rule, enumerated: the first of the highest scores, which are equal for equal vectors."""
+    torch.manual_seed(0)
+    num_first = 0
+    for _ in range(40):
+        ids = torch.randint(0, 25, (37,))
+        vectors, target = torch.randn(25, 33)[ids], torch.randint(0, 37, (12,))
+        questions = vectors[target] + 0.3 * torch.randn(12, 33)
+        found = BiEncoderNllLoss(max_scores=max_scores)(
+            questions, make_pool(vectors, target, rule="dpr", ids=torch.stack([ids, ids], dim=1))
+        )
+        for question, column, correct in zip(questions, target.tolist(), found.correct.tolist(), strict=True):
+            scores = [float((question * vector).sum()) for vector in vectors]
+            assert correct == (scores.index(max(scores)) == column)
+            num_first += correct
+    assert 0 < num_first < 480
+
+
 def test_the_score_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what autograd keeps for backward, nothing has the size of the matrix; 4,096 x 8,192 scores are 128 MB."""
     sizes: list[int] = []
