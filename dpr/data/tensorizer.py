@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger, warn_once
 from dpr.core.offline import reading
 from dpr.core.records import Passage, StoredPassage
 from dpr.data.joining import JoinRule, crop_window
@@ -22,6 +23,8 @@ from dpr.data.special_tokens import append_end_token, with_special_tokens
 from dpr.data.text import decorate_question
 from dpr.data.tokenizer_files import TOKENIZER, check_tokenizer_files
 
+logger = get_logger(__name__)
+
 _IDS_ONLY: dict[str, Any] = {"padding": False, "return_attention_mask": False, "return_token_type_ids": False}
 # The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.
 _TEXTS_PER_CALL = 128
@@ -29,6 +32,7 @@ _TEXTS_PER_CALL = 128
 _LONG_TITLE = 4  # characters, in units of the sequence length
 
 
+_LOST_WORDS = 0.02  # share of a vocabulary; one that was made of lower-cased texts has hardly any
 _UNUSUAL = "\ue000 \u4e00"  # characters that few vocabularies have
 
 
@@ -86,7 +90,11 @@ class Tensorizer:
         tokenizer = load_tokenizer(name_or_folder, **({} if do_lower_case is None else {"do_lower_case": do_lower_case}))
         if append_eos:
             append_end_token(tokenizer)
-        return cls(tokenizer, sequence_length=sequence_length, question_length=question_length, special_tokens=special_tokens)
+        made = cls(tokenizer, sequence_length=sequence_length, question_length=question_length, special_tokens=special_tokens)
+        if do_lower_case not in (None, made.do_lower_case):
+            warn_once(logger, "do_lower_case=%s has no effect on the tokenizer of %s", do_lower_case, name_or_folder)
+        made._warn_of_lost_words(str(name_or_folder))
+        return made
 
     def save(self, folder: Path) -> None:
         """Writes the tokenizer files into an existing folder, without how the last call cut and padded, which the tokenizer keeps."""
@@ -121,6 +129,16 @@ class Tensorizer:
         normalizer = self._state().get("normalizer") or {}
         steps = [normalizer, *normalizer.get("normalizers", [])]
         return any(bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in steps)
+
+    def _warn_of_lost_words(self, source: str) -> None:
+        """A vocabulary with capitals whose texts are lower-cased: as the model was trained, or by mistake."""
+        if not self.do_lower_case:
+            return
+        words = self.tokenizer.get_vocab().keys() - self.tokenizer.get_added_vocab().keys() - set(self.tokenizer.all_special_tokens)
+        num_lost = sum(word != word.lower() for word in words)
+        if num_lost > _LOST_WORDS * len(words):
+            message = "%s: texts are lower-cased, though %d of the %d tokens of its vocabulary have capitals, which are then never used"
+            warn_once(logger, message + "; a model keeps what it was trained with, a new one takes do_lower_case=false", source, num_lost, len(words))
 
     @property
     def fingerprint(self) -> str:

@@ -53,8 +53,9 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
 
     loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires=TRAINING)
     """One factor per train set, multiplies its loss."""
-    do_lower_case: bool = setting(True, on_resume=START, excludes="model_file")
-    """Given to the tokenizer of a BERT vocabulary."""
+    do_lower_case: bool | None = setting(None, on_resume=START, excludes="model_file")
+    """true or false: texts are lower-cased, and lose their accents, or not, in place of the rule of the tokenizer of a BERT vocabulary.
+    Absent = the tokenizer's own."""
     special_tokens: list[str] | None = setting(None, on_resume=START)
     """Put into the vocabulary's [unusedN] slots, in this order."""
     on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)

@@ -182,11 +182,13 @@ def resumed_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSett
         name, (was, now) = next(iter(changed.items()))
         key, was, now = _narrowed(name, was, now)
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        # Earlier versions lower-cased the texts of every BERT vocabulary.
+        restored = "the encoder (or do_lower_case=true)" if key == "encoder.tokenizer" else name
         raise CheckpointError(
             f"was written by a different run: {key} was {was}, is now {now}{more}",
             file=stored.folder,
             expected="the same data, order and objective",
-            hint=f"restore {name}, choose a new output_dir, or set resume=force to resume with another order of samples",
+            hint=f"restore {restored}, choose a new output_dir, or set resume=force to resume with another order of samples",
         )
     # What an earlier version did not store is in the settings beside it, or nowhere.
     for key, (was, now) in (changed | _differences(identity.get("free", {}), own.free, own.free | before)).items():
