@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +13,10 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.hashes import text_hash
 from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, StoredSample
 from dpr.core.seeding import generator_for
+from dpr.data.near_duplicates import plain
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.presentation import check_room
 from dpr.data.settings import Augmentation, DataSetSettings, TextSettings
@@ -27,12 +28,16 @@ Identity = tuple[int, int]
 
 
 def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> Identity:
-    """128 bits that identify a passage: by its id within ``namespace``, or by title and text if it has none."""
+    """64 bits of a passage's id within ``namespace``, and 63 of its title and text, as a negative number; without an id the latter twice.
+
+    Case and spacing tell texts apart no more than in mining. Passages that share either number are one (``dpr.losses.candidates``).
+    """
     if isinstance(passage, StoredPassage | CutPassage | KnownDocument):
         return passage.identity
-    parts = ("id", namespace, passage.id) if passage.id is not None else ("text", passage.title, passage.text)
-    digest = blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)
+    of_text = (text_hash(plain(f"{passage.title}\n{passage.text}")) >> 1) - (1 << 63)
+    if passage.id is None:
+        return of_text, of_text
+    return text_hash("\0".join(("id", namespace, passage.id))) - (1 << 63), of_text
 
 
 def teacher_scores(passages: Sequence[AnyPassage | None]) -> list[float]:

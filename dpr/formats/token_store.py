@@ -35,7 +35,7 @@ from dpr.formats.arrays import map_array
 from dpr.storage.durable import MANIFEST, describe_file, durable_folder, read_manifest, verify_folder, write_manifest
 
 NO_TITLE = -1
-LAYOUT_VERSION = 2  # a change of what is stored must change it, so that old stores are not used
+LAYOUT_VERSION = 3  # a change of what is stored must change it, so that old stores are not used
 
 _PASSAGE = np.dtype(
     [(name, "<i8") for name in ("identity_low", "identity_high", "start")]

@@ -25,6 +25,7 @@ ONE = Temperature()
 
 # Large enough to vanish in a softmax, small enough that fp32 arithmetic on it stays finite.
 MASKED_SCORE = -1e30
+_ODD = -7046029254386353131  # mixes two numbers into one of 64 bits; distinct first numbers stay distinct
 
 
 class Candidates(NamedTuple):
@@ -67,29 +68,63 @@ class Candidates(NamedTuple):
 def find_candidates(
     rule: str, positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
 ) -> Candidates:
-    """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage counts once (at its first slot;
-    positives are moved there), and other known positives of a question do not count against it; one whose second number is
+    """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage, by its id or its
+    text, counts once (at its first slot; positives are moved there), and other known positives of a question do not count against it; one whose second number is
     ``WHOLE_DOCUMENT`` stands for every passage of its document, at most one for each question.
 
     ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2),
     ``known_positive_valid`` (B, K); all on the host.
     """
-    num_slots = ids.shape[0]
-    _, label = torch.unique(torch.cat([ids, known_positive_ids.reshape(-1, 2)]), dim=0, return_inverse=True)
-    slot_label, known_label = label[:num_slots], label[num_slots:].reshape(known_positive_valid.shape)
-
+    num_slots, num_known = len(ids), known_positive_ids.shape[1]
     column = torch.arange(num_slots, device=ids.device)
-    first = torch.full((int(label.shape[0]),), num_slots, dtype=torch.int64, device=ids.device)
-    first.scatter_reduce_(0, slot_label[valid], column[valid], reduce="amin")
-    first_of_slot = first[slot_label]
+    by_name = [
+        torch.unique(torch.cat([of_slots, of_known.flatten()]), return_inverse=True)[1]
+        for of_slots, of_known in zip(names_of(ids), names_of(known_positive_ids), strict=True)
+    ]
+
+    # Two texts of one id, one of which has another id too, are one passage with that: hence until nothing changes.
+    first, is_settled = column, False
+    while not is_settled:
+        found = []
+        for name in by_name:
+            lowest = torch.full_like(name, num_slots).scatter_reduce(0, name[:num_slots][valid], first[valid], reduce="amin")
+            found.append(lowest[name])
+        joined = torch.minimum(found[0], found[1])[:num_slots]
+        is_settled = torch.equal(joined[valid], first[valid])
+        first = joined
+
     if rule == "dpr":
-        return Candidates(positive_idx, valid, positive_idx.new_empty(len(positive_idx), 0), first_of_slot)
-    target = first_of_slot[positive_idx]
-    known = torch.where(known_positive_valid, first[known_label], num_slots)
+        return Candidates(positive_idx, valid, positive_idx.new_empty(len(positive_idx), 0), first)
+    target = first[positive_idx]
+    known = torch.cat([columns[num_slots:].reshape(known_positive_valid.shape) for columns in found], dim=1)
+    known = torch.where(known_positive_valid.repeat(1, 2), known, num_slots)
+    # What is known by its id and by its text is masked once, since terms count what is masked.
+    ordered, order = known.sort(dim=1, stable=True)
+    is_repeated = torch.zeros_like(known, dtype=torch.bool)
+    is_repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    known = known.masked_fill(torch.zeros_like(is_repeated).scatter(1, order, is_repeated), num_slots)
+    if (known[:, num_known:] == num_slots).all():
+        known = known[:, :num_known]
     if (known_positive_ids[:, :, 1] == WHOLE_DOCUMENT).any():
         known = torch.cat([known, _slots_of_documents(ids, known_positive_ids)], dim=1)
     masked = torch.where(known != target[:, None], known, num_slots)
-    return Candidates(target, valid & (first_of_slot == column), masked, first_of_slot)
+    return Candidates(target, valid & (first == column), masked, first)
+
+
+def names_of(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Of identities (..., 2) the names by id and by text (...); passages with a name in common are one.
+
+    Both names of a cut, whose second number is not negative, are its own: another cut of its document is another passage.
+    """
+    is_text = ids[..., 1] < 0
+    by_id = ids[..., 0] * _ODD + torch.where(is_text, 0, ids[..., 1])
+    return by_id, torch.where(is_text, ids[..., 1], by_id)
+
+
+def are_same(ids: Tensor, others: Tensor) -> Tensor:
+    """Which identities (..., 2) are those of the same passage as ``others`` (..., 2); the shapes are broadcast."""
+    (by_id, by_text), (other_by_id, other_by_text) = names_of(ids), names_of(others)
+    return (by_id == other_by_id) | (by_text == other_by_text)
 
 
 def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
@@ -105,7 +140,7 @@ def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
 
 def are_known(ids: Tensor, known: Tensor) -> Tensor:
     """Which identities (..., 2) are those of known positives (..., 2), by themselves or by their document; the shapes are broadcast."""
-    return (ids[..., 0] == known[..., 0]) & ((ids[..., 1] == known[..., 1]) | (known[..., 1] == WHOLE_DOCUMENT))
+    return are_same(ids, known) | ((ids[..., 0] == known[..., 0]) & (known[..., 1] == WHOLE_DOCUMENT))
 
 
 @dataclass(frozen=True, slots=True)

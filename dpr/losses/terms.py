@@ -18,7 +18,7 @@ from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger
 from dpr.core.records import WHOLE_DOCUMENT
 from dpr.core.temperature import Temperature
-from dpr.losses.candidates import MASKED_SCORE, Candidates, GuideVectors, Rivals, are_known, score_matrix
+from dpr.losses.candidates import MASKED_SCORE, Candidates, GuideVectors, Rivals, are_known, are_same, names_of, score_matrix
 from dpr.losses.guide import Guide
 from dpr.losses.nll import blockwise_nll, in_blocks, nll_of_columns, nll_of_scores
 from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, OWN_SCORES, QUESTIONS, LossResult, Pool, Term
@@ -284,7 +284,7 @@ def own_candidates(batch: BiEncoderBatch, rule: str) -> tuple[Candidates, Tensor
     excluded, extra = ~valid, torch.zeros_like(valid)
     if rule == "distinct":
         ids = batch.context_ids.view(-1, size, 2)
-        is_same = (ids[:, :, None] == ids[:, None]).all(-1) & valid[:, None]
+        is_same = are_same(ids[:, :, None], ids[:, None]) & valid[:, None]
         repeats = (is_same & (column[:, None] > column)).any(2)
         positives = is_same[torch.arange(len(batch)), :, target]
         known = (are_known(ids[:, :, None], batch.known_positive_ids[:, None]) & batch.known_positive_valid[:, None]).any(2)
@@ -305,16 +305,20 @@ def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candida
         return Candidates(target, everything, torch.empty(len(batch), 0, dtype=torch.int64), torch.arange(num_questions))
     assert pool.known_positives is not None, "the loss did not ask for known positives"
     passages, known = batch.context_ids[batch.positive_idx], pool.known_positives
-    documents = torch.stack([passages[:, 0], torch.full_like(passages[:, 0], WHOLE_DOCUMENT)], dim=1)
-    _, label = torch.unique(torch.cat([passages, documents, known[:, :, :2].reshape(-1, 2)]), dim=0, return_inverse=True)
-    *asked, of_known = label.split([len(batch), len(batch), known.shape[0] * known.shape[1]])
-    of_known = torch.where(known[:, :, 2].bool().flatten(), of_known, -1)
-    order = torch.argsort(of_known, stable=True)
+    is_known = known[:, :, 2].bool()
+    is_whole = is_known & (known[:, :, 1] == WHOLE_DOCUMENT)
+    (by_id, by_text), (known_by_id, known_by_text) = names_of(passages), names_of(known[:, :, :2])
     masked = []
-    for of_passage in asked:
-        first, last = (torch.searchsorted(of_known[order], of_passage, right=right) for right in (False, True))
+    for of_passage, of_known, counts in (
+        (by_id, known_by_id, is_known),
+        (by_text, known_by_text, is_known),
+        (passages[:, 0].contiguous(), known[:, :, 0], is_whole),
+    ):
+        ordered, order = of_known[counts].sort()
+        knowing = counts.nonzero()[order, 0]
+        first, last = (torch.searchsorted(ordered, of_passage, right=right) for right in (False, True))
         place = first[:, None] + torch.arange(int((last - first).max()))
-        question = order[place.clamp(max=len(order) - 1)] // known.shape[1] if len(order) else torch.full_like(place, num_questions)
+        question = knowing[place.clamp(max=len(knowing) - 1)] if len(knowing) else torch.full_like(place, num_questions)
         is_rival = (place >= last[:, None]) | (question == target[:, None])
         masked.append(torch.where(is_rival, num_questions, question))
     return Candidates(target, everything, torch.cat(masked, dim=1), torch.arange(num_questions))

@@ -42,7 +42,7 @@ SECOND = DataSetSettings(query_prefix="ba be ", query_special_suffix=" bo", sele
 
 
 def two_sets() -> list[tuple[ListSource, DataSetSettings]]:
-    """Both have passages of the same ids, which are not the same passages, and some of the same text without an id, which are."""
+    """Both have passages of the same text, some with ids, some without: one passage, whatever its id and its set."""
     return [(ListSource(make_samples(30, seed=1), "first"), FIRST), (ListSource(make_samples(22, seed=1), "second"), SECOND)]
 
 
@@ -78,12 +78,12 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
     for pool in range(ACCUMULATION):
         rows = dataset.read(dataset.iterator.pool(1, pool))
         assert {row.dataset for row in rows} == {0, 1}, "pools must hold both sets, or this proves little"
-        passages: list[tuple[str, Passage]] = []
+        passages: list[Passage] = []
         positives, questions, texts = [], [], []
         for row in rows:
             positives.append(len(passages))
             name, chosen = row.namespace, dataset.collator.select(row).in_slot_order()
-            passages += [(name, passage) for passage in chosen]
+            passages += chosen
             bodies = [passage.text.removeprefix('"') if name == "second" else passage.text for passage in chosen]
             texts += [(passage.title, body) if passage.title else body for passage, body in zip(chosen, bodies, strict=True)]
             question = row.sample.question
@@ -92,9 +92,9 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
             ids = torch.tensor([encode(question, truncation=True, max_length=24)["input_ids"]])
             questions.append(model.question_model.backbone(input_ids=ids).last_hidden_state[0, 1 if name == "second" else 0])
         contexts = embed(model.ctx_model.backbone, encode, texts, 24)
-        keys = [key(name, passage) for name, passage in passages]
+        keys = [key(passage) for passage in passages]
         for place, row in enumerate(rows):
-            answers = {key(row.namespace, passage) for passage in row.known_positives}
+            answers = {key(passage) for passage in row.known_positives}
             gold = keys[positives[place]]
             kept = [column for column, own in enumerate(keys) if own not in keys[:column] and (own == gold or own not in answers)]
             scores = torch.stack([questions[place] @ contexts[column] for column in kept])
@@ -105,8 +105,8 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
     return {"loss": plain, **{name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}}
 
 
-def key(namespace: str, passage: Passage) -> tuple[str, ...]:
-    return ("id", namespace, passage.id) if passage.id is not None else ("text", passage.title, passage.text)
+def key(passage: Passage) -> tuple[str, ...]:
+    return passage.title, passage.text
 
 
 CASES = {"direct": {}, "cached": {"grad_cache_tokens": 40}, "in blocks": {"max_scores": 50}}

@@ -13,6 +13,7 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, PoolOrder, data_row, pool_loader
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
+from dpr.losses.candidates import are_same
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples
 
 A, B, C, D = (Passage(text, id=text) for text in ("ba", "be", "bi", "bo"))
@@ -58,12 +59,18 @@ def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer
     assert known[2] == {judgement_identity(C, "tiny")}
 
 
-def test_identity_is_the_id_within_its_namespace_or_the_text() -> None:
-    assert judgement_identity(Passage("x", id="7"), "a") == judgement_identity(Passage("y", id="7"), "a")
-    assert judgement_identity(Passage("x", id="7"), "a") != judgement_identity(Passage("x", id="7"), "b")
-    assert judgement_identity(Passage("x", "t"), "a") == judgement_identity(Passage("x", "t"), "b")
-    assert judgement_identity(Passage("x", "t"), "a") != judgement_identity(Passage("x"), "a")
-    assert judgement_identity(Passage("7"), "a") != judgement_identity(Passage("7", id="7"), "a")
+def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None:
+    def same(one: Passage, other: Passage, namespace: str = "a") -> bool:
+        return bool(are_same(*(torch.tensor(judgement_identity(*each)) for each in ((one, "a"), (other, namespace)))))
+
+    assert same(Passage("x", id="7"), Passage("y", id="7"))
+    assert not same(Passage("x", id="7"), Passage("y", id="7"), "b")
+    assert same(Passage("x", "t"), Passage("x", "t"), "b")
+    assert not same(Passage("x", "t"), Passage("x"))
+    assert not same(Passage("7"), Passage("x", id="7"))
+    for other in (Passage("X  y", id="8"), Passage("x y"), Passage("x\ny", id="7")):
+        assert same(Passage("x y", id="7"), other)
+        assert same(Passage("x y", id="7"), other, "b"), "equal texts of two data sets are one passage"
 
 
 def test_other_negatives_stand_in_for_missing_hard_ones() -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from dpr.core.records import WHOLE_DOCUMENT
+from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.records import WHOLE_DOCUMENT, Passage
+from dpr.data.collator import judgement_identity
 from dpr.losses.candidates import MASKED_SCORE, find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.objective import Objective
 from dpr.losses.protocol import LossResult, Pool
+from dpr.losses.settings import ObjectiveSettings
+from dpr.losses.terms import own_scores
 from tests.helpers.pools import make_pool
 
 
@@ -95,6 +101,69 @@ def test_no_passage_of_a_known_document_competes() -> None:
                 is_target = torch.equal(ids[column], ids[positive]) and is_first
                 is_known = bool(ids[column, 0] == ids[positive, 0]) if row % 2 else torch.equal(ids[column], ids[positive])
                 assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target)), (seed, row, column)
+
+
+def passages_of(slots: list[tuple[str | None, str]]) -> list[int]:
+    """Of each slot the first one of its passage: slots that share id or text, or have such slots between them."""
+    first = list(range(len(slots)))
+    for _ in slots:
+        for slot, (key, text) in enumerate(slots):
+            same = [other for other, (its, words) in enumerate(slots) if text == words or (key is not None and key == its)]
+            first[slot] = min(first[other] for other in same)
+    return first
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_texts_under_different_ids_are_one_passage_on_every_rank(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def drawn() -> tuple[str | None, str]:
+        return rng.choice([None, *"abcdefgh"]), rng.choice("stuvwxyz")
+
+    def identities(listed: list[tuple[str | None, str]]) -> torch.Tensor:
+        return torch.tensor([judgement_identity(Passage(text, id=key), "set") for key, text in listed])
+
+    slots = [drawn() for _ in range(12)]
+    known = [[slots[3 * question], *(drawn() for _ in range(rng.randint(0, 2)))] for question in range(4)]
+    ids, valid = identities(slots), torch.ones(12, dtype=torch.bool)
+    first = passages_of(slots)
+    for question, listed in enumerate(known):  # as a rank that has no other question, so that it sees no other known positive
+        one = identities(listed)[None], torch.ones(1, len(listed), dtype=torch.bool)
+        found = find_candidates("distinct", torch.tensor([3 * question]), valid, ids, *one)
+        masked = [first[slot] for slot, each in enumerate(slots) if any(is_same(each, other) for other in listed)]
+        expected = [first[slot] == slot and (slot not in masked or slot == first[3 * question]) for slot in range(12)]
+        assert found.target.tolist() == [first[3 * question]]
+        assert (found.mask_(torch.zeros(1, 12)) != MASKED_SCORE).tolist() == [expected]
+        columns = [column for column in found.masked[0].tolist() if column < 12]
+        assert len(set(columns)) == len(columns), "masked twice, it would be a positive twice"
+
+
+def is_same(one: tuple[str | None, str], other: tuple[str | None, str]) -> bool:
+    return one[1] == other[1] or (one[0] is not None and one[0] == other[0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"in_batch_negatives": False}, {"symmetric_weight": 1.0, "nll_weight": 0.0}])
+def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) -> None:
+    """Each of two texts is the positive of two questions and the hard negative of another, with ids of its own each time, and with none."""
+    rows = [("ba", "x", "y"), ("be", "x", "z"), ("bi", "y", "x"), ("bo", "y", "y")]
+    found = []
+    for has_ids in (True, False):
+        numbers = iter("abcdefgh" if has_ids else [None] * 8)
+        passages = [Passage(text, id=next(numbers)) for row in rows for text in row[1:]]
+        ids = torch.tensor([judgement_identity(passage, "set") for passage in passages])
+        known, valid = ids[::2][:, None], torch.ones(4, 1, dtype=torch.bool)
+        token, positives = TokenBatch.from_lists([[1]]), torch.arange(0, 8, 2)
+        listed = torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.bool)
+        weights = torch.ones(4, dtype=torch.float64)
+        batch = BiEncoderBatch(TokenBatch.from_lists([[1]] * 4), token, *listed, ids, positives, known, valid, weights)
+        generator = torch.Generator().manual_seed(0)
+        questions, vectors = torch.randn(4, 5, generator=generator), torch.randn(3, 5, generator=generator)
+        slots = vectors[["xyz".index(passage.text) for passage in passages]]
+        pool = make_pool(slots, positives, ids=ids, known=(known, valid))
+        sent = torch.cat([known, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
+        pool = replace(pool, questions=questions, known_positives=sent, own_scores=own_scores(questions, pool))
+        found.append(Objective(ObjectiveSettings(**settings))(questions, pool, batch).loss)
+    assert torch.equal(*found)
 
 
 def test_masked_candidates_get_no_gradient() -> None:
