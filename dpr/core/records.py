@@ -74,6 +74,8 @@ class Question:
     text: str
     id: str
     answers: tuple[str, ...] = ()
+    line: int = field(default=0, compare=False, repr=False)
+    """In its file, counted from 1; 0 where it comes from none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 Only the passage's text counts, not its title. Text and answers are NFD-normalised, accents are kept.
 
 * ``string``: tokens are runs of letters, numbers and marks, or else single characters that are neither space nor control. The lower-cased
-  tokens of an answer must occur in the text one after the other. An answer without tokens matches every text.
+  tokens of an answer must occur in the text one after the other.
 * ``regex``: the answer is a pattern of the ``regex`` package, searched ignoring case, ``^`` and ``$`` at every line. A pattern that is not
   valid, or that takes longer than a second on one text, does not match.
+
+An answer without tokens, such as "" or a space, matches no text (in DPR every text).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from multiprocessing import get_context
 import regex
 
 from dpr.core.logs import get_logger
+from dpr.core.records import Question
 
 KINDS = ("string", "regex")
 REGEX_TIMEOUT_S = 1.0
@@ -32,7 +35,20 @@ _log = get_logger(__name__)
 
 def has_answer(answers: Iterable[str], text: str, kind: str = "string") -> bool:
     """Whether ``text`` holds one of ``answers``; ``kind`` is ``string`` or ``regex``."""
-    return _match_text(text, [tuple(answers)], kind)[0]
+    return _match_text(text, [_with_tokens(answers)], kind)[0]
+
+
+def warn_of_empty_answers(questions: Sequence[Question]) -> None:
+    """Says where answers have no tokens."""
+    empty = [(question, answer) for question in questions for answer in question.answers if not _needle(answer)[1]]
+    if empty:
+        question, answer = empty[0]
+        place = f"line {question.line} of the questions" if question.line else f"question {question.id!r}"
+        _log.warning("%d answers are empty, the first of them %r at %s: they match no text", len(empty), answer, place)
+
+
+def _with_tokens(answers: Iterable[str]) -> tuple[str, ...]:
+    return tuple(answer for answer in answers if _needle(answer)[1])
 
 
 def match_hits(
@@ -50,7 +66,8 @@ def match_hits(
         for rank, passage_id in enumerate(listed):
             asked.setdefault(passage_id, []).append((question, rank))
     passages = [texts[passage_id] for passage_id in asked]
-    askers = [[tuple(answers[question]) for question, _ in places] for places in asked.values()]
+    matching = [_with_tokens(of_question) for of_question in answers]
+    askers = [[matching[question] for question, _ in places] for places in asked.values()]
     if workers <= 1 or sum(map(len, hits)) < _POOL_PAIRS:
         results = list(map(_match_text, passages, askers, repeat(kind)))
     else:  # spawned, not forked: a fork after torch has started its threads can hang

@@ -152,7 +152,7 @@ def _csv_questions(path: Path, question_col: int, answers_col: int, id_col: int)
             raise InputError(f"{len(row)} columns", file=path, line=line, expected=f"at least {needed}", hint=hint)
         with located(path, line):
             answers = checked_answers(_literal(row[answers_col])) if answers_col >= 0 else ()
-        yield line, Question(row[question_col], row[id_col] if id_col >= 0 else str(index), answers)
+        yield line, Question(row[question_col], row[id_col] if id_col >= 0 else str(index), answers, line)
 
 
 def _literal(text: str) -> Any:
@@ -171,5 +171,5 @@ def _json_questions(path: Path, question_attr: str, answers_attr: str, id_attr: 
         with located(path, line):
             text = checked_text(value, question_attr if question_attr in value or "text" not in value else "text")
             key = first_id(value, (id_attr, "_id"), default=str(index))
-            question = Question(text, key, checked_answers(value.get(answers_attr, value.get("answer"))))
+            question = Question(text, key, checked_answers(value.get(answers_attr, value.get("answer"))), line)
         yield line, question

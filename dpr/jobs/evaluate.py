@@ -39,7 +39,17 @@ from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
-from dpr.retrieval.judging import example_rows, first_hits, judge_by_answers, judge_by_qrels, relevant_ids, write_report
+from dpr.retrieval.judging import (
+    example_rows,
+    first_hits,
+    judge_by_answers,
+    judge_by_qrels,
+    possibly_own,
+    relevant_ids,
+    warn_of_own_passages,
+    without_own_ids,
+    write_report,
+)
 from dpr.retrieval.passages import find_passages
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm
 from dpr.retrieval.search_folder import FILE, SearchSettings
@@ -135,7 +145,9 @@ class _Suite:
             read = (
                 [{key for hits in ranking for key, _ in hits} for ranking in rankings.values()] if qrels is None else [relevant_ids(qrels)]
             )
-            passages = find_passages([source], shown.union(*read))
+            passages = find_passages([source], shown.union(*read, *(possibly_own(questions, ranking) for ranking in rankings.values())))
+            last = rankings[config.systems[-1]]
+            warn_of_own_passages(questions, last, passages, qrels, setting="skip_same_id: true in the set's entry leaves out hits with a question's own id")
             asking: dict[str, Any] = {"questions": questions, "texts": [form.text(question.text) for question in questions]}
             with durable_folder(target, overwrite=config.overwrite, metadata={"kind": "evaluation", "made_of": made_of}) as folder:
                 for system, ranking in rankings.items():
@@ -175,9 +187,7 @@ class _Suite:
         for system, open_side in (("bm25", self._lexical), ("dense", self._dense), (STATIC, self._static)):
             if system in config.systems or ("hybrid" in config.systems and system != STATIC):
                 rankings = open_side(test_set, source, form).retrieve(texts, k + test_set.options.skip_same_id)
-                if test_set.options.skip_same_id:
-                    rankings = [[hit for hit in hits if hit[0] != question.id] for question, hits in zip(questions, rankings, strict=True)]
-                sides[system] = [hits[:k] for hits in rankings]
+                sides[system] = without_own_ids(questions, rankings, k) if test_set.options.skip_same_id else rankings
         if "hybrid" in config.systems:
             sides["hybrid"] = fusion.fuse(sides["dense"], sides["bm25"], config.n_docs)
         return {system: [hits[: config.n_docs] for hits in sides[system]] for system in config.systems}

@@ -30,9 +30,12 @@ from dpr.retrieval.judging import (
     first_hits,
     judge_by_answers,
     judge_by_qrels,
+    possibly_own,
     relevant_ids,
     to_results,
+    warn_of_own_passages,
     weight_values,
+    without_own_ids,
     write_report,
 )
 from dpr.retrieval.passages import require_passages
@@ -63,7 +66,10 @@ def run(config: RetrievalConfig) -> float | None:
     logger.info("%d questions searched in %.1f s", len(job.texts), time.monotonic() - start)
     shown = example_rows(job.questions, job.qrels) if config.metrics_file else []
     with_texts = bool((config.out_file and config.out_texts) or job.answer_match)
-    passages = job.look_up(rankings, with_texts=with_texts, also=first_hits(rankings, shown))
+    beside = possibly_own(job.questions, rankings)
+    passages = job.look_up(rankings, with_texts=with_texts, also=first_hits(rankings, shown), beside=beside)
+    setting = "skip_same_id=true leaves out hits with a question's own id"
+    warn_of_own_passages(job.questions, rankings, passages or {}, job.qrels, setting=setting)
     judged = job.judge(rankings, passages)
     for line in judged.notes:
         logger.info(line)
@@ -160,9 +166,14 @@ class _Retrieval:
     def retrieve(self, retriever: Retriever) -> tuple[list[Ranking], float | None]:
         """Rankings, and the weight of a linear hybrid."""
         config = self.config
+        num_docs = config.n_docs + config.skip_same_id
         if not isinstance(retriever, HybridRetriever):
-            return retriever.retrieve(self.asked, config.n_docs), None
-        dense, lexical = retriever.retrieve_sides(self.asked, config.n_docs)
+            rankings = retriever.retrieve(self.asked, num_docs)
+            return without_own_ids(self.questions, rankings, config.n_docs) if config.skip_same_id else rankings, None
+        dense, lexical = retriever.retrieve_sides(self.asked, num_docs)
+        if config.skip_same_id:
+            depth = max(config.n_docs, config.hybrid_depth)
+            dense, lexical = (without_own_ids(self.questions, side, depth) for side in (dense, lexical))
         fusion = retriever.fusion
         why = "as set"
         if config.tune_hybrid_weight:
@@ -192,11 +203,16 @@ class _Retrieval:
         logger.info("hybrid_weight: %s", ", ".join(f"{weight:g} {value:.3f}" for weight, value in values.items()))
         return max(values, key=lambda weight: (values[weight], -weight))
 
-    def look_up(self, rankings: Sequence[Ranking], *, with_texts: bool, also: Collection[str] = ()) -> dict[str, Passage] | None:
-        """The retrieved passages (all must be in the corpus), those judged relevant and ``also``, read in one pass over the corpus."""
+    def look_up(
+        self, rankings: Sequence[Ranking], *, with_texts: bool, also: Collection[str] = (), beside: Collection[str] = ()
+    ) -> dict[str, Passage] | None:
+        """The retrieved passages (all must be in the corpus), those judged relevant and ``also``, read in one pass over the corpus, and
+        those ``beside`` where there is such a pass."""
         hits = {passage for ranking in rankings for passage, _ in ranking} if with_texts else set()
         others = relevant_ids(self.qrels or {}).union(also)
-        return require_passages(self.sources, hits, also=others) if self.sources and (hits or others) else None
+        if not self.sources or not (hits or others):
+            return None
+        return require_passages(self.sources, hits, also=others.union(beside))
 
     def judge(self, rankings: Sequence[Ranking], passages: dict[str, Passage] | None) -> Judged:
         config, by_answers = self.config, Judged()

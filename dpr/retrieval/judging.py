@@ -13,7 +13,8 @@ import numpy as np
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.evaluation.answer_match import match_hits, top_k_hits
+from dpr.data.near_duplicates import plain
+from dpr.evaluation.answer_match import match_hits, top_k_hits, warn_of_empty_answers
 from dpr.evaluation.ranking_metrics import (
     CUTOFFS,
     Coverage,
@@ -78,6 +79,7 @@ def judge_by_answers(
     workers: int = 1,
 ) -> Judged:
     """accuracy@k: the share of questions with an answer among the first k texts."""
+    warn_of_empty_answers(questions)
     hits = [[passage for passage, _ in ranking] for ranking in rankings]
     texts = {passage_id: passages[passage_id].text for ids in hits for passage_id in ids}
     matched = match_hits([question.answers for question in questions], hits, texts, kind=kind, workers=workers)
@@ -112,6 +114,42 @@ def judge_by_qrels(
     fit = coverage(run, asked, corpus_ids)
     _refuse_foreign_judgements(fit, asked, rankings, any(map(any, matched)))
     return Judged(matched, metrics, (f"judgements: {fit}",), matched, rows, values)
+
+
+def without_own_ids(questions: Sequence[Question], rankings: Sequence[Ranking], k: int) -> list[Ranking]:
+    """Rankings without hits of the question's own id, cut to ``k``."""
+    pairs = zip(questions, rankings, strict=True)
+    return [[hit for hit in ranking if hit[0] != question.id][:k] for question, ranking in pairs]
+
+
+def possibly_own(questions: Sequence[Question], rankings: Sequence[Ranking]) -> set[str]:
+    """Hits that may be the question itself, by id or because they come first: the passages that ``warn_of_own_passages`` compares."""
+    own = {question.id for question, ranking in zip(questions, rankings, strict=True) if any(key == question.id for key, _ in ranking)}
+    return own.union(ranking[0][0] for ranking in rankings if ranking)
+
+
+def warn_of_own_passages(
+    questions: Sequence[Question], rankings: Sequence[Ranking], passages: Mapping[str, Passage], qrels: Qrels | None, *, setting: str
+) -> None:
+    """Says how many questions are passages of the corpus that are not right for them: they find themselves."""
+    found: list[tuple[Question, str]] = []
+    for question, ranking in zip(questions, rankings, strict=True):
+        text, grades = plain(question.text), (qrels or {}).get(question.id, {})
+        for rank, (key, _) in enumerate(ranking):
+            if (rank and key != question.id) or grades.get(key, 0) > 0:
+                continue
+            passage = passages.get(key)
+            is_equal = passage is not None and text in (plain(passage.text), plain(f"{passage.title} {passage.text}"))
+            # By the id alone it is told where it comes first and judgements, which go by ids, do not find it right.
+            if is_equal or (qrels is not None and not rank and key == question.id):
+                found.append((question, key))
+                break
+    if found:
+        question, key = found[0]
+        others = sum(question.id != key for question, key in found)
+        kept = f" ({others} are there under another id, which it keeps)" if others else ""
+        message = "%d of %d questions are passages of the corpus and find themselves, the first is %r as passage %r; %s%s"
+        logger.warning(message, len(found), len(questions), question.id, key, setting, kept)
 
 
 def _refuse_foreign_judgements(fit: Coverage, asked: Qrels, rankings: Sequence[Ranking], is_any_found: bool) -> None:

@@ -13,7 +13,7 @@ from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettin
 
 SEARCH_MODES = ("dense", "bm25", "hybrid")
 """How one question is searched: by vectors, by words, or by both."""
-_OF_RESULTS = ("out_file", "trec_run_file", "metrics_file", "search_folder", "qrels", "hybrid", "tune_hybrid_weight", "n_docs", "match")
+_OF_RESULTS = ("out_file", "trec_run_file", "metrics_file", "search_folder", "qrels", "hybrid", "tune_hybrid_weight", "n_docs", "match", "skip_same_id")
 
 
 @dataclass
@@ -107,6 +107,8 @@ class RetrievalConfig(CudaSettings):
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
+    skip_same_id: bool = False
+    """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus (ArguAna, Quora)."""
     batch_size: int = setting(128, unit="questions", least=1, excludes="indexer.kind=bm25")
     """Questions encoded at a time."""
     validation_workers: int = setting(

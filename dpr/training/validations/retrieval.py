@@ -17,7 +17,7 @@ from dpr.core.records import Passage, Question
 from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
-from dpr.evaluation.answer_match import match_hits
+from dpr.evaluation.answer_match import match_hits, warn_of_empty_answers
 from dpr.evaluation.ranking_metrics import evaluate_questions
 from dpr.formats.metrics_files import finest
 from dpr.formats.question_sets import read_qrels, read_questions
@@ -76,6 +76,8 @@ class JudgedQuestions:
         if not kept or (by_answers and not any(question.answers for question in kept)):
             missing = "has answers" if by_answers else f"has a passage judged relevant in {options.qrels}"
             raise InputError(f"no question {missing}", file=options.questions, hint="question ids and judgements must belong together")
+        if by_answers:
+            warn_of_empty_answers(kept)
         cutoffs = tuple(k for k in _CUTOFFS if k <= options.n_docs) or (options.n_docs,)
         asked = {question.id for question in kept}
         return cls(kept, {key: grades for key, grades in relevant.items() if key in asked}, by_answers, cutoffs)
