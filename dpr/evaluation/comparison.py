@@ -10,7 +10,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.suggestions import suggestion
 from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, text_table
 from dpr.evaluation.report.examples import cut
-from dpr.evaluation.significance import PairedTest, holm, paired_test
+from dpr.evaluation.significance import SHOWN, TOO_FEW, PairedTest, holm, paired_test
 from dpr.formats.metrics_files import MetricsFile, PerQuestion
 
 _NUM_CHANGED = 20
@@ -101,9 +101,10 @@ def difference_table(differences: Sequence[Difference]) -> str:
     rows = [["", "first", "second", "difference", "95 % interval", "t test", "randomisation", "Holm", "detectable"]]
     for one in differences:
         test, label = one.test, [one.question_set] * several[0] + [one.run] * several[1] + [RETRIEVAL_COLUMNS.get(one.metric, one.metric)]
-        interval = f"[{test.low:+.3f}, {test.high:+.3f}]"
-        values = [f"{test.first:.3f}", f"{test.second:.3f}", f"{test.difference:+.3f}", interval]
-        rows.append([", ".join(label), *values, _p(test.p_t), _p(test.p_flips), _p(one.adjusted), f"{test.detectable:.3f}"])
+        told = [f"[{test.low:+{SHOWN}}, {test.high:+{SHOWN}}]", _p(test.p_t), _p(test.p_flips), _p(one.adjusted), f"{test.detectable:{SHOWN}}"]
+        if test.outcome == TOO_FEW:
+            told = [f"{TOO_FEW} to tell", "-", "-", "-", "-"]
+        rows.append([", ".join(label), f"{test.first:{SHOWN}}", f"{test.second:{SHOWN}}", f"{test.difference:+{SHOWN}}", *told])
     return text_table(rows)
 
 

@@ -15,6 +15,11 @@ from scipy import stats
 
 from dpr.core.errors import InputError
 
+HIGHER, LOWER, NO_DIFFERENCE, TOO_FEW = "higher", "lower", "no difference", "too few questions"
+FEWEST = 10
+"""From fewer questions, or where all differ alike, nothing is told of others: how far these may lie is not known."""
+SHOWN = ".3f"
+"""Means are shown like this, and a difference that does not show is none."""
 FLIPS = 100_000
 LEVEL = 0.05
 """Intervals cover 1 - LEVEL, and a difference counts as shown where the adjusted p is below it."""
@@ -38,18 +43,27 @@ class Estimate:
         half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance) if variance else 0.0
         return cls(mean, mean - half, mean + half, variance, freedom)
 
+    @property
+    def outcome(self) -> str:
+        """What a mean difference tells: ``HIGHER`` or ``LOWER`` where its interval leaves 0 out, ``NO_DIFFERENCE``, or ``TOO_FEW``."""
+        if self.freedom < FEWEST - 1 or (self.mean and not self.variance):
+            return TOO_FEW
+        return HIGHER if self.low > 0 else LOWER if self.high < 0 else NO_DIFFERENCE
+
 
 @dataclass(frozen=True)
 class PairedTest:
     """``second`` against ``first``, both means over the same questions.
 
     Attributes:
+        outcome: that of the difference (``Estimate.outcome``); ``NO_DIFFERENCE`` too where both means are shown by the same figures.
         difference: second - first, with ``low`` and ``high`` of its interval.
-        p_t, p_flips: two-sided, of the paired t test and of the randomisation test.
+        p_t, p_flips: two-sided, of the paired t test (1 where all differ alike, which shows no deviation) and of the randomisation test.
         detectable: the smallest true difference that a test over so many questions with this spread finds 4 times in 5.
     """
 
     num_questions: int
+    outcome: str
     first: float
     second: float
     difference: float
@@ -61,10 +75,13 @@ class PairedTest:
 
 
 def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
-    """The mean of a sample of questions, by Student's t; without an interval where it is a single one."""
+    """The mean of a sample of questions, by Student's t; without an interval where all are alike."""
     array = np.asarray(values, dtype=np.float64)
     count = len(array)
-    return Estimate.of(float(array.mean()), float(array.var(ddof=1)) / count if count > 1 else 0.0, max(count - 1, 1))
+    variance = float(array.var(ddof=1)) if count > 1 else 0.0
+    if variance <= (_ROUNDING * float(np.abs(array).max())) ** 2:
+        variance = 0.0
+    return Estimate.of(float(array.mean()), variance / count, max(count - 1, 1))
 
 
 def mean_of(parts: Sequence[Estimate]) -> Estimate:
@@ -73,35 +90,35 @@ def mean_of(parts: Sequence[Estimate]) -> Estimate:
     variance = math.fsum(part.variance for part in parts)
     spread = math.fsum(part.variance**2 / part.freedom for part in parts)
     mean = math.fsum(part.mean for part in parts) / len(parts)
-    return Estimate.of(mean, variance / len(parts) ** 2, variance**2 / spread if spread else 1)
+    return Estimate.of(mean, variance / len(parts) ** 2, variance**2 / spread if spread else min(part.freedom for part in parts))
 
 
 def paired_test(*sets: tuple[Sequence[float], Sequence[float]], flips: int = FLIPS, seed: int = 0) -> PairedTest:
     """Compares two systems by their values, question by question in the same order; over several sets by the mean of their means.
 
     Raises:
-        InputError: a set of fewer than two questions.
+        InputError: a set without questions.
     """
     pairs = [(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)) for first, second in sets]
     for first, second in pairs:
         if first.shape != second.shape:
             raise ValueError(f"{len(first)} values against {len(second)}")
-        if len(first) < 2:
-            raise InputError(f"{len(first)} judged questions are too few for a test", expected="at least 2")
+        if not len(first):
+            raise InputError("there are no judged questions to test")
     mean = mean_of([estimate(second - first) for first, second in pairs])
     error = math.sqrt(mean.variance)
-    if error:
-        p_t = 2 * float(stats.t.sf(abs(mean.mean) / error, mean.freedom))
-    else:  # all differ alike, so there is nothing to estimate a deviation from
-        p_t = 1.0 if mean.mean == 0 else 0.0
+    before = math.fsum(float(first.mean()) for first, _ in pairs) / len(pairs)
+    after = math.fsum(float(second.mean()) for _, second in pairs) / len(pairs)
+    is_hidden = f"{before:{SHOWN}}" == f"{after:{SHOWN}}" and mean.outcome != TOO_FEW
     return PairedTest(
         num_questions=sum(len(first) for first, _ in pairs),
-        first=math.fsum(float(first.mean()) for first, _ in pairs) / len(pairs),
-        second=math.fsum(float(second.mean()) for _, second in pairs) / len(pairs),
+        outcome=NO_DIFFERENCE if is_hidden else mean.outcome,
+        first=before,
+        second=after,
         difference=mean.mean,
         low=mean.low,
         high=mean.high,
-        p_t=p_t,
+        p_t=2 * float(stats.t.sf(abs(mean.mean) / error, mean.freedom)) if error else 1.0,
         p_flips=sign_flip_p(np.concatenate([(second - first) / len(first) for first, second in pairs]), flips=flips, seed=seed),
         detectable=detectable_difference(error),
     )

@@ -26,7 +26,7 @@ from dpr.evaluation.ranking_metrics import format_table, text_table
 from dpr.evaluation.report.page import Report
 from dpr.evaluation.report.reading import read_retrieval
 from dpr.evaluation.report.write import write_page
-from dpr.evaluation.significance import Estimate, estimate, mean_of
+from dpr.evaluation.significance import SHOWN, TOO_FEW, Estimate, estimate, mean_of
 from dpr.formats.corpora import require_word
 from dpr.formats.metrics_files import RESULTS, MetricsFile, read_metrics
 from dpr.formats.question_sets import read_qrels, read_questions, write_qrels
@@ -318,13 +318,16 @@ def rows_of(figures: Figures) -> list[list[str]]:
     lines = [["", *(COLUMNS.get(head, head) + metric[len(head) :] for head, metric in zip(heads, columns))]]
     for name, systems in figures.items():
         for label, one in systems.items():
-            cells = (_text(one[metric], "+" * metric.endswith(LESS_BM25)) if metric in one else "-" for metric in columns)
+            cells = (_text(one[metric], is_difference=metric.endswith(LESS_BM25)) if metric in one else "-" for metric in columns)
             lines.append([f"{name}, {label}", *cells])
     return lines
 
 
-def _text(one: Estimate, sign: str = "") -> str:
-    return f"{one.mean:{sign}.3f} [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
+def _text(one: Estimate, *, is_difference: bool) -> str:
+    sign = "+" if is_difference else ""
+    if is_difference and one.outcome == TOO_FEW:
+        return f"{one.mean:{sign}{SHOWN}} [{TOO_FEW} to tell]"
+    return f"{one.mean:{sign}{SHOWN}} [{one.low:{sign}{SHOWN}}, {one.high:{sign}{SHOWN}}]"
 
 
 def as_records(figures: Figures) -> dict[str, Any]:

@@ -6,6 +6,7 @@ pytest tests/invariants/test_verdict.py
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.dev_sets import DevSet, NllValidation
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import Validation, run_validations
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -109,6 +110,42 @@ def test_a_run_that_learns_is_better_and_is_kept(folder: Path, tmp_path: Path) -
     job.train()
     found = json.loads((tmp_path / "verdict.json").read_text())
     assert found["verdict"] == "better" and found["opens"] == found["best_checkpoint"] == job.progress.best_checkpoint
+
+
+class Scripted(Validation):
+    """Gives these values of questions, one list a call; their mean is a metric of which more is better."""
+
+    def __init__(self, *values: list[float]) -> None:
+        self.script = iter(values)
+
+    def __call__(self, model: BiEncoder) -> dict[str, float]:
+        self.values = {"eval/mine": next(self.script)}
+        return {"eval/mine": sum(self.values["eval/mine"]) / len(self.values["eval/mine"])}
+
+    def trial(self, model: BiEncoder, num_pools: int) -> dict[str, float]:
+        return {"eval/mine": 0.0}
+
+    def higher_is_better(self, name: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "line"),
+    [
+        ([0.0, 0.0], [1.0, 1.0], "too few questions to tell whether it is better than the start (mine 0.000 -> 1.000, +1.000, 2 questions)"),
+        ([2.5591] * 40, [2.5592, 2.5593] * 20, "no difference to the start (mine 2.559 -> 2.559, +0.000, 95 % interval +0.000 to +0.000"),
+        ([0.1] * 40, [0.2, 0.3] * 20, "better than the start (mine 0.100 -> 0.250, +0.150, 95 % interval +0.134 to +0.166, 40 questions)"),
+        ([math.nan] * 40, [0.2, 0.3] * 20, "not tested against the start (mine nan -> 0.250, +nan)"),
+    ],
+)
+def test_a_verdict_says_no_more_than_its_figures(folder: Path, tmp_path: Path, start: list[float], end: list[float], line: str) -> None:
+    options = {"validations": [Scripted(start, end)], "best_metric": "eval/mine", "keep": "better", "eval_every_steps": 0, "max_steps": 2}
+    model = BiEncoder.load(folder / "base")
+    job = make_trainer(model, [ListSource(SAMPLES)], [], tmp_path, eval_per_epoch=1, **options)
+    job.train()
+    found = json.loads((tmp_path / "verdict.json").read_text())
+    assert line in found["line"]
+    assert found["opens"] == job.progress.best_checkpoint == "dpr_biencoder.step2"
 
 
 def test_the_verdict_is_that_of_any_number_of_ranks(folder: Path, tmp_path: Path) -> None:

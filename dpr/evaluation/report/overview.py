@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
 from typing import Any
 
 from dpr.evaluation.report.charts import Point
 from dpr.evaluation.report.examples import cut, spread
 from dpr.evaluation.report.reading import Retrieval
+from dpr.evaluation.significance import HIGHER, TOO_FEW, estimate
 
 NUM_QUESTIONS = 10
 _DEPTHS = (20, 10, 5, 100, 1)
@@ -93,12 +93,14 @@ def _difference(best: Retrieval, rival: Retrieval, name: str) -> str:
         return ""
     ours, theirs = best.each.judged(name), rival.each.judged(name)
     changes = [value - theirs[key] for key, value in ours.items() if key in theirs]
-    if len(changes) < 2:
+    if not changes:
         return ""
-    mean, half = fmean(changes), _Z * stdev(changes) / math.sqrt(len(changes))
-    sentence = f"{_label(best)} against {_label(rival)} on {len(changes):,} questions: {100 * mean:+.1f} points, 95 % interval "
-    sentence += f"{100 * (mean - half):+.1f} to {100 * (mean + half):+.1f}"
-    return sentence + ("." if mean - half > 0 else "; so small a difference can be chance.")
+    one = estimate(changes)
+    sentence = f"{_label(best)} against {_label(rival)} on {len(changes):,} questions: {100 * one.mean:+.1f} points"
+    if one.outcome == TOO_FEW:
+        return f"{sentence}; {TOO_FEW} to tell whether that is chance."
+    sentence += f", 95 % interval {100 * one.low:+.1f} to {100 * one.high:+.1f}"
+    return sentence + ("." if one.outcome == HIGHER else "; so small a difference can be chance.")
 
 
 def _most(gains: Sequence[tuple[float, str]]) -> list[str]:

@@ -32,7 +32,7 @@ _EARLIER = 2.0
 @dataclass(frozen=True)
 class Comparison:
     """A metric of a model against that of the start, of BM25 or of the best checkpoint; the last four are missing where questions have no
-    values."""
+    values, the interval where they are too few."""
 
     metric: str
     against: str
@@ -46,8 +46,13 @@ class Comparison:
     num_questions: int | None = None
 
     def __str__(self) -> str:
-        words = {"no difference": f"no difference to {self.against}", "not tested": f"not tested against {self.against}"}
-        interval = f", 95 % interval {self.low:+.3f} to {self.high:+.3f}, {self.num_questions} questions" if self.low is not None else ""
+        words = {
+            "no difference": f"no difference to {self.against}",
+            "not tested": f"not tested against {self.against}",
+            "too few questions": f"too few questions to tell whether it is better than {self.against}",
+        }
+        interval = f", 95 % interval {self.low:+.3f} to {self.high:+.3f}" if self.low is not None else ""
+        interval += f", {self.num_questions} questions" if self.num_questions is not None else ""
         numbers = f"{self.metric.removeprefix('eval/')} {self.before:.3f} -> {self.after:.3f}, {self.difference:+.3f}{interval}"
         return f"{words.get(self.verdict, f'{self.verdict} than {self.against}')} ({numbers})"
 
@@ -103,7 +108,8 @@ class Verdict(Callback):
             else:
                 logger.warning("the start was not saved, since it was not asked for then; the best checkpoint stays %s", best)
         # Of equals the nearest to the start: that is their order.
-        weight = max(candidates, key=lambda each: sign * candidates[each].metrics[name], default=None)
+        comparable = {each: sign * one.metrics[name] for each, one in candidates.items() if not math.isnan(one.metrics[name])}
+        weight = max(comparable or candidates, key=lambda each: comparable.get(each, math.nan), default=None)
         merged = f"{run.settings.checkpoint_file_name}.merged"
         if weight is not None:
             progress.best_metric, progress.best_value = name, candidates[weight].metrics[name]
@@ -213,16 +219,16 @@ def _compared(run: Run, metrics: Metrics) -> Values:
 def _compare(run: Run, name: str, one: Measured, other: Measured, against: str = "the start") -> Comparison:
     theirs = _beside(name) if against == "BM25" else name
     before, ours = one.values.get(theirs, ()), other.values.get(name, ())
-    if min(len(before), len(ours)) < 2 or not all(map(math.isfinite, (*before, *ours))):
+    if not (before and ours and all(map(math.isfinite, (*before, *ours)))):
         was, now = one.metrics[theirs], sum(ours) / len(ours) if ours else other.metrics[name]
         return Comparison(name, against, "not tested", was, now, now - was)
-    from dpr.evaluation.significance import paired_test
+    from dpr.evaluation.significance import HIGHER, LOWER, TOO_FEW, paired_test
 
     test = paired_test((before, ours), flips=_FLIPS)
-    sign = 1 if _is_highest(run, name) else -1
-    verdict = "better" if min(sign * test.low, sign * test.high) > 0 else "worse" if max(sign * test.low, sign * test.high) < 0 else ""
-    numbers = test.first, test.second, test.difference, test.low, test.high, test.p_flips, test.num_questions
-    return Comparison(name, against, verdict or "no difference", *numbers)
+    words = {HIGHER: "better", LOWER: "worse"} if _is_highest(run, name) else {HIGHER: "worse", LOWER: "better"}
+    interval = (None, None) if test.outcome == TOO_FEW else (test.low, test.high)
+    numbers = test.first, test.second, test.difference, *interval, test.p_flips, test.num_questions
+    return Comparison(name, against, words.get(test.outcome, test.outcome), *numbers)
 
 
 def _is_highest(run: Run, name: str) -> bool:

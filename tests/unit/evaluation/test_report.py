@@ -185,7 +185,7 @@ def test_the_page_opens_with_a_sentence_and_a_picture(tmp_path: Path) -> None:
     sentence = "Of 100 questions, both has a right passage among its first 20 for 75, words for 50."
     assert sentence in page
     assert page.index(sentence) < page.index("<svg") < page.index("Accuracy@k") < page.index("wins and loses") < page.index("Learning rate")
-    assert "both against words on 200 questions: +25.0 points, 95 % interval +19.0 to +31.0." in page
+    assert "both against words on 200 questions: +25.0 points, 95 % interval +18.9 to +31.1." in page
     widths = [float(width) for width in re.findall(r'<rect x="0" y="0" width="([\d.]+)" height="10" class="f', page)]
     assert widths == [50, 25, 75]
     assert len([one for one in elements(page) if one.get("class", "").startswith("band")]) == 3

@@ -48,12 +48,41 @@ def test_the_t_test_and_the_interval_are_those_of_the_books() -> None:
 
 
 def test_differences_that_are_all_alike_have_no_spread() -> None:
-    same, moved = paired_test(([0.5] * 9, [0.5] * 9)), paired_test(([0.5] * 9, [0.75] * 9))
+    same = paired_test(([0.5] * 9, [0.5] * 9))
     assert (same.p_t, same.p_flips, same.low, same.high, same.detectable) == (1, 1, 0, 0, 0)
-    assert (moved.p_t, moved.low, moved.high) == (0, 0.25, 0.25)
-    with pytest.raises(InputError, match="too few"):
-        paired_test(([0.5], [0.75]))
+    with pytest.raises(InputError, match="no judged questions"):
+        paired_test(([], []))
     assert (estimate([0.5]).low, estimate([0.5]).high) == (0.5, 0.5)
+
+
+def spread(number: int, mean: float) -> list[float]:
+    """Values around a mean, half of them 0.1 above, half of them below."""
+    return [mean + 0.1 * (-1) ** index for index in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("sets", "outcome"),
+    [
+        ([([0.0], [1.0])], "too few questions"),
+        ([([0.0, 0.0], [1.0, 1.0])], "too few questions"),
+        ([([0.0] * 9, spread(9, 0.9))], "too few questions"),
+        ([([0.0] * 30, [1.0] * 30)], "too few questions"),
+        ([([0.9, 0.5] * 20, [0.8, 0.4] * 20)], "too few questions"),  # alike but for rounding
+        ([([0.0] * 4, spread(4, 0.9)), ([0.0] * 4, [1.0] * 4)], "too few questions"),
+        ([([0.5] * 12, [0.5] * 12)], "no difference"),
+        ([([0.5, 1.0] * 20, [0.5, 1.0] * 20)] * 2, "no difference"),
+        ([([2.5592] * 400, [2.5588 + value / 1000 for value in spread(400, 0)])], "no difference"),  # 2.559 both, and p < 0.001
+        ([([0.0] * 10, spread(10, 0.9))], "higher"),
+        ([(spread(10, 0.9), [0.0] * 10)] * 2, "lower"),
+        ([([0.0] * 10, spread(10, 0.01))], "no difference"),
+    ],
+)
+def test_a_difference_is_told_where_its_spread_is_known_and_its_figures_show_it(
+    sets: list[tuple[list[float], list[float]]], outcome: str
+) -> None:
+    test = paired_test(*sets)
+    assert test.outcome == outcome
+    assert test.p_t > 0 or test.low < test.high
 
 
 def test_chance_is_taken_for_a_find_as_often_as_promised() -> None:
