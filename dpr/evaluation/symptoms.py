@@ -38,16 +38,22 @@ def _not_finite(run: Training) -> Symptom | None:
 
 def _not_learning(run: Training) -> Symptom | None:
     losses, accuracy = _series(run, "train/loss"), _series(run, "train/in_batch_acc")
-    if len(losses) < _LEAST_LINES or not accuracy:
+    if not losses or not accuracy:
         return None
-    start, end = _mean(losses[: _quarter(losses)]), _mean(losses[-_quarter(losses) :])
-    if not 0.95 * start <= end <= _RISEN * start or _mean(accuracy[-_quarter(accuracy) :]) > 0.5:
-        return None
-    seen = (
-        f"loss {start:.3f} over the first quarter of the log, {end:.3f} over the last; {accuracy[-1]:.1%} find their positive in the pool"
-    )
+    start, end, found = _mean(losses[: _quarter(losses)]), _mean(losses[-_quarter(losses) :]), _mean(accuracy[-_quarter(accuracy) :])
+    seen = f"loss {start:.3f} over the first quarter of the log, {end:.3f} over the last; {found:.1%} find their positive in the pool"
     given = run.settings
-    if given.get("encoder.normalize", "").lower() == "true" and given.get("loss.temperature") in ("1", "1.0"):
+    is_softmax_flat = given.get("encoder.normalize", "").lower() == "true" and given.get("loss.temperature") in ("1", "1.0")
+    is_level = len(losses) >= _LEAST_LINES and 0.95 * start <= end <= _RISEN * start
+    if counts := _series(run, "pool/candidates"):
+        chance = math.log(counts[-1])
+        seen += f"; chance is {chance:.3f} and {1 / counts[-1]:.1%}, of {counts[-1]:.0f} candidates"
+        # A loss that is falling passes chance, and that of another objective may lie above it: both find more positives.
+        is_unclear = len(losses) < _LEAST_LINES and end <= 1.03 * chance
+        is_level |= 0.97 * chance <= end and (found <= 2 / counts[-1] or is_softmax_flat or is_unclear)
+    if not is_level or found > 0.5:
+        return None
+    if is_softmax_flat:
         return Symptom("The loss does not fall", seen, "loss.temperature=0.05: similarities of normalised vectors lie between -1 and 1")
     advice = "another train.learning_rate, ten times less and ten times more; train.overfit_batches=1 shows whether it can learn at all"
     return Symptom("The loss does not fall", seen, advice)

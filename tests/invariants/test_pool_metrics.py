@@ -138,6 +138,7 @@ def formulas(questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBa
         columns["margin"].append(positive - max(rivals))
         columns["alignment"].append(float((unit[0] - unit[1]).square().sum()))
         columns["temperature"].append(temperature)
+        columns["candidates"].append(1 + len(rivals))
         if own:
             columns["hard_above_positive"].append(sum(score > positive for score in own) / len(own))
     distinct = list(
@@ -197,7 +198,7 @@ def test_nobody_waits_for_the_device_before_the_log_line(tmp_path: Path, monkeyp
     trainer.metrics._device = meta
     trainer.metrics._reset()
     trainer.metrics.add(StepResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta), 12), batch)
-    assert [tensor.shape for tensor in seen] == [(2, 6), (36, 36)] and {tensor.device for tensor in seen} == {meta}
+    assert [tensor.shape for tensor in seen] == [(2, 7), (36, 36)] and {tensor.device for tensor in seen} == {meta}
 
 
 def test_vectors_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dpr.training.run import Run
 
 logger = get_logger(__name__)
 
-OF_QUESTIONS = ("positive_similarity", "negative_similarity", "margin", "hard_above_positive", "alignment", "temperature")
+OF_QUESTIONS = ("positive_similarity", "negative_similarity", "margin", "hard_above_positive", "alignment", "temperature", "candidates")
 OF_PASSAGES = ("passage_cosine", "effective_rank", "uniformity")
 SAMPLE = 64
 WATCH_EVERY = 25
@@ -95,7 +95,7 @@ def is_logged(step: int, every: int, last_step: int) -> bool:
 
 
 def _of_questions(questions: Tensor, pool: Pool, batch: BiEncoderBatch, rows: Tensor) -> Tensor:
-    """``OF_QUESTIONS`` of the questions ``rows``, (R, 6); NaN where a question has no negative, or no negative of its own."""
+    """``OF_QUESTIONS`` of the questions ``rows``, (R, 7); NaN where a question has no negative, or no negative of its own."""
     asked = on_device(rows, questions.device)
     vectors, candidates, hard = questions[asked], _of_rows(pool.candidates, asked), _of_rows(own_candidates(batch, "distinct")[0], rows)
     positive, others = _split(score_matrix(vectors, pool.contexts), candidates)
@@ -109,6 +109,7 @@ def _of_questions(questions: Tensor, pool: Pool, batch: BiEncoderBatch, rows: Te
         (hard_scores > positive[:, None]).to(positive.dtype).where(~hard_scores.isnan(), torch.nan).nanmean(1),
         difference.square().sum(1),
         pool.temperature.like(positive).expand(len(rows)),
+        1 + (~others.isnan()).sum(1),
     ]
     return torch.stack(values, dim=1)
 

@@ -76,6 +76,11 @@ def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
         ({**WILD, "train.learning_rate": "1e30"}, "NaN", r"\d+ steps skipped"),
         ({**WILD, "train.learning_rate": "20", "train.warmup_steps": "40"}, "The loss rises again", r"at step 1, \d{4,}\."),
         (
+            {"loss.temperature": "2", "train.learning_rate": "1e-9", "train.log_batch_step": "100"},
+            "The loss does not fall",
+            r"chance is 2\.\d+ and \d+\.\d%, of 1\d candidates",
+        ),
+        (
             {**WILD, **TRANSFORMER, "encoder.sequence_length": "24", "train.learning_rate": "1"},
             "The vectors collapse",
             r"was \d+\.\d and is 1\.\d: ",
@@ -102,6 +107,27 @@ def test_a_folder_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert main(["doctor", "encoder"]) == 3
     assert "encoder: no training run" in capsys.readouterr().err
     assert main(["doctor", "encoder", "--deep"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("losses", "accuracy", "names"),
+    [
+        ([9.0, 4.0, 2.79, 2.78, 2.77, 2.76, 2.78, 2.77], 0.06, ["The loss does not fall"]),  # down to chance, and no further
+        ([2.78], 0.09, ["The loss does not fall"]),
+        ([2.77], 0.3, ["The loss does not fall"]),
+        ([3.2, 3.1, 2.9, 2.8, 2.75, 2.72], 0.3, []),  # on its way down
+        ([40.0, 12.0, 6.0], 0.07, ["The loss does not fall"]),
+        ([40.0, 12.0, 6.0], 0.4, []),  # another objective
+        ([2.76, 2.5, 2.2], 0.3, []),
+        ([2.76, 2.75, 2.76, 2.76], 0.7, []),  # a flat softmax that ranks well
+    ],
+)
+def test_a_loss_at_chance_is_named_however_it_came_there(losses: list[float], accuracy: float, names: list[str]) -> None:
+    run = Training("run", validations=[{"step": 1, "eval/nll_loss": 1.0}])
+    run.logs = [
+        {"step": step, "train/loss": loss, "train/in_batch_acc": accuracy, "pool/candidates": 16.0} for step, loss in enumerate(losses, 1)
+    ]
+    assert [symptom.name for symptom in symptoms(run)] == names
 
 
 def test_what_a_guard_keeps_from_being_the_best_is_no_fault() -> None:
