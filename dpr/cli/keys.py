@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpr.cli import retired
 from dpr.cli.legacy import translate
+from dpr.core import retired
 from dpr.core.errors import ConfigError
 from dpr.core.setting_keys import Setting
 from dpr.core.suggestions import same_elsewhere, suggestion

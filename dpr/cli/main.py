@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from dpr.cli import retired
 from dpr.cli.endings import exit_code_of, run_and_leave
+from dpr.core import retired
 from dpr.core.suggestions import suggestion
 from dpr.core.version import __version__
 

@@ -8,7 +8,6 @@ random in training (negatives, cropping, masking) is drawn as from the text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,6 @@ class StoredTokens:
 
     def __getitem__(self, row: int) -> StoredSample:
         return self._store[row]
-
-    def questions(self) -> Iterator[str]:
-        return self.text.questions()
 
     def known_positives(self, row: int) -> tuple[StoredPassage, ...]:
         """As the text's; passages that several rows list may occur more than once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
 from itertools import count
@@ -95,21 +95,6 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
 
 def _is_pair(item: tuple[Any, ...]) -> bool:
     return len(item) == 2 and not isinstance(item[1], str | Path | Mapping | list) and not hasattr(item[1], "__getitem__")
-
-
-def questions_fingerprint(source: Any) -> str:
-    """Changes with the questions of a train set and their order, not with its passages.
-
-    Questions that are drawn change with all that they are drawn from.
-    """
-    if is_drawn(source):
-        return source.fingerprint
-    questions: Iterable[str] = source.questions() if hasattr(source, "questions") else (source[row].question for row in range(len(source)))
-    digest = sha256()
-    for question in questions:
-        text = question.encode("utf-8", "surrogatepass")
-        digest.update(len(text).to_bytes(8, "little") + text)
-    return digest.hexdigest()
 
 
 class TrainingData(ABC):

@@ -27,7 +27,7 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
-from dpr.embedding.chunks import chunk_rows, prepared_chunks
+from dpr.embedding.chunks import prepared_chunks
 from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.source import PassageSource
 from dpr.formats.arrays import map_ids
@@ -42,9 +42,8 @@ CHUNK_ROWS = 1024
 
 
 class TokenChunk(NamedTuple):
-    """Passages next to each other in the corpus: the row of the first, ids (n,) of fixed-width bytes, and tokens."""
+    """Passages next to each other in the corpus: ids (n,) of fixed-width bytes, and tokens."""
 
-    first_row: int
     ids: np.ndarray
     tokens: TokenBatch
 
@@ -112,11 +111,11 @@ class CorpusTokens(_TokenFolders):
         for chunk in prepared_chunks(self.source, rows, numbers, size, lambda passages: tokenize_passages(self._tensorizer, passages)):
             ids = np.array([key.encode() for key in chunk.ids], dtype=bytes)
             self._keep(self._of(chunk.number).name, chunk.tokens, kind="corpus tokens", ids=ids)
-            yield TokenChunk(chunk_rows(rows, chunk.number, size).start, ids, chunk.tokens)
+            yield TokenChunk(ids, chunk.tokens)
 
     def _stored(self, number: int) -> TokenChunk | None:
         tokens = read_tokens(folder := self._of(number))
-        return None if tokens is None else TokenChunk(number * self.chunk_size, map_ids(folder / "ids.npy"), tokens)
+        return None if tokens is None else TokenChunk(map_ids(folder / "ids.npy"), tokens)
 
 
 class TokenCache(_TokenFolders):

@@ -85,11 +85,6 @@ class RowStore(MappedBatches):
         batch, index = self.find(row)
         return str(batch.column("question")[index].as_py())
 
-    def questions(self) -> Iterator[str]:
-        """The questions of all rows, in order; only their column is read."""
-        for batch in self.batches:
-            yield from batch.column("question").to_pylist()
-
     def known_positives(self, row: int) -> tuple[Passage, ...]:
         """All passages known to answer the question of ``row``: its own, then those of rows with exactly the same question."""
         places = (self.find(same) for same in (row, *self.rows_with_same_question(row)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from dpr.evaluation.report.write import write_report
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.catalogue import warn_of_lost_space
 from dpr.jobs.export_best import check_formats, check_model, export_best
-from dpr.jobs.renewal import RenewNegatives, searching_entry
 from dpr.jobs.sources import NamedSource, resolve_training_files
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import is_without_weights
@@ -67,8 +65,6 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         # Everything that settings name is looked at before the model and the data are read: that may take an hour.
         if output_dir := config.output_dir:
             on_main(lambda: require_writable(output_dir, folder=True))
-        if config.train.renew_negatives:
-            searching_entry(config)
         named = Named.of(config)
         if train_sources:
             named.check_metric_names(config, [source.name for source in dev_sources])
@@ -123,8 +119,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         if encoder.static_questions and not model.settings.static_questions:
             model.use_static_questions()
         stated, stored = config.loss.temperature, model.stored_temperature
-        # A run that is continued states the temperature of its start; its present one is restored with its other weights.
-        if config.init != "continue" and stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
+        if stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
             message = "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the model"
             logger.warning(message, stated, config.model_file, stored)
         return model
@@ -225,12 +220,8 @@ def build_trainer(
     """The trainer that the settings describe; ``loss`` and ``named`` where they are made already. Trackers and user-defined callbacks do
     not see a dry run."""
     named = named or Named.of(config)
-    renewal = []
-    if config.train.renew_negatives:
-        reopen = partial(as_tokens, settings=config, model=model)
-        renewal.append(RenewNegatives(config, reopen(train_sets), reopen, named.searches))
     users, trackers = ((), ()) if config.train.dry_run else (named.callbacks, make_trackers(config))
-    further = [*users, *renewal, *trackers]
+    further = [*users, *trackers]
     return BiEncoderTrainer(
         model,
         train_sets,

@@ -222,12 +222,10 @@ class StoredRun:
     folder: Path
     progress: Progress
     identity: dict[str, Any]
-    is_other: bool = False
-    """It belongs to another run, which is continued in this output folder."""
 
 
 def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> StoredRun | None:
-    """The newest intact checkpoint of the output folder or, in a new one, of the run that is continued there; None without either.
+    """The newest intact checkpoint of the output folder; None without one.
 
     Raises:
         ConfigError: there is one and ``resume`` is ``fresh``, or there is none and it is ``require``.
@@ -237,10 +235,6 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
     if newest is not None:
         folder.complete(newest)
         return StoredRun(newest, *CheckpointFolder.read_state(newest))
-    if (other := settings.continued_run()) is not None:
-        last = checkpoints.resolve_checkpoint(other, prefer_best=False)
-        on_main(lambda: checkpoints.check_whole(last))
-        return StoredRun(last, *CheckpointFolder.read_state(last), is_other=True)
     if settings.resume_mode() == "require":
         raise ConfigError(f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right output_dir?")
     return None

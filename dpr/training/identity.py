@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from dpr.core.distributed import Ranks, current_ranks, from_main
 from dpr.core.errors import CheckpointError, DprError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, WARNED, flat_values, idle_settings
-from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import dropout_of
@@ -42,8 +41,6 @@ class RunIdentity:
 
     fixed: dict[str, Any]
     free: dict[str, Any]
-    lineage: dict[str, Any] = field(default_factory=dict)
-    """Of a run whose negatives are renewed: its questions (``questions``), and from which step on it used which files (``rounds``)."""
 
 
 _DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.") | {"encoder.dpr_trailing_sep": False}
@@ -94,7 +91,7 @@ def run_identity(
     """
     options, sources = flat_values(model.options, (IDENTITY, WARNED)), plan.dataset.sources
     files = [source.fingerprint for source in sources]
-    identity = RunIdentity(
+    return RunIdentity(
         fixed=flat_values(settings, (IDENTITY,))
         | {
             "train_datasets": files,
@@ -133,11 +130,6 @@ def run_identity(
             **_environment(ranks, model.device),
         },
     )
-    if not (settings.train.stop_at_epoch or settings.continued_run()):
-        return identity
-    # The negatives of such a run may be renewed later, on the same questions.
-    questions = list(map(questions_fingerprint, sources))
-    return replace(identity, lineage={"questions": questions, "rounds": [{"from_step": 0, "train_datasets": files}]})
 
 
 def _environment(ranks: Ranks, device: torch.device) -> dict[str, Any]:
@@ -165,14 +157,14 @@ def _narrowed(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
     return key, was, now
 
 
-def resumed_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings, *, total_steps: int) -> RunIdentity:
-    """The identity of a run that resumes ``stored``: its own, with the lineage of that. Warns of changed settings that are free and forgets
-    the best checkpoint of ``stored`` where they change what metrics mean.
+def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings) -> None:
+    """Looks whether a run may resume ``stored``. Warns of changed settings that are free and forgets the best checkpoint of ``stored``
+    where they change what metrics mean.
 
     Raises:
-        CheckpointError: a fixed setting differs and ``resume`` is not force, or the other run cannot be continued on these files.
+        CheckpointError: a fixed setting differs and ``resume`` is not force.
     """
-    identity = _continued(own, stored, total_steps) if stored.is_other else stored.identity
+    identity = stored.identity
     config = stored.folder / checkpoints.CONFIG_FILE
     before = _flat(read_json(config)) if config.is_file() else {}
     differences = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS | before)
@@ -200,43 +192,6 @@ def resumed_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSett
             stored.progress.forget_best()
             stored.progress.start_metrics = {}
         logger.warning("resuming with %s changed from %s to %s%s", *_narrowed(key, was, now), consequence)
-    return replace(own, lineage=identity["lineage"]) if identity.get("lineage") else own
-
-
-def _continued(own: RunIdentity, stored: StoredRun, total_steps: int) -> dict[str, Any]:
-    """The identity of another run when it continues on this trainer's files. They must have the same questions in the same order, since
-    rows decide which questions make up a pool.
-
-    Raises:
-        CheckpointError: they have not, or the run is complete.
-    """
-    lineage = stored.identity.get("lineage") or {}
-    if not lineage:
-        raise CheckpointError(
-            "does not record which questions it was trained on",
-            file=stored.folder,
-            hint="start a run that you want to continue elsewhere with train.stop_at_epoch",
-        )
-    if lineage["questions"] != own.lineage["questions"]:
-        raise CheckpointError(
-            "was trained on other questions than those of train_datasets",
-            file=stored.folder,
-            expected="the same questions in the same order, with other negatives, as dpr mine writes them",
-            hint="to start from its weights on other data, set init=weights",
-        )
-    if stored.progress.step >= total_steps:
-        raise CheckpointError(
-            f"is complete, at step {stored.progress.step} of {total_steps}",
-            file=stored.folder,
-            hint="raise train.num_train_epochs to continue, or set init=weights to start from it",
-        )
-    data = own.fixed["train_datasets"]
-    rounds = [*lineage["rounds"], {"from_step": stored.progress.step, "train_datasets": data}]
-    # The tokenizer now comes from a checkpoint, which may write it otherwise than it was read.
-    fixed = {**stored.identity["fixed"], "train_datasets": data, "encoder.tokenizer": own.fixed["encoder.tokenizer"]}
-    # Its best checkpoint is in another folder, where it would not be found.
-    stored.progress.forget_best()
-    return {**stored.identity, "fixed": fixed, "lineage": {**lineage, "rounds": rounds}}
 
 
 def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
@@ -254,11 +209,9 @@ def unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[st
         return {}
     is_new = output_dir is None or settings.resume == "fresh"
     folders = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
-    other = settings.continued_run()
     try:
-        if folders or other is not None:
-            newest = folders[0] if folders else checkpoints.resolve_checkpoint(Path(str(other)), prefer_best=False)
-            return dict(read_json(newest / checkpoints.STATE_FILE)["identity"]["fixed"])
+        if folders:
+            return dict(read_json(folders[0] / checkpoints.STATE_FILE)["identity"]["fixed"])
     except (DprError, KeyError, TypeError, ValueError):
         pass  # damaged: reported when the run is resumed
     return {}

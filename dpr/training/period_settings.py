@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.core.settings import IDENTITY, NO_EFFECT, TRAINING, WARNED, Settings, setting
+from dpr.core.settings import NO_EFFECT, TRAINING, WARNED, Settings, setting
 
 _AVERAGE_RANK = ("val_av_rank_start_epoch", "train_datasets=null")
 _VALIDATED = ("dev_datasets", "validation", "callbacks")
@@ -44,19 +44,14 @@ class Periods(Settings, requires=TRAINING):
     eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT, requires=_VALIDATED)
     """Validate before the first step too, and at the end compare with that; absent = where the run starts from weights, unless it would
     encode more than a fifth of what training does."""
-    renew_negatives: int = setting(0, unit="validations", least=0, on_resume=IDENTITY, requires="validation")
-    """Every so many validations, mine the hard negatives of all train sets anew with the present model, in the pass of the first validation
-    of kind retrieval over the corpus, and train on with them (docs/training.md); 0 = never."""
     best_metric: str | None = setting(None, on_resume=WARNED, requires=_VALIDATED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
     best_is_highest: bool = setting(False, on_resume=WARNED, requires="best_metric")
     """More is better, for best_metric; known of metrics of retrieval."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
-    keep: str = setting(
-        "best", choices=("best", "better"), on_resume=WARNED, requires=_VALIDATED, excludes=("eval_at_start=false", "init=continue")
-    )
+    keep: str = setting("best", choices=("best", "better"), on_resume=WARNED, requires=_VALIDATED, excludes="eval_at_start=false")
     """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no checkpoint is ahead of it."""
-    merge_with_base: bool = setting(False, on_resume=WARNED, requires=_VALIDATED, excludes=("eval_at_start=false", "init=continue"))
+    merge_with_base: bool = setting(False, on_resume=WARNED, requires=_VALIDATED, excludes="eval_at_start=false")
     """At the end, also measure nine models between the start and the best checkpoint (0.1, 0.2, ... 0.9 of its weights, the rest of the
     start's); the run is opened as the best of all eleven."""
     load_best_at_end: bool = setting(False, on_resume=NO_EFFECT, requires=_VALIDATED)

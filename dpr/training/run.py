@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from dpr.core.distributed import Ranks
 from dpr.core.logs import get_logger
-from dpr.data.training_data import SampleSource
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.plan import Plan
@@ -106,10 +104,6 @@ class Run(Protocol):
 
     def save(self) -> Path | None:
         """Writes a checkpoint; returns its folder, or None when the disk refused it. All ranks call it together."""
-        ...
-
-    def use_train_sets(self, sources: Sequence[SampleSource]) -> None:
-        """Reads the same questions, in the same order, from other sets from the next update on. All ranks call it together."""
         ...
 
     def request_stop(self, reason: str) -> None:

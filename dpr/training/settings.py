@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
+from dpr.core import retired
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TRAINING, WARNED, Settings, setting, store_name
@@ -76,7 +76,7 @@ class BatchSettings(Settings, requires=TRAINING):
     max_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Stop after this many optimizer steps, whatever the epochs; 0 = epochs decide."""
     stop_at_epoch: int = setting(0, unit="epochs", least=0, on_resume=START)
-    """Stop after this epoch on the full schedule; resume with init=continue. 0 = at the end."""
+    """Stop after this epoch on the full schedule; the same command without it goes on. 0 = at the end."""
 
 
 @dataclass
@@ -189,11 +189,10 @@ class TrainingSettings(Settings):
 
     model_file: str | None = setting(None, on_resume=CONTENT)
     """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers; original DPR checkpoint."""
-    init: str | None = setting(None, choices=("scratch", "weights", "resume", "continue"), on_resume=START, requires=TRAINING)
+    init: str | None = setting(None, choices=("scratch", "weights", "resume"), on_resume=START, requires=TRAINING)
     """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh
-    schedule and optimizer, resume (output_dir must hold a run to resume), continue (the run of model_file is resumed here, on the same
-    questions with other negatives); absent = as model_file and encoder.pretrained say. Whichever it is, the same command again
-    resumes the run."""
+    schedule and optimizer, resume (output_dir must hold a run to resume); absent = as model_file and encoder.pretrained say. Whichever it
+    is, the same command again resumes the run."""
     resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT, requires=TRAINING)
     """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it though data or order differ."""
     compat: str | None = setting(None, choices=("dpr",), on_resume=WARNED)
@@ -232,6 +231,8 @@ class TrainingSettings(Settings):
         own = {item.name for item in fields(base)}
         known = {*own, *_ARGUMENTS, *(f"train.{item.name}" for item in fields(base.train))}
         for name in values.keys() - {key.removeprefix("train.") for key in known}:
+            if sentence := retired.SETTINGS.get(f"train.{name}"):
+                raise ConfigError(f"{name} is gone: {sentence}")
             elsewhere = same_elsewhere(name, known)
             hint = f"; did you mean {elsewhere}?" if elsewhere else suggestion(name, known)
             if name in {item.name for item in fields(base.loss)}:
@@ -264,10 +265,6 @@ class TrainingSettings(Settings):
         """``resume``, or ``require``: there must be a run."""
         return "require" if self.init == "resume" and self.resume == "auto" else self.resume
 
-    def continued_run(self) -> Path | None:
-        """The run, or a checkpoint of one, that is resumed in a new output folder."""
-        return Path(str(self.model_file)) if self.init == "continue" else None
-
     def check_together(self, prefix: str) -> None:
         if self.train.positives > 1 and self.candidates() == "dpr":
             both = f"train.positives={self.train.positives} and loss.candidates=dpr are mutually exclusive"
@@ -278,7 +275,5 @@ class TrainingSettings(Settings):
             self.train.sampling.refuse_local_shards()
         if self.init == "scratch" and self.model_file is not None:
             raise ConfigError("init=scratch and model_file are mutually exclusive; leave model_file out, or set init=weights")
-        if self.init == "continue" and self.model_file is None:
-            raise ConfigError("init=continue needs model_file=<the run, or its checkpoint, to continue>")
         if self.init == "resume" and self.resume == "fresh":
             raise ConfigError("init=resume and resume=fresh are mutually exclusive; leave one of them out")

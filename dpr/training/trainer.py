@@ -15,19 +15,18 @@ from torch.profiler import record_function
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, from_main, on_main
-from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
-from dpr.data.training_data import OpenedSets, SampleSource
+from dpr.data.training_data import OpenedSets
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run
 from dpr.training.compute import make_step, set_up_arithmetic
-from dpr.training.identity import RunIdentity, resumed_identity, run_identity, stored_pool_size
+from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import Plan, log_summary, make_plan, require_teacher_scores
@@ -66,7 +65,6 @@ class BiEncoderTrainer(Run):
     learning_rate = 0.0
     identity: RunIdentity | None = None
     is_stopping = False
-    _num_replaced = 0
     _is_open = False
     _warned_of_best = False
 
@@ -172,7 +170,7 @@ class BiEncoderTrainer(Run):
             callbacks=self.callbacks,
         )
         if stored is not None:
-            self.identity = resumed_identity(self.identity, stored, self.settings, total_steps=self.total_steps)
+            check_identity(self.identity, stored, self.settings)
             self._restore(stored)
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch
         return self.progress
@@ -190,7 +188,8 @@ class BiEncoderTrainer(Run):
         if progress.best_checkpoint and not from_main((self.output_dir / progress.best_checkpoint).is_dir()):
             logger.warning("%s: the best checkpoint %s is missing; it is chosen anew", self.output_dir, progress.best_checkpoint)
             progress.forget_best()
-        self.progress, self.saved_step = progress, -1 if stored.is_other else progress.step
+        self.progress = progress
+        self.saved_step = progress.step
 
     def _run(self, batches: Iterator[BiEncoderBatch]) -> None:
         self.emit("on_train_begin")
@@ -225,26 +224,14 @@ class BiEncoderTrainer(Run):
 
     def micro_batches(self) -> Generator[BiEncoderBatch, None, None]:
         """This rank's batches from the current step on, made by worker processes, which end when the generator is closed."""
-        train, number = self.settings.train, -1
-        while number != self._num_replaced:  # what was made ahead of other train sets is dropped
-            number = self._num_replaced
-            loader = pool_loader(
-                self.plan.dataset,
-                self.plan.order_from(self.progress.step),
-                num_workers=train.num_workers,
-                prefetch_batches=train.prefetch_batches,
-                pin_memory=self.device.type == "cuda",
-            )
-            for batch in loader:
-                yield batch
-                if number != self._num_replaced:
-                    break
-
-    def use_train_sets(self, sources: Sequence[SampleSource]) -> None:
-        if list(map(len, sources)) != list(map(len, self.plan.dataset.sources)):
-            raise ConfigError("train sets can only be replaced by sets of the same questions")
-        self.plan.dataset.sources = list(sources)
-        self._num_replaced += 1
+        train = self.settings.train
+        yield from pool_loader(
+            self.plan.dataset,
+            self.plan.order_from(self.progress.step),
+            num_workers=train.num_workers,
+            prefetch_batches=train.prefetch_batches,
+            pin_memory=self.device.type == "cuda",
+        )
 
     def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
         """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step, number, rank) alone."""

@@ -79,10 +79,8 @@ def with_usual(
     """What is given to a trainer from Python, with the usual callbacks and with what its settings name.
 
     Raises:
-        ConfigError: a setting names what cannot be used, or asks for what ``dpr train`` alone puts together.
+        ConfigError: a setting names what cannot be used.
     """
-    if settings.train.renew_negatives:
-        raise ConfigError("train.renew_negatives is for dpr train; from Python, call build_trainer of dpr.jobs.train, which adds it")
     named = Named.of(settings, metrics)
     usual = usual_callbacks(settings.train, output_dir, [*named.callbacks, *callbacks])
     return [*named.validations, *validations], named.metrics, usual

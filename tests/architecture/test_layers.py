@@ -81,9 +81,9 @@ def _is_root(source: Source) -> bool:
 
 def _is_light(name: str) -> bool:
     """Whether a module of settings may import it: errors, settings, suggestions, and the table of precisions."""
-    return name.startswith(("dpr.core.errors", "dpr.core.precision", "dpr.core.setting", "dpr.core.suggestions")) or "".join(
-        name.split(".")[2:3]
-    ).endswith("settings")
+    return name.startswith(
+        ("dpr.core.errors", "dpr.core.precision", "dpr.core.retired", "dpr.core.setting", "dpr.core.suggestions")
+    ) or "".join(name.split(".")[2:3]).endswith("settings")
 
 
 def layer_faults(source: Source) -> list[str]:

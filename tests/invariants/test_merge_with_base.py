@@ -30,8 +30,7 @@ from dpr.training.validations.protocol import run_validations
 from tests.helpers.adapters import base_folder
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
-from tests.helpers.training import make_trainer
-from tests.invariants.test_renewed_negatives import KilledAt
+from tests.helpers.training import KilledAt, make_trainer
 from tests.unit.training.test_retrieval_validation import entry, write_retrieval_set
 
 SAMPLES, NEW = make_samples(40, seed=2), make_samples(40, seed=9)

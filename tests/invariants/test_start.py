@@ -29,8 +29,7 @@ from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.stratified import lexical_search
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
-from tests.helpers.training import make_trainer
-from tests.invariants.test_renewed_negatives import KilledAt
+from tests.helpers.training import KilledAt, make_trainer
 from tests.unit.training.test_retrieval_validation import entry, write_retrieval_set
 
 

@@ -8,8 +8,8 @@ with the questions, not with the corpus.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from dpr.embedding.corpus_tokens import CorpusTokens, TokenChunk
 from dpr.embedding.encode import encode_tokens, usual_tokens
 from dpr.indexer.exact import RunningSearch
 from dpr.indexer.ranking import RunningTopK
-from dpr.indexer.vectors import check_finite, paired_dots
+from dpr.indexer.vectors import check_finite
 from dpr.models.biencoder import BiEncoder
 
 _QUESTION_ROWS = 1024
@@ -32,23 +32,11 @@ _NO_TOKENS = TokenBatch.from_lists([])
 
 @dataclass(frozen=True)
 class QuerySet:
-    """Questions to search the corpus for.
-
-    ``tokens`` gives those of a range of questions. ``pairs`` (P, 2) are question numbers and rows of the corpus whose score is wanted.
-    """
+    """Questions to search the corpus for; ``tokens`` gives those of a range of them."""
 
     count: int
     tokens: Callable[[range], TokenBatch]
     depth: int
-    pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
-
-
-@dataclass(frozen=True)
-class PassResult:
-    """Of each question the best passages, on rank 0, and the highest score (Q,) of its pairs, NaN where it has none."""
-
-    best: RunningTopK
-    pair_scores: np.ndarray
 
 
 @dataclass
@@ -66,22 +54,21 @@ class CorpusPass:
         self._model, self._corpus, self._precision = model, corpus, precision
         self.seconds = Seconds()
 
-    def run(self, asked: Sequence[QuerySet], *, num_chunks: int | None = None) -> list[PassResult]:
-        """What is found for each set of questions in the first ``num_chunks`` chunks, in all of them by default.
+    def run(self, asked: QuerySet, *, num_chunks: int | None = None) -> RunningTopK:
+        """What is found for the questions, on rank 0, in the first ``num_chunks`` chunks, in all of them by default.
 
         Raises:
             InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
             LostRankError: that happened on another rank.
         """
-        searches = [_Search(one, self._vectors(one), str(self._model.device)) for one in asked]
+        search = _Search(asked, self._vectors(asked), str(self._model.device))
         count = self._corpus.num_chunks if num_chunks is None else min(num_chunks, self._corpus.num_chunks)
         for chunk, vectors in self._encoded(count):
             start = time.perf_counter()
-            for search in searches:
-                search.add(chunk, vectors)
+            search.add(chunk, vectors)
             self.seconds.searching += time.perf_counter() - start
         start = time.perf_counter()
-        joined = [search.joined() for search in searches]
+        joined = search.joined()
         self.seconds.searching += time.perf_counter() - start
         return joined
 
@@ -123,22 +110,17 @@ class CorpusPass:
 
 
 class _Search:
-    """One set of questions in a pass. Chunks are joined into blocks, as a product of many rows is the faster one."""
+    """The questions in a pass. Chunks are joined into blocks, as a product of many rows is the faster one."""
 
     def __init__(self, asked: QuerySet, vectors: np.ndarray, device: str) -> None:
         self._vectors = vectors
         self._running = RunningSearch(vectors, asked.depth, device=device, block_rows=BLOCK_ROWS)
         self._held: list[tuple[np.ndarray, np.ndarray]] = []
-        self._pairs = asked.pairs[np.argsort(asked.pairs[:, 1], kind="stable")]
-        self._pair_scores = np.full(asked.count, -np.inf, dtype=np.float32)
 
     def add(self, chunk: TokenChunk, vectors: np.ndarray) -> None:
         if self._held and sum(len(ids) for ids, _ in self._held) + len(chunk.ids) > BLOCK_ROWS:
             self._search_held()
         self._held.append((chunk.ids, vectors))
-        low, high = np.searchsorted(self._pairs[:, 1], [chunk.first_row, chunk.first_row + len(chunk.ids)])
-        rows, columns = self._pairs[low:high].T
-        np.fmax.at(self._pair_scores, rows, paired_dots(self._vectors, rows, vectors, columns - chunk.first_row))
 
     def _search_held(self) -> None:
         if self._held:
@@ -146,12 +128,10 @@ class _Search:
             self._running.add(np.concatenate(ids), np.concatenate(vectors))
             self._held = []
 
-    def joined(self) -> PassResult:
+    def joined(self) -> RunningTopK:
         """What all ranks have found."""
         self._search_held()
-        best = merged_on_main(self._running.best, len(self._vectors))
-        scores = gather_rows(torch.from_numpy(self._pair_scores)[None]).amax(dim=0).numpy()
-        return PassResult(best, np.where(np.isneginf(scores), np.nan, scores))
+        return merged_on_main(self._running.best, len(self._vectors))
 
 
 def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,7 +26,7 @@ from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import content_sha256
 from dpr.training.metrics import Metrics
-from dpr.training.validations.corpus_pass import CorpusPass, PassResult, QuerySet
+from dpr.training.validations.corpus_pass import CorpusPass, QuerySet
 from dpr.training.validations.protocol import Validation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 from dpr.training.validations.stratified import ESTIMATED, Judged, Stratum, estimated, lexical_search, open_stratum
@@ -37,18 +37,6 @@ _BESIDE = ("bm25/", "hybrid/")
 _MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
 _CUTOFFS = (1, 5, 10, 20, 100)
 _SHOWN = {"accuracy": (1, 5, 20, 100), "recall": (20, 100), "mrr": (10,), "ndcg": (10,)}
-
-
-class PassListener(Protocol):
-    """Takes part in the passes over the corpus, with questions of its own."""
-
-    def asked(self, model: BiEncoder, corpus: CorpusTokens) -> list[QuerySet]:
-        """What to search for this time, the same on all ranks; empty where nothing is due."""
-        ...
-
-    def take(self, results: list[PassResult]) -> None:
-        """What was found for all that was asked, on all ranks; not called where nothing was."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,7 @@ def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
 class RetrievalValidation(Validation):
     """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus; with ``sample`` estimates, ``eval/<name>/est_recall@20``.
 
-    The same bits for any number of ranks. ``listeners`` have their questions searched in the same pass.
+    The same bits for any number of ranks.
     """
 
     def __init__(self, options: RetrievalValidationSettings, *, precision: str = "fp32", chunk_size: int | None = None) -> None:
@@ -146,7 +134,6 @@ class RetrievalValidation(Validation):
         self.options, self.name, self.every, self.guard = options, options.set_name(), options.every, options.guard
         self.judged = JudgedQuestions.read(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
-        self.listeners: list[PassListener] = []
         self._precision, self._chunk_size = precision, chunk_size or CHUNK_ROWS
         self._corpus: CorpusTokens | None = None
         self._stratum: Stratum | None = None
@@ -187,33 +174,26 @@ class RetrievalValidation(Validation):
     def _measured(self, model: BiEncoder, *, num_chunks: int | None = None, is_trial: bool = False, ways: Sequence[str] = ("",)) -> Metrics:
         corpus = self.corpus_of(model)
         passes = CorpusPass(model, corpus, precision=self._precision)
-        others = {} if is_trial else {number: each.asked(model, corpus) for number, each in enumerate(self.listeners)}
         # For an estimate deeper, as passages beyond tell how the numbers of those above are distributed.
         depth = self.options.n_docs * (2 if self.options.sample else 1)
-        own = QuerySet(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
-        asked = [own, *(one for part in others.values() for one in part)]
+        asked = QuerySet(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
         hits = passes.run(asked, num_chunks=num_chunks)
         names = [way + kind for way in ways for kind in self._kinds()]
         values = torch.zeros(len(names), dtype=torch.float64)
 
         def judge() -> None:
-            rankings = {"": to_rankings(hits[0].best.result())}
+            rankings = {"": to_rankings(hits.result())}
             if len(ways) > 1:
                 rankings |= zip(_BESIDE, self._beside(rankings[""], corpus.source), strict=True)
             metrics = {way + kind: value for way in ways for kind, value in self._judge(rankings[way], corpus.source, way).items()}
             values[:] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
 
         on_main(judge)
-        first = 1
-        for number, part in others.items():
-            if part:
-                self.listeners[number].take(hits[first : first + len(part)])
-            first += len(part)
         if not is_trial:
             encoding, searching = passes.seconds.encoding, passes.seconds.searching
             logger.info(
                 "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s (%.1f %% of it)",
-                *(self.name, corpus.num_passages, encoding, sum(one.count for one in asked), searching),
+                *(self.name, corpus.num_passages, encoding, asked.count, searching),
                 100 * searching / max(encoding, 1e-9),
             )
         return dict(zip((f"eval/{self.name}/{name}" for name in names), sum_over_ranks(values).tolist(), strict=True))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpr.core import retired
 from dpr.core.errors import ConfigError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, listed, setting
 
@@ -48,8 +49,6 @@ class RetrievalValidationSettings(Settings):
     """Put before every question as it is, as in training; the model's own prompts need not be named."""
     passage_prefix: str = setting("", on_resume=IDENTITY)
     """The same before every passage."""
-    negatives: dict[str, Any] = setting(dict, on_resume=NO_EFFECT)
-    """With train.renew_negatives, the settings of dpr mine that decide what becomes a negative, e.g. {per_question: 5, to_rank: 100}."""
 
     def check_together(self, prefix: str) -> None:
         for key in ("corpus", "questions"):
@@ -67,8 +66,6 @@ class RetrievalValidationSettings(Settings):
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
         if self.sample and self.n_docs < 20:
             raise ConfigError(f"{prefix}n_docs={self.n_docs} is too little for an estimate of the first 20 and 100; set n_docs=100")
-        if self.negatives and self.sample:
-            raise ConfigError(f"{prefix}negatives and {prefix}sample are mutually exclusive; negatives are mined from the whole corpus")
 
     def runs(self) -> list[Any]:
         """``hard_runs`` as a list."""
@@ -93,6 +90,7 @@ def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSett
     key = f"train.validation[{number}]"
     if entry["kind"] != KIND:
         raise ConfigError(f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use: module:Class")
-    if "keep_vectors" in entry:
-        raise ConfigError(f"{key}.keep_vectors is no setting any more; after training, dpr embed model_file=<run> writes the same bytes")
+    for name in entry:
+        if sentence := retired.SETTINGS.get(f"train.validation.{name}"):
+            raise ConfigError(f"{key}.{name} is gone: {sentence}")
     return RetrievalValidationSettings.from_mapping({name: value for name, value in entry.items() if name != "kind"}, f"{key}.")

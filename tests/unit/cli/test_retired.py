@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dpr.cli import retired
 from dpr.cli.main import COMMANDS, main
+from dpr.core import retired
 
 
 @pytest.mark.parametrize("name", retired.COMMANDS)

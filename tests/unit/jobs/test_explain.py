@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,8 +99,6 @@ def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: Expl
     build_trainer(config, build_model(config), sets, []).train()
     config.train.batch_size, config.train.max_steps = 2, 0
     assert "pool 0: 4 questions" in "\n".join(explain(config))
-    continued = replace(config, init="continue", model_file=config.output_dir, output_dir=f"{config.output_dir}-2")
-    assert "pool 0: 4 questions" in "\n".join(explain(continued))
     config.step = 19
     with pytest.raises(ConfigError, match="step=19, but the run has 18 steps"):
         list(explain(config))

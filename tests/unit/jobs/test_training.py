@@ -61,7 +61,6 @@ RETRIEVAL = {"kind": "retrieval", "corpus": "missing.tsv", "questions": "missing
         ({"loss__name": "json:JSONDecoder"}, "loss.name=json:JSONDecoder"),
         ({"loss__guide": ["nowhere_*"]}, "nowhere_"),
         ({"train__validation": [RETRIEVAL]}, r"train.validation\[0\].corpus=missing.tsv is not a file"),
-        ({"train__renew_negatives": 1}, "train.renew_negatives=1 has no effect with train.validation=null"),
         ({"train__export": ["word"]}, "train.export=word is not known"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

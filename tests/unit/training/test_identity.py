@@ -48,15 +48,12 @@ def job(
     names = ("corpus", "questions", "qrels", "hard_runs") if kind == "sample" else ("corpus", "questions", "qrels")
     entry = {"kind": "retrieval", **{key: str(folder / name) for key, name in zip(names, FILES, strict=False)}, **validation}
     entry |= {"sample": 5, "n_docs": 20} if kind == "sample" else {}
-    train = {"renew_negatives": 1} if kind == "renewed" else {}
     config = BiEncoderTrainConfig(
         output_dir=str(folder / "run"),
         device="cpu",
         resume=resume,
         loss=loss or LossSettings(),
-        train=TrainSettings(
-            **train, batch_size=4, max_steps=max_steps, eval_every_steps=1, num_workers=0, token_store="off", validation=[entry]
-        ),
+        train=TrainSettings(batch_size=4, max_steps=max_steps, eval_every_steps=1, num_workers=0, token_store="off", validation=[entry]),
         encoder=TowerSettings(pretrained_model_cfg=str(folder / "encoder"), pretrained=False, sequence_length=24),
     )
     config.check()
@@ -98,17 +95,6 @@ def test_another_setting_of_a_validation_is_told_but_a_copy_of_its_files_is_the_
         assert job(folder, corpus=str(folder / "copy.tsv"), every=2).resume().best_checkpoint is not None
         assert BEST not in caplog.text
         assert job(folder, n_docs=7).resume().best_checkpoint is None
-
-
-@pytest.mark.parametrize("change", ["corpus", "negatives"])
-def test_negatives_are_not_renewed_from_another_corpus(folder: Path, change: str) -> None:
-    job(folder, kind="renewed", max_steps=3).train()
-    negatives = {"negatives": {"per_question": 2}} if change == "negatives" else {}
-    if change == "corpus":
-        CHANGES["corpus.tsv"](folder / "corpus.tsv")
-    with pytest.raises(CheckpointError, match=rf"different run: train\.callbacks\.RenewNegatives\.{change}.* was"):
-        job(folder, kind="renewed", **negatives).resume()
-    assert job(folder, kind="renewed", resume="force", **negatives).resume().step == 3
 
 
 def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) -> None:

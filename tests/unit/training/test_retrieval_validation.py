@@ -222,7 +222,7 @@ def test_the_best_is_the_highest_and_every_second_validation_searches(
         ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
         ({"every": 0}, r"train.validation\[0\].every=0 is out of range; it must be at least 1"),
         ({"sample": 5, "n_docs": 5}, "n_docs=5 is too little for an estimate"),
-        ({"keep_vectors": True}, r"keep_vectors is no setting any more; after training, dpr embed model_file=<run> writes the same bytes"),
+        ({"keep_vectors": True}, r"keep_vectors is gone: after training, dpr embed model_file=<run> writes the same bytes"),
         ({"hard_runs": ["bm25.trec"]}, "hard_runs=bm25.trec is not a file"),
     ],
 )

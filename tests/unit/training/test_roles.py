@@ -85,7 +85,6 @@ WITH_ANOTHER = {
     "encoder.append_eos": "needs a tokenizer with an end token",
     "encoder.residual_words": "needs another pooling too",
     "encoder.adapter": "needs pretrained weights",
-    "train.renew_negatives": "needs a validation that mines them too",
     **dict.fromkeys(
         ("encoder.lora_rank", "encoder.lora_alpha", "encoder.lora_targets", "encoder.lora_dropout"), "needs encoder.adapter too"
     ),

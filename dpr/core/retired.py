@@ -4,7 +4,12 @@ COMMANDS = {
     "ladder": "examples/rounds.sh trains, mines and trains again; rerun it to go on (docs/recipes.md)",
     "pretrain": 'dpr train "train_datasets=[{file: corpus.jsonl, pairs: mixed}]" trains on text alone (docs/pretraining.md)',
 }
+_ROUNDS = "examples/rounds.sh mines with a model and trains a new one, round after round (docs/recipes.md)"
 SETTINGS = {
+    "train.renew_negatives": _ROUNDS,
+    "train.validation.negatives": _ROUNDS,
+    "train.validation.keep_vectors": "after training, dpr embed model_file=<run> writes the same bytes",
+    "init=continue": _ROUNDS,
     "train.leave_out": "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone",
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
