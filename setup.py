@@ -11,15 +11,14 @@ HERE = Path(__file__).parent
 
 
 class BuildWithConf(build_py):
-    """Puts conf/ and repro/ into the wheel as dpr/conf and dpr/repro; a clone and an editable install read the folders themselves."""
+    """Puts conf/ into the wheel as dpr/conf; a clone and an editable install read the folder itself."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            for name in ("conf", "repro"):
-                target = Path(self.build_lib) / "dpr" / name
-                shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(HERE / name, target, ignore=shutil.ignore_patterns("*.md"))
+            target = Path(self.build_lib) / "dpr" / "conf"
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(HERE / "conf", target)
 
 
 def version() -> str:

@@ -66,7 +66,6 @@ COMMANDS: dict[str, Command] = {
     "export": Command("write a model in another program's format", "dpr.export.settings:ExportConfig", "export"),
     "merge": Command("write the model between a model and what it was tuned to, or the mean of several", "dpr.export.settings:MergeConfig"),
     "push": Command("upload an exported folder to the Hugging Face hub", "dpr.export.settings:PushConfig"),
-    "reproduce": Command("run published results and compare what comes of them", "dpr.jobs.reproduce:ReproduceSettings"),
     "verify": Command("check output folders and files against their checksums", "dpr.jobs.verify:VerifySettings"),
     "doctor": Command("print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"),
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +28,3 @@ def read_yaml(path: str | Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         found = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InputError(f"not YAML: {found}", file=file, line=mark and mark.line + 1) from None
-
-
-def with_values(text: str, values: Mapping[tuple[str | int, ...], str]) -> str:
-    """YAML with other texts at these places, each the keys and numbers that lead to a plain value; comments and all else stay."""
-    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-    places = []
-    for keys, value in values.items():
-        node = root
-        for key in keys:
-            children = node.value if isinstance(key, int) else {name.value: child for name, child in node.value}
-            node = children[key]
-        places.append((node.start_mark.index, node.end_mark.index, json.dumps(value, ensure_ascii=False)))
-    for start, end, value in sorted(places, reverse=True):
-        text = text[:start] + value + text[end:]
-    return text

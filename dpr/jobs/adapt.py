@@ -84,7 +84,7 @@ def run(config: AdaptSettings) -> float | None:
         processes=config.processes,
         teacher=None if config.teacher is None else Path(config.teacher),
     )
-    climb(stages(plan), out, overwrite=True)
+    climb(stages(plan), out)
     write_search(plan)
     show_choice(plan)
     value = None if config.set is None else _evaluate(plan, config.set)

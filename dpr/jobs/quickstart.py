@@ -68,9 +68,9 @@ def run(config: QuickstartSettings) -> int:
     plan = AdaptationPlan(out, texts, config.encoder, device=config.device)
     start = time.monotonic()
     planned = stages(plan)
-    climb(planned[:1], out, overwrite=True)
+    climb(planned[:1], out)
     if is_trained := plan.counts()["train questions"] > 0:
-        climb(planned, out, overwrite=True)
+        climb(planned, out)
     write_search(plan, is_trained=is_trained)
     if is_trained:
         show(plan, config, time.monotonic() - start)

@@ -14,7 +14,7 @@ import yaml
 import dpr
 from tests.architecture.source_files import REPOSITORY
 
-_SOURCES = ("dpr", "conf", "repro", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+_SOURCES = ("dpr", "conf", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 _READ = {".html", ".css", ".js", ".svg", ".typed"}
 
 
@@ -36,7 +36,5 @@ def test_the_wheel_has_all_that_is_read_and_nothing_else(tmp_path: Path) -> None
     (wheel,) = (tmp_path / "dist").glob("dpr_toolkit-*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     code = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "dpr").rglob("*") if path.suffix in _READ | {".py"}}
-    settings = {
-        f"dpr/{path.relative_to(tmp_path).as_posix()}" for folder in ("conf", "repro") for path in (tmp_path / folder).rglob("*.yaml")
-    }
+    settings = {f"dpr/{path.relative_to(tmp_path).as_posix()}" for path in (tmp_path / "conf").rglob("*.yaml")}
     assert names == code | settings

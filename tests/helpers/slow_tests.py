@@ -17,7 +17,7 @@ _FOLDERS = tuple(f"tests/{name}/" for name in _NAMES)
 LONGEST_FILES = tuple(
     f"tests/{name}.py"
     for name in (
-        *("cli/test_reproduce", "cli/test_reproduction_faults", "faults/test_kills", "faults/test_commands"),
+        *("faults/test_kills", "faults/test_commands"),
         *("cli/test_sharded_run", "faults/test_resuming", "cli/test_documented_commands", "invariants/test_resume"),
         *("invariants/test_sharding", "gpu/test_training_runs", "faults/test_launchers", "faults/test_damage"),
         *("unit/benchmarks/test_gpu", "invariants/test_merge_with_base", "unit/training/test_step", "faults/test_lost_processes"),

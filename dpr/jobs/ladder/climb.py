@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from dpr.core.errors import InputError, StageError, StopRequested
+from dpr.core.errors import StageError, StopRequested
 from dpr.core.logs import get_logger
 from dpr.core.stopping import describe
 from dpr.formats.checkpoints import RUN_FILE
@@ -23,24 +23,12 @@ logger = get_logger(__name__)
 LOG_FILE = "log.txt"
 
 
-def climb(
-    stages: Sequence[Stage],
-    output_dir: Path,
-    *,
-    overwrite: bool = False,
-    setting: str = "overwrite",
-    done: Callable[[Stage], None] = lambda _: None,
-) -> None:
-    """Runs all stages to their end. A stage that is finished and matches the settings and data is skipped.
-
-    Stages that do not match are refused before anything runs; with ``overwrite`` they are removed, and run again when their turn comes.
-
-    Args:
-        setting: the one that sets ``overwrite``, for messages.
-        done: called after each stage; what it raises ends the ladder.
+def climb(stages: Sequence[Stage], output_dir: Path) -> None:
+    """Runs all stages to their end. A stage that is finished and matches the settings and data is skipped, one that does not match is
+    removed and run again.
 
     Raises:
-        InputError: a stage was made with other settings or data; a file is missing; another ladder is using ``output_dir``.
+        InputError: a file is missing; another process is using ``output_dir``.
         StageError: a command has failed; carries its exit code.
         StopRequested: a signal asked to stop.
     """
@@ -48,21 +36,16 @@ def climb(
     output_dir.mkdir(parents=True, exist_ok=True)
     with held(output_dir):
         remove_leftovers(output_dir)
-        ladder = _Ladder(stages, setting)
-        if not overwrite:
-            for record in ladder.records.values():
-                ladder.refuse_if_costly(record, ladder.misfits(record))
+        ladder = _Ladder(stages)
         with PassOn() as signals:
             for stage in stages:
-                ladder.complete(stage, signals, overwrite)
-                done(stage)
+                ladder.complete(stage, signals)
 
 
 class _Ladder:
     """The stages with their records."""
 
-    def __init__(self, stages: Sequence[Stage], setting: str) -> None:
-        self.setting = setting
+    def __init__(self, stages: Sequence[Stage]) -> None:
         self.records = {stage.name: Record(stage) for stage in stages}
 
     def misfits(self, record: Record) -> list[str]:
@@ -74,11 +57,9 @@ class _Ladder:
         inputs = self._inputs(record)
         return [] if inputs is None else record.inputs_changed(inputs)
 
-    def complete(self, stage: Stage, signals: PassOn, overwrite: bool) -> None:
+    def complete(self, stage: Stage, signals: PassOn) -> None:
         record = self.records[stage.name]
         if reasons := self.misfits(record):
-            if not overwrite:
-                self.refuse_if_costly(record, reasons)
             logger.warning("making %s again: %s", stage.name, _shown(reasons))
             remove_folder(stage.folder)
             record = self.records[stage.name] = Record(stage)
@@ -105,16 +86,6 @@ class _Ladder:
         """Whether a lost output has to be made again: vectors and mined files may be deleted once all stages that read them are done."""
         readers = [other for other in self.records.values() if stage.name in other.stage.after]
         return stage.is_training or not readers or any(not it.is_done or self.misfits(it) or it.lost() for it in readers)
-
-    def refuse_if_costly(self, record: Record, reasons: list[str]) -> None:
-        """Unfinished mining or embedding may start over; finished stages and trainings are removed only on request."""
-        if not reasons or not (record.is_done or record.stage.is_training):
-            return
-        raise InputError(
-            f"was {'made' if record.is_done else 'started'} with other settings or data: {_shown(reasons)}",
-            file=record.stage.folder,
-            hint=f"restore them, choose another output_dir, or set {self.setting}=true to rerun this stage and all that depend on it",
-        )
 
 
 def _shown(reasons: list[str]) -> str:
