@@ -187,7 +187,7 @@ def _validation(test_set: TestSet, config: MergeConfig) -> RetrievalValidation:
 
 
 def _write(steps: StepsInOrder, model: BiEncoder, facts: dict[str, Any]) -> None:
-    """Finishes the folder with the model and what it is made of."""
+    """Finishes the folder with the model and what it is made of, as one step with the manifest."""
     aside = temporary_beside(steps.folder / "model")
     aside.mkdir()
     try:
@@ -198,5 +198,4 @@ def _write(steps: StepsInOrder, model: BiEncoder, facts: dict[str, Any]) -> None
                 shutil.copyfileobj(data, out)
     finally:
         remove(aside)
-    steps.commit()
     steps.finish({"kind": "model"})

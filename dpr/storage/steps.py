@@ -151,17 +151,22 @@ class StepsInOrder(Steps):
         """Ends a step: everything appended so far is kept."""
         self.num_done += 1
         with writing(self.folder, hint=_KEPT):
-            for parent in {self.folder, *((self.folder / name).parent for name in self._changed)}:
-                flush(parent)
+            self._flush_names()
             with appended(self._log) as log:
                 sizes = {name: self._sizes[name] for name in self._changed}
                 log.write((json_text({"steps": self.num_done, "bytes": sizes}) + "\n").encode())
                 os.fsync(log.fileno())
         self._changed.clear()
 
+    def _flush_names(self) -> None:
+        for parent in {self.folder, *((self.folder / name).parent for name in self._changed)}:
+            flush(parent)
+
     def finish(self, metadata: Mapping[str, Any]) -> None:
-        """Writes the manifest. Nothing can be appended any more."""
+        """Writes the manifest, which ends the last step. A process that is killed before it leaves what was appended since the last
+        ``commit`` unfinished, and the next one appends that anew."""
         with writing(self.folder, hint=_KEPT):
+            self._flush_names()
             files = {name: describe_file(self.folder / name) for name in sorted(self._sizes)}
         self.write_manifest({**metadata, "made_of": self.provenance}, files)
 

@@ -24,10 +24,10 @@ def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting:
     """The vectors that a setting names, which stay in the mapped files, by the identities of their passages within each of ``namespaces``.
 
     Raises:
-        InputError: the shards cannot be read, or do not fit together.
+        InputError: the shards cannot be read, are not as they were written, or do not fit together.
         ConfigError: they hold no vectors.
     """
-    shards = open_shards(patterns, verify=False)
+    shards = open_shards(patterns)
     chunks, keys, size = list[np.ndarray](), list[int](), 0
     for ids, vectors in (chunk for shard in shards for chunk in shard.chunks()):
         passages = [Passage("", id=key.decode()) for key in ids]
