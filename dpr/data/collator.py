@@ -16,12 +16,11 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_hash
 from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, StoredSample
 from dpr.core.seeding import generator_for
-from dpr.data.near_duplicates import plain
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.presentation import check_room
 from dpr.data.settings import Augmentation, DataSetSettings, TextSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import decorate_passage, normalize_passage
+from dpr.data.text import decorate_passage, normalize_passage, plain
 from dpr.data.training_data import AnyPassage, AnySample
 
 Identity = tuple[int, int]

@@ -19,11 +19,6 @@ _WORD = re.compile(r"\w+")
 _Member = TypeVar("_Member")
 
 
-def plain(text: str) -> str:
-    """A text without differences of case and spacing."""
-    return " ".join(text.casefold().split())
-
-
 def words_of(text: str) -> frozenset[str]:
     """The words of a text."""
     return frozenset(_WORD.findall(text.casefold()))

@@ -22,6 +22,7 @@ from dpr.data.settings import TextSettings, check_selector_type
 from dpr.data.special_tokens import append_end_token, with_special_tokens
 from dpr.data.text import decorate_question
 from dpr.data.tokenizer_files import TOKENIZER, check_tokenizer_files
+from dpr.formats.text_input import has_lone_surrogate
 
 logger = get_logger(__name__)
 
@@ -33,6 +34,8 @@ _LONG_TITLE = 4  # characters, in units of the sequence length
 
 
 _LOST_WORDS = 0.02  # share of a vocabulary; one that was made of lower-cased texts has hardly any
+SHARE_SAID, _SHARE_REFUSED = 0.05, 0.5  # of unknown tokens
+_LEAST_TOKENS = 50  # fewer tell nothing about a language
 _UNUSUAL = "\ue000 \u4e00"  # characters that few vocabularies have
 
 
@@ -137,8 +140,11 @@ class Tensorizer:
         words = self.tokenizer.get_vocab().keys() - self.tokenizer.get_added_vocab().keys() - set(self.tokenizer.all_special_tokens)
         num_lost = sum(word != word.lower() for word in words)
         if num_lost > _LOST_WORDS * len(words):
-            message = "%s: texts are lower-cased, though %d of the %d tokens of its vocabulary have capitals, which are then never used"
-            warn_once(logger, message + "; a model keeps what it was trained with, a new one takes do_lower_case=false", source, num_lost, len(words))
+            message = (
+                "%s: texts are lower-cased, though %d of the %d tokens of its vocabulary have capitals, which are then never used; "
+                "a model keeps what it was trained with, a new one takes do_lower_case=false"
+            )
+            warn_once(logger, message, source, num_lost, len(words))
 
     @property
     def fingerprint(self) -> str:
@@ -165,6 +171,34 @@ class Tensorizer:
         examples = [self.tokenizer(*texts, add_special_tokens=True, verbose=False).encodings[0] for texts in (("1",), ("1", "2"))]
         single, pair = ((example.ids, example.sequence_ids) for example in examples)
         return JoinRule.from_examples(single, pair, cut_start=self.tokenizer.truncation_side == "left")
+
+    def check_known(self, tokens: np.ndarray, source: str, *, refuse: bool = True) -> None:
+        """Warns where many tokens of texts stand for what the vocabulary lacks (``unknown_share``).
+
+        Raises:
+            InputError: most do, and ``refuse``.
+        """
+        share, count = self.unknown_share(tokens)
+        if share <= SHARE_SAID:
+            return
+        found = f"{share:.0%} of the tokens of {source} are {self.tokenizer.unk_token}, which stands for words that the vocabulary lacks"
+        hint = "take an encoder of this language (encoder.pretrained_model_cfg), or make one of these texts with dpr new-encoder"
+        if refuse and share > _SHARE_REFUSED and count >= _LEAST_TOKENS:
+            raise InputError(found, hint=hint)
+        warn_once(logger, "%s; %s", found, hint)
+
+    def unknown_share(self, tokens: np.ndarray) -> tuple[float, int]:
+        """Of tokens that are not special ones, the share that stands for what the vocabulary lacks, and how many there are.
+
+        Vocabularies of bytes and characters lack nothing; theirs may have a token of that name that serves as another special one too.
+        """
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+        unknown = self.tokenizer.unk_token_id
+        count = int((~self._is_special[tokens]).sum())
+        if unknown is None or unknown in [getattr(self.tokenizer, name) for name in names]:
+            return 0.0, count
+        num_unknown = int((tokens == unknown).sum())
+        return num_unknown / max(count + num_unknown, 1), count + num_unknown
 
     def question_text(self, question: str, *, prompt: str | None = None, prefix: str | None = None, suffix: str | None = None) -> str:
         """A question as it is tokenised: after the model's prompt, or that of the name ``prompt``, and ``prefix``."""
@@ -213,7 +247,7 @@ class Tensorizer:
         """Token ids of texts as they are: without special tokens, whatever the length."""
         if not texts:
             return []
-        encoded = self.tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False, **_IDS_ONLY)
+        encoded = self._tokenize(list(texts), add_special_tokens=False, truncation=False, verbose=False, **_IDS_ONLY)
         return [list(tokens) for tokens in encoded["input_ids"]]
 
     def passage_parts(self, passages: Sequence[Passage]) -> list[tuple[list[int] | None, list[int]]]:
@@ -248,7 +282,7 @@ class Tensorizer:
             return self._rule().crop(*self._stored_parts(passage), max_tokens, generator, head=head) or self.empty_tokens
         shown = presented(passage, self.text)
         pair = (shown.title, shown.text) if shown.title else (shown.text,)
-        encoding = self.tokenizer(*([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False).encodings[0]
+        encoding = self._tokenize(*([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False).encodings[0]
         tokens, segments = encoding.ids, encoding.sequence_ids
         if len(tokens) <= max_tokens:
             return list(tokens) or self.empty_tokens
@@ -319,12 +353,23 @@ class Tensorizer:
             state.pop(of_last_call, None)
         return state
 
+    def _tokenize(self, *texts: list[str] | None, **options: Any) -> Any:
+        """The tokenizer's own call. Raises InputError for half a character, which it cannot read."""
+        try:
+            return self.tokenizer(*texts, **options)
+        except TypeError as error:
+            odd = next((text for part in texts for text in part or () if has_lone_surrogate(text)), None)
+            if odd is None:
+                raise
+            hint = "read the text in the encoding that it was written in (UTF-8, or latin-1)"
+            raise InputError(f"the text {odd[:60]!a} holds half a character", expected="whole characters", hint=hint) from error
+
     def _encode(self, first: list[str], second: list[str] | None, max_length: int) -> list[list[int]]:
         result: list[list[int]] = []
         for start in range(0, len(first), _TEXTS_PER_CALL):
             part = slice(start, start + _TEXTS_PER_CALL)
             pairs = (first[part], None if second is None else second[part])
-            encoded = self.tokenizer(*pairs, add_special_tokens=True, truncation="longest_first", max_length=max_length, **_IDS_ONLY)
+            encoded = self._tokenize(*pairs, add_special_tokens=True, truncation="longest_first", max_length=max_length, **_IDS_ONLY)
             result += encoded["input_ids"]
         return result
 

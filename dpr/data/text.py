@@ -21,6 +21,11 @@ def normalize_passage(text: str) -> str:
     return text.removesuffix('"')
 
 
+def plain(text: str) -> str:
+    """A text without differences of case and spacing, by which equal texts are told."""
+    return " ".join(text.casefold().split())
+
+
 def decorate_question(text: str, *, prefix: str | None = None, suffix: str | None = None, plain_apostrophes: bool = True) -> str:
     """Appends ``suffix`` unless the question ends with it, then puts the ``prefix`` before it as it is."""
     text = normalize_question(text) if plain_apostrophes else text

@@ -168,6 +168,8 @@ def _embed_chunks(
                     if source.identity()["corpus_fingerprint"] != writer.provenance["corpus_fingerprint"]:
                         hint = "finish writing it, choose another out_file, rerun"
                         raise InputError("has changed while it was embedded", file=source.file, hint=hint)
+                    if turn == 0:
+                        model.tensorizer.check_known(chunk.tokens.tokens.numpy(), str(source.file))
                     vectors = encode_within_memory(model, chunk.tokens, budget, **options)
                     done = torch.tensor([len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float64)
                     empty_ids = (empty_ids + chunk.empty_ids)[:_SHOWN_IDS]

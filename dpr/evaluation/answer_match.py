@@ -38,9 +38,14 @@ def has_answer(answers: Iterable[str], text: str, kind: str = "string") -> bool:
     return _match_text(text, [_with_tokens(answers)], kind)[0]
 
 
+def is_empty(answer: str) -> bool:
+    """Whether an answer has no token, so that it matches nothing."""
+    return not _needle(answer)[1]
+
+
 def warn_of_empty_answers(questions: Sequence[Question]) -> None:
     """Says where answers have no tokens."""
-    empty = [(question, answer) for question in questions for answer in question.answers if not _needle(answer)[1]]
+    empty = [(question, answer) for question in questions for answer in question.answers if is_empty(answer)]
     if empty:
         question, answer = empty[0]
         place = f"line {question.line} of the questions" if question.line else f"question {question.id!r}"
@@ -48,7 +53,7 @@ def warn_of_empty_answers(questions: Sequence[Question]) -> None:
 
 
 def _with_tokens(answers: Iterable[str]) -> tuple[str, ...]:
-    return tuple(answer for answer in answers if _needle(answer)[1])
+    return tuple(answer for answer in answers if not is_empty(answer))
 
 
 def match_hits(

@@ -17,18 +17,25 @@ _SHOWN, _WIDTH = 5, 110
 
 @dataclass
 class CheckDataSettings(ReadSettings, SuspectSettings):
-    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model will see them; with suspects=
-    the labels that look wrong.
+    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model will see them; the same of a
+    corpus, questions and judgements, and whether they fit together; with suspects= the labels that look wrong.
 
     Ends with 0, or with strict=true and a problem with 3. Any format that dpr prepare knows."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr check-data train.jsonl
 dpr check-data train.jsonl dev=dev.jsonl encoder.pretrained_model_cfg=bert-base-uncased encoder.sequence_length=256 --strict
+dpr check-data corpus=corpus.tsv questions=test.jsonl qrels=test.tsv model_file=runs/first
 dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
 """
     files: list[str] = setting(list, operand="FILE ...")
     """Training files, folders or patterns; together one data set."""
+    corpus: str | None = setting(None, also=("ctx_src", "ctx_datasets"))
+    """A corpus; also the passages that rows name by id. TSV, JSON lines or Parquet."""
+    questions: str | None = setting(None, also=("qa_dataset",))
+    """Questions for evaluation, as dpr retrieve reads them."""
+    qrels: str | None = None
+    """Judgements of these questions, BEIR's TSV or TREC's four columns."""
     dev: list[str] = setting(list, also=("dev_datasets",))
     """Validation data, for the overlap; again for more."""
     tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file"))
@@ -45,7 +52,16 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
     """End with 3 where there is a problem."""
 
     def check_together(self, prefix: str) -> None:
-        require_set(self, {"files": "train.jsonl"})
+        if self.corpus and self.corpus.startswith("["):  # as ctx_datasets is written
+            self.corpus, *others = [name.strip() for name in self.corpus.strip("[]").split(",")]
+            if others:
+                raise ConfigError(f"{prefix}corpus names {1 + len(others)} files; check one after the other")
+        if self.dev or not (self.corpus or self.questions or self.qrels):
+            require_set(self, {"files": "train.jsonl"})
+        if self.qrels and not (self.corpus or self.questions):
+            require_set(self, {"questions": "test.jsonl"})
+        if self.suspects:
+            require_set(self, {"files": "train.jsonl"})
         if self.suspects and not self.tokenizer:
             raise ConfigError("suspects needs a trained bi-encoder: model_file=runs/first")
         if self.suspects and (key := next((key for key in ("corpus", "queries", "min_grade") if getattr(self, key) is not None), None)):
@@ -58,6 +74,7 @@ def run(config: CheckDataSettings) -> int:
     from dpr.jobs.prepare import read_options
     from dpr.preparation.data_check import check_files
     from dpr.preparation.data_report import open_tokenizer, report, require_rows
+    from dpr.preparation.retrieval_check import RetrievalCheck
 
     tensorizer, prefixes = None, {"question": config.query_prefix, "passage": config.passage_prefix}
     if config.tokenizer:
@@ -67,11 +84,14 @@ def run(config: CheckDataSettings) -> int:
             ("passage", "passage_prefix", tensorizer.text.passage_prompt),
         ):
             prefixes[side] = tensorizer.text.agreed_prefix(prefixes[side], prompt, key=key) or ""
-    train = check_files(expand_files(config.files), read_options(config))
-    dev = check_files(expand_files(config.dev), read_options(config)) if config.dev else None
-    lines, problems = report(train, dev, tensorizer, prefixes)
+    given = {"train": config.files, "dev": config.dev}
+    sets = {name: check_files(expand_files(files), read_options(config)) for name, files in given.items() if files}
+    corpus, questions, qrels = (Path(name).expanduser() if name else None for name in (config.corpus, config.questions, config.qrels))
+    retrieval = RetrievalCheck(corpus, questions, qrels) if corpus or questions else None
+    lines, problems = report(sets, retrieval, tensorizer, prefixes)
     print("\n".join(lines))
-    require_rows(train, "train")
+    if "train" in sets:
+        require_rows(sets["train"], "train")
     if not config.tokenizer:
         print("\nlengths are in words; encoder.pretrained_model_cfg=NAME or model_file=FOLDER counts tokens")
     if config.suspects:

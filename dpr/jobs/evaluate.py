@@ -51,7 +51,7 @@ from dpr.retrieval.judging import (
     write_report,
 )
 from dpr.retrieval.passages import find_passages
-from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm
+from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm, warn_of_unknown_words
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import IndexerConfig
 from dpr.retrieval.suite_settings import STATIC, EvaluateConfig
@@ -145,9 +145,10 @@ class _Suite:
             read = (
                 [{key for hits in ranking for key, _ in hits} for ranking in rankings.values()] if qrels is None else [relevant_ids(qrels)]
             )
-            passages = find_passages([source], shown.union(*read, *(possibly_own(questions, ranking) for ranking in rankings.values())))
-            last = rankings[config.systems[-1]]
-            warn_of_own_passages(questions, last, passages, qrels, setting="skip_same_id: true in the set's entry leaves out hits with a question's own id")
+            own = (possibly_own(questions, ranking) for ranking in rankings.values())
+            passages = find_passages([source], shown.union(*read, *own))
+            setting = "skip_same_id: true in the set's entry leaves out hits with a question's own id"
+            warn_of_own_passages(questions, rankings[config.systems[-1]], passages, qrels, setting=setting)
             asking: dict[str, Any] = {"questions": questions, "texts": [form.text(question.text) for question in questions]}
             with durable_folder(target, overwrite=config.overwrite, metadata={"kind": "evaluation", "made_of": made_of}) as folder:
                 for system, ranking in rankings.items():
@@ -186,7 +187,9 @@ class _Suite:
         sides: dict[str, list[Ranking]] = {}
         for system, open_side in (("bm25", self._lexical), ("dense", self._dense), (STATIC, self._static)):
             if system in config.systems or ("hybrid" in config.systems and system != STATIC):
-                rankings = open_side(test_set, source, form).retrieve(texts, k + test_set.options.skip_same_id)
+                side = open_side(test_set, source, form)
+                warn_of_unknown_words(side, texts, str(test_set.queries))
+                rankings = side.retrieve(texts, k + test_set.options.skip_same_id)
                 sides[system] = without_own_ids(questions, rankings, k) if test_set.options.skip_same_id else rankings
         if "hybrid" in config.systems:
             sides["hybrid"] = fusion.fuse(sides["dense"], sides["bm25"], config.n_docs)

@@ -39,7 +39,7 @@ from dpr.retrieval.judging import (
     write_report,
 )
 from dpr.retrieval.passages import require_passages
-from dpr.retrieval.retrievers import DenseRetriever, Fusion, HybridRetriever, QuestionForm, Retriever
+from dpr.retrieval.retrievers import DenseRetriever, Fusion, HybridRetriever, QuestionForm, Retriever, warn_of_unknown_words
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import QuestionSetConfig, RetrievalConfig
 from dpr.storage.durable import remove_folder
@@ -61,6 +61,7 @@ def run(config: RetrievalConfig) -> float | None:
         job.require_words(config.trec_run_file)
     device = resolve_device(config.device_or_cpu)
     retriever = build_retriever(config, job.sources, form=job.form, device=device, questions=job.asked)
+    warn_of_unknown_words(retriever, job.asked, str(job.question_set.file))
     start = time.monotonic()
     rankings, weight = job.retrieve(retriever)
     logger.info("%d questions searched in %.1f s", len(job.texts), time.monotonic() - start)

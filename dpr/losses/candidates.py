@@ -68,9 +68,9 @@ class Candidates(NamedTuple):
 def find_candidates(
     rule: str, positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
 ) -> Candidates:
-    """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage, by its id or its
-    text, counts once (at its first slot; positives are moved there), and other known positives of a question do not count against it; one whose second number is
-    ``WHOLE_DOCUMENT`` stands for every passage of its document, at most one for each question.
+    """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage, told by its id or its text,
+    counts once (at its first slot; positives are moved there), and other known positives of a question do not count against it; one whose
+    second number is ``WHOLE_DOCUMENT`` stands for every passage of its document, at most one for each question.
 
     ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2),
     ``known_positive_valid`` (B, K); all on the host.

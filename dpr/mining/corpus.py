@@ -10,7 +10,7 @@ from pathlib import Path
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
-from dpr.data.near_duplicates import plain
+from dpr.data.text import plain
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.sorted_hashes import HashIndex

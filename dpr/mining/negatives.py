@@ -11,7 +11,8 @@ from typing import Protocol
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.core.seeding import generator_for
-from dpr.data.near_duplicates import jaccard, plain, words_of
+from dpr.data.near_duplicates import jaccard, words_of
+from dpr.data.text import plain
 from dpr.evaluation.answer_match import has_answer
 from dpr.indexer.ranking import Ranking
 from dpr.mining.settings import MiningSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.near_duplicates import plain
+from dpr.data.text import plain
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.training_files.registry import format_named, format_of
 from dpr.formats.training_files.rows import ReadOptions

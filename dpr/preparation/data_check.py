@@ -1,6 +1,6 @@
 """``dpr check-data``: finds what is wrong or noteworthy in training data, in one pass before a model is trained on them.
 
-Memory: 8 bytes per row, 16 per passage that a row lists, and samples of fixed size; texts are not kept.
+Memory: 8 bytes per row, 16 per passage that a row lists and 24 per one with an id, and samples of fixed size; texts are not kept.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ import numpy as np
 
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard, plain, words_of
+from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard, words_of
+from dpr.data.text import plain
+from dpr.evaluation.answer_match import is_empty
 from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions, SourceRow
 
@@ -55,6 +57,33 @@ class Reservoir:
             self.items[index] = item
 
 
+class TextsAndIds:
+    """Finds, of passages with ids, equal texts under different ids, and different texts under one. A place is a number, which the caller
+    names."""
+
+    def __init__(self) -> None:
+        self._texts, self._ids, self._places = array("Q"), array("Q"), array("Q")
+
+    def add(self, passage: Passage, place: int) -> None:
+        if passage.id is not None:
+            self._texts.append(passage_hash(passage))
+            self._ids.append(text_hash(passage.id))
+            self._places.append(place)
+
+    def findings(self, name_of: Callable[[int], str]) -> dict[str, Finding]:
+        """Both, by what they are called."""
+        texts, ids = (np.frombuffer(hashes, dtype=np.uint64) for hashes in (self._texts, self._ids))
+        found = {"equal texts under different ids": Finding(), "ids with different texts": Finding()}
+        for finding, same, other in zip(found.values(), (texts, ids), (ids, texts), strict=True):
+            order = np.lexsort((other, same))
+            same, other = same[order], other[order]
+            last = np.flatnonzero((same[1:] == same[:-1]) & (other[1:] != other[:-1]))
+            pairs = [sorted(self._places[int(order[index])] for index in (place, place + 1)) for place in last]
+            for first, second in sorted(pairs):
+                finding.add(f"{name_of(first)} and {name_of(second)}")
+        return found
+
+
 class DataCheck:
     """Takes the rows of a data set one after the other (``add``); ``finish`` completes the findings."""
 
@@ -65,6 +94,9 @@ class DataCheck:
         self.positive_as_negative, self.near_duplicates = Finding(), Finding()
         self.repeated_rows, self.repeated_questions = Finding(), Finding()
         self.single_words, self.unread_keys = Finding(), Finding()
+        self.empty_answers = Finding()
+        self.contradictions: dict[str, Finding] = {}
+        self._named = TextsAndIds()
         roles = ("question", "positive", "hard negative", "other negative")
         self.texts = {role: Reservoir(SAMPLE_SIZE, seed) for seed, role in enumerate(roles)}
         self.examples = Reservoir(5, seed=9)
@@ -89,16 +121,20 @@ class DataCheck:
         self._count(sample)
         place = self._place(row)
         question = text_hash(plain(sample.question))
-        positives = [_identity(passage) for passage in sample.positives]
+        positives = [passage_hash(passage) for passage in sample.positives]
         negatives = sample.hard_negatives + sample.other_negatives
         self.questions.append(question)
         self._places.append(place)
         self.positives.extend(positives)
         if any(_is_single_word(passage.text) for passage in sample.positives + negatives):
             self.single_words.add(where)
+        if any(map(is_empty, sample.answers)):
+            self.empty_answers.add(where)
+        for passage in sample.positives + negatives:
+            self._named.add(passage, place)
         self._contents.append(text_hash(repr((question, sorted(positives)))))
         self._known.extend(_pair(question, identity) for identity in positives)
-        self._negatives.extend(_pair(question, _identity(passage)) for passage in negatives)
+        self._negatives.extend(_pair(question, passage_hash(passage)) for passage in negatives)
         self._negative_places.extend([place] * len(negatives))
         self._compare(sample, where)
         self.examples.add(sample)
@@ -112,6 +148,7 @@ class DataCheck:
         known = np.unique(np.frombuffer(self._known, dtype=np.uint64))
         for index in np.flatnonzero(np.isin(np.frombuffer(self._negatives, dtype=np.uint64), known)):
             self.positive_as_negative.add(self._name(self._negative_places[int(index)]))
+        self.contradictions = self._named.findings(self._name)
         return self
 
     def _count(self, sample: TrainingSample) -> None:
@@ -173,8 +210,8 @@ def _is_single_word(text: str) -> bool:
     return len(text) <= 40 and len(text.split()) == 1 and not _WITHOUT_SPACES.search(text)
 
 
-def _identity(passage: Passage) -> int:
-    # By text, even where there is an id: the same text under two ids is what trains a model to contradict itself.
+def passage_hash(passage: Passage) -> int:
+    """64 bits of title and text without differences of case and spacing, even where there is an id."""
     return text_hash(plain(f"{passage.title}\n{passage.text}"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,60 +11,67 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.near_duplicates import NEAR_DUPLICATE
-from dpr.data.settings import TextSettings
-from dpr.data.tensorizer import Tensorizer
+from dpr.data.tensorizer import SHARE_SAID, Tensorizer
 from dpr.data.text import decorate_passage
-from dpr.formats.checkpoints import ENCODER_FOLDER, is_checkpoint, read_settings, resolve_checkpoint
-from dpr.preparation.data_check import DataCheck, Finding, num_shared
+from dpr.models.biencoder import BiEncoder
+from dpr.preparation.data_check import DataCheck, Finding, Reservoir, num_shared
+from dpr.preparation.retrieval_check import RetrievalCheck
 
 Prefixes = Mapping[str, str]
 """Texts put before every ``question`` and every ``passage``."""
 
 _UNCUT = 10**6
 _SHOWN = 600
+_MOSTLY = 0.5
 _QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 
 
 def open_tokenizer(name_or_folder: str, *, sequence_length: int | None, question_length: int | None) -> Tensorizer:
-    """The tokenizer of a model, a model folder, a checkpoint or a run folder; lengths that are None are the checkpoint's, else 256.
+    """The tokenizer of a model, a model folder or file, a checkpoint or a run folder, as training and embedding have it; lengths that are
+    None are the model's, else 256.
 
     Raises:
         InputError: there is no tokenizer.
     """
-    folder = Path(name_or_folder)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        folder = resolve_checkpoint(folder)
-    if is_checkpoint(folder):
-        settings = read_settings(folder)
-        tensorizer = Tensorizer.load(
-            folder / ENCODER_FOLDER,
-            sequence_length=sequence_length or int(settings["sequence_length"]),
-            question_length=question_length or int(settings.get("question_length") or 0),
-            append_eos=bool(settings.get("append_eos")),
-        )
-        tensorizer.present(TextSettings(**{item.name: settings[item.name] for item in fields(TextSettings) if item.name in settings}))
-        return tensorizer
-    return Tensorizer.load(name_or_folder, sequence_length=sequence_length or 256, question_length=question_length or 0)
+    path = Path(name_or_folder)
+    is_encoder = (path / "config.json").is_file() and not (path / "modules.json").is_file()
+    if not path.exists() or is_encoder:
+        return Tensorizer.load(name_or_folder, sequence_length=sequence_length or 256, question_length=question_length or 0)
+    own = BiEncoder.load(path).tensorizer
+    lengths = sequence_length or own.sequence_length, question_length or (0 if sequence_length else own.question_length)
+    tensorizer = Tensorizer(own.tokenizer, sequence_length=lengths[0], question_length=lengths[1])
+    tensorizer.present(own.text)
+    return tensorizer
 
 
-def report(train: DataCheck, dev: DataCheck | None, tensorizer: Tensorizer | None, prefixes: Prefixes) -> tuple[list[str], int]:
-    """The lines to print, and the number of problems. Lengths and examples are with ``prefixes``."""
-    sets = {"train": train} | ({"dev": dev} if dev else {})
+def report(
+    sets: Mapping[str, DataCheck], retrieval: RetrievalCheck | None, tensorizer: Tensorizer | None, prefixes: Prefixes
+) -> tuple[list[str], int]:
+    """The lines to print, and the number of problems. ``sets`` are train and dev, as far as they are given. Lengths and examples are with
+    ``prefixes``."""
     lines: list[str] = []
+    problems: dict[str, Finding] = {}
+    train, dev = sets.get("train"), sets.get("dev")
     for name, check in sets.items():
-        lines += [*_counts(name, check), *_lengths(check, tensorizer, prefixes), ""]
-    problems = {f"{name}: {what}": finding for name, check in sets.items() for what, finding in _findings(check).items() if finding.count}
-    if dev is not None:
+        table, of_texts = _lengths(check.texts, tensorizer, prefixes)
+        lines += [*_counts(name, check), *table, ""]
+        problems |= {f"{name}: {what}": finding for what, finding in (_findings(check) | of_texts).items() if finding.count}
+    if train and dev:
         if shared := num_shared(train.questions, dev.questions):
             problems["dev: questions that are in train too"] = Finding(shared)
         shared, total = num_shared(train.positives, dev.positives), len(dev.positives)
         lines.insert(-1, f"  {shared:,} of {total:,} positives of dev are positives in train too ({shared / max(total, 1):.0%})")
+    if retrieval:
+        table, of_texts = _lengths(retrieval.texts, tensorizer, prefixes)
+        lines += [*retrieval.counts, *table, ""]
+        problems |= {what: finding for what, finding in (retrieval.findings | of_texts).items() if finding.count}
     lines.append(f"problems: {', '.join(problems) or 'none'}")
     for what, finding in problems.items():
         lines += [f"  {finding.count:>9,}  {what}", *(f"             {place}" for place in finding.places)]
-    if train.compared_rows < train.records - train.without_hard:
-        lines.append(f"  (near repeats were looked for in {train.compared_rows:,} of {train.records:,} records)")
-    lines += ["", "five records as the model will see them" if tensorizer else "five records", *_examples(train, tensorizer, prefixes)]
+    if train:
+        if train.compared_rows < train.records - train.without_hard:
+            lines.append(f"  (near repeats were looked for in {train.compared_rows:,} of {train.records:,} records)")
+        lines += ["", "five records as the model will see them" if tensorizer else "five records", *_examples(train, tensorizer, prefixes)]
     return lines, len(problems)
 
 
@@ -86,6 +92,8 @@ def _findings(check: DataCheck) -> dict[str, Finding]:
         "rows that repeat an earlier one": check.repeated_rows,
         "negatives that are positives of the same question": check.positive_as_negative,
         f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)": check.near_duplicates,
+        "rows with an empty answer": check.empty_answers,
+        **check.contradictions,
     }
 
 
@@ -101,31 +109,45 @@ def _counts(name: str, check: DataCheck) -> list[str]:
     ]
 
 
-def _lengths(check: DataCheck, tensorizer: Tensorizer | None, prefixes: Prefixes) -> Iterator[str]:
+def _lengths(texts: Mapping[str, Reservoir], tensorizer: Tensorizer | None, prefixes: Prefixes) -> tuple[list[str], dict[str, Finding]]:
+    """A table of the lengths of questions and passages, and what of their tokens should be looked at."""
     unit = "tokens" if tensorizer else "words"
-    yield f"  length in {unit:<12} {'min':>6} {'25%':>6} {'50%':>6} {'75%':>6} {'90%':>6} {'99%':>6} {'max':>6}   cut off"
-    for role, sample in check.texts.items():
+    lines = [f"  length in {unit:<12} {'min':>6} {'25%':>6} {'50%':>6} {'75%':>6} {'90%':>6} {'99%':>6} {'max':>6}   cut off"]
+    findings: dict[str, Finding] = {}
+    for role, sample in texts.items():
         if not sample.items:
             continue
-        limit = None if tensorizer is None else tensorizer.question_length if role == "question" else tensorizer.sequence_length
-        lengths = np.array(_measure([_with_prefix(item, prefixes) for item in sample.items], role, tensorizer), dtype=np.int64)
+        items = [_with_prefix(item, prefixes) for item in sample.items]
+        cut = ""
+        if tensorizer is None:
+            lengths = np.array([len((item if isinstance(item, str) else f"{item.title} {item.text}").split()) for item in items])
+        else:
+            sequences = _uncut_tokens(items, role, tensorizer)
+            lengths = np.array([len(sequence) for sequence in sequences])
+            limit = tensorizer.question_length if role == "question" else tensorizer.sequence_length
+            is_cut = lengths > limit
+            cut = f"   {np.mean(is_cut):.1%} at {limit}"
+            if is_cut.mean() > _MOSTLY:
+                findings[f"{role}s that are cut off at {limit} tokens ({is_cut.mean():.0%})"] = Finding(int(is_cut.sum()))
+            share, count = tensorizer.unknown_share(np.concatenate(sequences))
+            if share > SHARE_SAID:
+                unknown = f"tokens of {role}s that are {tensorizer.tokenizer.unk_token}, words that the vocabulary lacks ({share:.0%})"
+                findings[unknown] = Finding(round(share * count))
         values = " ".join(f"{int(value):>6}" for value in np.quantile(lengths, _QUANTILES, method="higher"))
-        cut = "" if limit is None else f"   {np.mean(lengths > limit):.1%} at {limit}"
         note = f"   ({len(lengths):,} of {sample.seen:,})" if len(lengths) < sample.seen else ""
-        yield f"    {role:<20} {values}{cut}{note}"
+        lines.append(f"    {role:<20} {values}{cut}{note}")
+    return lines, findings
 
 
-def _measure(items: list[Any], role: str, tensorizer: Tensorizer | None) -> list[int]:
-    if tensorizer is None:
-        return [len((item if isinstance(item, str) else f"{item.title} {item.text}").split()) for item in items]
+def _uncut_tokens(items: list[Any], role: str, tensorizer: Tensorizer) -> list[np.ndarray]:
     uncut = Tensorizer(tensorizer.tokenizer, sequence_length=_UNCUT)
     uncut.present(tensorizer.text)
-    lengths: list[int] = []
+    sequences: list[np.ndarray] = []
     for start in range(0, len(items), 1000):
         part = items[start : start + 1000]
         encoded = uncut.question_tokens(part) if role == "question" else uncut.passage_tokens(part)
-        lengths += map(len, encoded)
-    return lengths
+        sequences += [np.array(tokens, dtype=np.int32) for tokens in encoded]
+    return sequences
 
 
 def _with_prefix(content: Any, prefixes: Prefixes) -> Any:

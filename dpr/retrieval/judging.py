@@ -13,7 +13,7 @@ import numpy as np
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.data.near_duplicates import plain
+from dpr.data.text import plain
 from dpr.evaluation.answer_match import match_hits, top_k_hits, warn_of_empty_answers
 from dpr.evaluation.ranking_metrics import (
     CUTOFFS,

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear, fuse_reciprocal_rank
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.indexer.registry import Index
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
+
+_LOOKED_AT = 1000  # questions
 
 
 class Retriever(Protocol):
@@ -114,6 +116,14 @@ class DenseRetriever:
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
         return to_rankings(self.index.search(self.encode(questions), k))
+
+
+def warn_of_unknown_words(retriever: Any, questions: Sequence[str], source: str) -> None:
+    """Says where a model lacks many words of the questions, by the first ones; a lexical retriever lacks none."""
+    dense = getattr(retriever, "dense", retriever)
+    if isinstance(dense, DenseRetriever):
+        tokens = question_batch(dense.model, questions[:_LOOKED_AT], dense.form).tokens
+        dense.model.tensorizer.check_known(tokens.numpy(), source, refuse=False)
 
 
 class LexicalRetriever:

@@ -13,7 +13,7 @@ from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettin
 
 SEARCH_MODES = ("dense", "bm25", "hybrid")
 """How one question is searched: by vectors, by words, or by both."""
-_OF_RESULTS = ("out_file", "trec_run_file", "metrics_file", "search_folder", "qrels", "hybrid", "tune_hybrid_weight", "n_docs", "match", "skip_same_id")
+_OF_RESULTS = ("out_file", "trec_run_file", "metrics_file", "search_folder", "qrels", "hybrid", "tune_hybrid_weight", "n_docs", "match")
 
 
 @dataclass

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.data.collator import as_encoded
 from dpr.data.pair_tokens import StoredPairs
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
+from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.data.training_data import OpenedSets, opened_sets
+from dpr.data.training_data import OpenedSets, SampleSource, opened_sets
 from dpr.formats.training_sets import TrainingSet
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
+_LOOKED_AT = 64
 
 
 def opened_for_run(sets: Any, name: str, settings: TrainingSettings, model: BiEncoder) -> OpenedSets:
@@ -42,6 +47,8 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
         ConfigError: a set has another prompt than the model, or the folder of the stores cannot be written.
     """
     sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
+    for source, options in sets:
+        _check_known(source, options, model.tensorizer)
     train, folder = settings.train, settings.train.token_store_folder()
     if train.token_store == "off":
         return sets
@@ -58,3 +65,12 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
                 logger.info("%s: read by a user-defined class, so its texts are tokenised as they come", source.name)
             result.append((source, options))
     return result
+
+
+def _check_known(source: SampleSource, options: DataSetSettings, tensorizer: Tensorizer) -> None:
+    """Raises InputError where most words of a set are unknown to the tokenizer, by some rows that are spread over it."""
+    rows = np.unique(np.linspace(0, len(source) - 1, _LOOKED_AT).astype(int)).tolist() if len(source) else []
+    samples = [source[row] for row in rows]
+    tokens = tensorizer.question_tokens([sample.question for sample in samples], **options.of_questions)
+    tokens += tensorizer.passage_tokens([as_encoded(sample.positives[0], options) for sample in samples if sample.positives])
+    tensorizer.check_known(np.array([token for sequence in tokens for token in sequence], dtype=np.int64), source.name)
