@@ -22,7 +22,6 @@ from dpr.data.settings import TextSettings, check_selector_type
 from dpr.data.special_tokens import append_end_token, with_special_tokens
 from dpr.data.text import decorate_question
 from dpr.data.tokenizer_files import TOKENIZER, check_tokenizer_files
-from dpr.formats.text_input import has_lone_surrogate
 
 logger = get_logger(__name__)
 
@@ -358,6 +357,8 @@ class Tensorizer:
         try:
             return self.tokenizer(*texts, **options)
         except TypeError as error:
+            from dpr.formats.text_input import has_lone_surrogate  # which training does not load otherwise
+
             odd = next((text for part in texts for text in part or () if has_lone_surrogate(text)), None)
             if odd is None:
                 raise
