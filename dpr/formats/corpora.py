@@ -8,8 +8,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,19 +16,34 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage
+from dpr.formats.delimited import (
+    PASSAGE_IDS,
+    PASSAGE_TEXTS,
+    QUESTION_IDS,
+    QUESTIONS,
+    TITLES,
+    TableForm,
+    are_names,
+    wrong_columns,
+    named_columns,
+    normal_name,
+    require_known_names,
+    require_readable,
+    table_form,
+    table_rows,
+    warn_of_header,
+)
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.origins import origin_of, origin_record
 from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
-from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, are_column_names, has_lone_surrogate, iter_lines, located, warn_of_header
+from dpr.formats.text_input import LinePlace, has_lone_surrogate, located
 from dpr.formats.training_records import checked_text
 from dpr.storage.durable import durable_file
 from dpr.storage.strict_json import describe
 
-_QUOTE_HINT = 'a field that begins with a quote (") ends with one, and quotes inside it are doubled'
 _HELD_HASHES = 1 << 20
 _HEADER = ("id", "text", "title")
-_TEXT_NAMES = ("text", "passage", "passage_text", "paragraph", "contents", "content", "body", "document", "context")
-_SEPARATED = {"\t": "tab", ",": "comma"}
+_NAMES = {"ids": (*PASSAGE_IDS, *QUESTION_IDS), "texts": (*PASSAGE_TEXTS, *QUESTIONS)}  # files of questions are looked up too
 DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
 Columns = tuple[int, int, int]
 _Row = tuple[int, str, str, str, Origin | None]  # line, id, text, title, where it was taken from
@@ -38,6 +52,11 @@ _Row = tuple[int, str, str, str, Origin | None]  # line, id, text, title, where 
 def is_json_name(path: str | Path) -> bool:
     """Whether a file name is that of JSON, with or without ``.gz``."""
     return str(path).lower().removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
+
+
+def is_csv_name(path: Path) -> bool:
+    """Whether commas may separate the columns of a file of this name, with or without ``.gz``."""
+    return path.name.lower().removesuffix(".gz").endswith(".csv")
 
 
 def read_passages(
@@ -53,11 +72,12 @@ def read_passages(
 ) -> Iterator[Passage]:
     """Passages number ``start`` to ``stop`` of a file, in order; counted from ``place``, which is that of a row, where it is given.
 
-    TSV as DPR reads it: Python's csv quoting, all ``"`` around the text are stripped. A first row of column names is a header, there and
-    wherever it is repeated; one that names ``id`` and ``text`` defines the columns, unless others than the default are given. There are no
-    titles if ``title_col`` is negative or beyond the row. Empty texts are passed on. A .csv file without a tab in its first line is
-    separated by commas. Names in .json/.jsonl are read as BEIR corpora (``_id``, ``title``, ``text``), .parquet by the same column names.
-    Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
+    TSV as DPR reads it: quoting as in ``dpr.formats.delimited``; in a quoted file all ``"`` around the text are stripped. A first row that
+    names columns of ids and texts (``id``, ``docid``, ``pid``; ``text``, ``contents``, ``passage`` ...) is a header, there and wherever it
+    is repeated, and says where they are, unless others than the default are given. There are no titles if ``title_col`` is negative or
+    beyond the row. Empty texts are passed on. A .csv file without a tab in its first line is separated by commas. Names in .json/.jsonl
+    are read as BEIR corpora (``_id``, ``title``, ``text``), .parquet by the same column names. Plain or gzip. An id has at most
+    MAX_ID_BYTES bytes, prefix included.
 
     Raises:
         InputError: names the file and line.
@@ -131,6 +151,7 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
             if row == _HEADER or passage.text != passage.text.strip('"') or "\r" in "".join(row):
                 reason = "column names, quotes around a text, and carriage returns do not survive in a passages TSV"
                 raise InputError(f"passage {passage.id!r} cannot be written: {reason}", file=file, hint="write .jsonl instead")
+            require_readable(row, file)
             writer.writerow(row)
     return count
 
@@ -159,74 +180,6 @@ def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterat
         raise InputError(f"half a character ({error.object[error.start]!a}) cannot be written as UTF-8", file=path) from None
 
 
-def iter_csv_rows(path: Path, delimiter: str = "\t", place: LinePlace | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a file as Python's csv module splits them, each with the line it ends on; blank lines are skipped.
-
-    Reading begins at ``place``, which is kept at the first line of the row read last.
-
-    Raises:
-        InputError: broken quoting, or a field over the limit.
-    """
-    csv.field_size_limit(MAX_LINE_BYTES)
-    place = place or LinePlace()
-    line, inner = 0, replace(place)
-
-    def numbered() -> Iterator[str]:
-        nonlocal line
-        for number, text in iter_lines(path, inner):
-            line = number
-            yield text
-
-    texts = numbered()
-    for text in texts:
-        if not text:
-            continue
-        # Splitting at the delimiter is three times faster than csv, which reads every row where they could differ.
-        place.line, place.offset = inner.line, inner.offset
-        row = _plain_fields(text, delimiter)
-        if row is None:
-            start = line
-            try:
-                row = next(csv.reader(_with_newlines(text, texts), delimiter=delimiter))
-            except csv.Error as error:
-                raise InputError(f"not a {_SEPARATED[delimiter]}-separated row: {error}", file=path, line=line, hint=_QUOTE_HINT) from None
-            except _UnclosedQuoteError:
-                raise InputError("a quote opens in this row that never closes", file=path, line=start, hint=_QUOTE_HINT) from None
-        yield line, row
-
-
-def _plain_fields(text: str, delimiter: str) -> list[str] | None:
-    """The fields of a line whose quotes are all where csv writes them; None for all other lines."""
-    if "\r" in text:
-        return None
-    fields = text.split(delimiter)
-    if '"' not in text:
-        return fields
-    for index, field in enumerate(fields):
-        if '"' in field:
-            if len(field) < 2 or field[0] != '"' or field[-1] != '"':
-                return None
-            inner = field[1:-1]
-            if '"' in inner:
-                if '"' in inner.replace('""', ""):
-                    return None
-                inner = inner.replace('""', '"')
-            fields[index] = inner
-    return fields
-
-
-def _with_newlines(first: str, following: Iterator[str]) -> Iterator[str]:
-    """A row's first line, and the lines after it for as long as csv asks for them."""
-    yield first + "\n"
-    for text in following:
-        yield text + "\n"
-    raise _UnclosedQuoteError  # csv asks for another line only inside quotes, and would take the end of the file for their end
-
-
-class _UnclosedQuoteError(Exception):
-    pass
-
-
 def has_records(path: Path) -> bool:
     """Whether a corpus of this name holds records with named fields: JSON or Parquet, not TSV."""
     return is_json_name(path) or path.suffix.lower() == ".parquet"
@@ -252,53 +205,50 @@ def numbered_ids(path: Path, columns: Columns, place: LinePlace | None = None) -
         yield line, key
 
 
+def corpus_form(path: Path) -> TableForm:
+    """The form of a corpus that is a table; in a .csv file commas may separate columns."""
+    return table_form(path, commas=is_csv_name(path))
+
+
 def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator[_Row]:
     """Every data row."""
-    width, header = 0, list[str]()
-    delimiter = csv_delimiter(path)
-    rows = iter_csv_rows(path, delimiter, place)
-    is_passed = place is not None and place.offset > 0
-    if is_passed:  # the first row of the file says nevertheless where the columns are
-        rows = chain(islice(iter_csv_rows(path, delimiter), 1), rows)
-    for line, row in rows:
-        if len(row) != width:
-            if not width:
-                columns, header = _named_columns(row, columns, path, line)
-            if width or len(row) <= max(columns[:2]):
-                expected = f"{width}, as in the first row" if width else f"at least {max(columns[:2]) + 1}"
-                hint = f"columns are separated by {_SEPARATED[delimiter]}s" + ("; check the quotes above this line" if width else "")
-                raise InputError(f"{len(row)} columns", file=path, line=line, expected=expected, hint=hint)
-            width = len(row)
-            id_col, text_col, title_col = columns
-            has_titles = 0 <= title_col < width
+    form = corpus_form(path)
+    columns, header = _columns(form, columns, path)
+    id_col, text_col, title_col = columns
+    width, least = form.width, max(id_col, text_col) + 1
+    has_titles = 0 <= title_col < width
+    for line, row in table_rows(path, form, place):
+        if len(row) != width or width < least:
+            if width < least:
+                raise wrong_columns(path, line, row, form, f"at least {least}")
+            raise wrong_columns(path, line, row, form, f"{width}, as in the first row", hint="check the quotes above this line")
         key = row[id_col]
-        if is_passed or row == header:  # headers stand in the middle of files that were joined
-            is_passed = False
+        if row == header:  # headers stand in the middle of files that were joined
             continue
         if not key:
             raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
-        yield line, key, row[text_col].strip('"'), row[title_col] if has_titles else "", None
+        text = row[text_col]
+        # Quotes that are left around the text of a quoted file go, as in DPR.
+        yield line, key, text if form.is_quoted is False else text.strip('"'), row[title_col] if has_titles else "", None
 
 
-def csv_delimiter(path: Path) -> str:
-    """A tab, or the comma of a .csv file without one in its first line."""
-    if path.name.lower().removesuffix(".gz").endswith(".csv"):
-        first = next((text for _, text in iter_lines(path) if text), "")
-        if "\t" not in first and "," in first:
-            return ","
-    return "\t"
-
-
-def _named_columns(first: list[str], columns: Columns, path: Path, line: int) -> tuple[Columns, list[str]]:
-    """The columns, as the first row names them if it is a header and ``columns`` are the default; and the row, empty if it is none."""
-    names = [name.strip().lower() for name in first]
+def _columns(form: TableForm, columns: Columns, path: Path) -> tuple[Columns, list[str] | None]:
+    """The columns, as a header names them if ``columns`` are the default; and the first row if it is a header."""
+    if not form.rows:
+        return columns, None
+    line, first = form.rows[0]
+    if columns == DEFAULT_COLUMNS:
+        named = named_columns(first, _NAMES, {"titles": TITLES}, file=path, line=line)
+        if named is None:
+            require_known_names(form, _NAMES, file=path)
+            return columns, None
+        return (named["ids"], named["texts"], named.get("titles", -1)), first
+    names = [normal_name(name) for name in first]
     id_col, text_col, _ = columns
-    if columns == DEFAULT_COLUMNS and {"id", "text"} <= set(names):
-        return (names.index("id"), names.index("text"), names.index("title") if "title" in names else -1), first
-    if len(first) <= max(id_col, text_col) or names[id_col] != "id" or not are_column_names(first):
-        return columns, []
-    if names[text_col] not in _TEXT_NAMES:
-        warn_of_header(path, line, tuple(first))
+    if not are_names(first) or len(names) <= max(id_col, text_col) or names[id_col] not in _NAMES["ids"]:
+        return columns, None
+    if names[text_col] not in (*_NAMES["texts"], *TITLES):
+        warn_of_header(path, line, first)
     return columns, first
 
 

@@ -27,7 +27,8 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
-from dpr.formats.corpora import Columns, csv_delimiter, has_records, iter_csv_rows, numbered_ids
+from dpr.formats.corpora import Columns, corpus_form, has_records, numbered_ids
+from dpr.formats.delimited import table_rows
 from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace
 
 _RANGE_BYTES = 1 << 24
@@ -98,12 +99,11 @@ class _Ranges:
             first = stream.tell()
             if has_records(self.file):  # a line of JSON is a record
                 return first
-            delimiter = csv_delimiter(self.file)
-            width = len(next((row for _, row in iter_csv_rows(self.file, delimiter)), ()))
+            form = corpus_form(self.file)
             for _ in range(_TRIED_LINES):
                 place = LinePlace(1, stream.tell())
                 try:
-                    if all(len(row) == width for _, row in islice(iter_csv_rows(self.file, delimiter, replace(place)), _TRIED_ROWS)):
+                    if all(len(row) == form.width for _, row in islice(table_rows(self.file, form, replace(place)), _TRIED_ROWS)):
                         return place.offset
                 except InputError:
                     pass

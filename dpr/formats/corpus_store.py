@@ -44,7 +44,7 @@ from dpr.storage.checksums import cache_root, file_state, require_unchanged
 from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import cache_key, ensure_built
 
-_VERSION = 2
+_VERSION = 3
 _STEP = 16  # rows from one place to the next: few to read for one passage, few places to keep
 _PLACES, _IDS, _UNPACKED = "places.npy", "ids.npy", "passages.jsonl"
 

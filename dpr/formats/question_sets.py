@@ -6,20 +6,42 @@ import ast
 import csv
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.records import Question
-from dpr.formats.corpora import durable_text, first_id, is_json_name, iter_csv_rows, require_word
+from dpr.formats.corpora import durable_text, first_id, is_csv_name, is_json_name, require_word
+from dpr.formats.delimited import (
+    ANSWERS,
+    GRADES,
+    QUESTION_IDS,
+    QUESTIONS,
+    are_names,
+    wrong_columns,
+    named_columns,
+    require_readable,
+    separator_of,
+    table_form,
+    table_rows,
+    warn_of_header,
+)
 from dpr.formats.json_records import iter_json_objects
-from dpr.formats.text_input import are_column_names, iter_lines, located, warn_of_header
+from dpr.formats.text_input import located
 from dpr.formats.training_records import checked_answers, checked_text
 
 Qrels = dict[str, dict[str, int]]
+Judgement = tuple[str, str, int]
 _LARGEST_GRADE = 2**31 - 1  # of 32 bits, as trec_eval holds them
-_GRADES = ("score", "grade", "rel", "relevance", "relevancy", "label", "rating", "judgement", "judgment", "qrel")
+_JUDGED = {
+    "question": ("query_id", "qid", "question_id", "topic_id", "topic", "query", "question"),
+    "passage": ("corpus_id", "docid", "doc_id", "pid", "passage_id", "document_id", "docno", "doc", "passage", "document"),
+    "grade": GRADES,
+}
+_ASKED = {"questions": (*QUESTIONS, "text")}
+_ASKED_WITH = {"ids": QUESTION_IDS, "answers": ANSWERS}
+_DEFAULT_COLUMNS = (0, 1, -1)  # of question, answers and id, as in DPR
 
 
 def read_questions(
@@ -32,9 +54,10 @@ def read_questions(
     answers_attr: str = "answers",
     id_attr: str = "id",
 ) -> list[Question]:
-    """Reads a question set; names in .json/.jsonl are JSON, all others DPR's tab-separated CSV without header.
+    """Reads a question set; names in .json/.jsonl are JSON, all others DPR's tab-separated CSV.
 
-    CSV: answers are a Python list literal; a negative ``answers_col`` or ``id_col`` means there is none. JSON: if the named key is
+    CSV: answers are a Python list literal; a negative ``answers_col`` or ``id_col`` means there is none. A first row with known names (id,
+    qid; question, query; answers) is a header, and says where the columns are unless others than the default are given. JSON: if the named key is
     missing, BEIR's ``text`` and ``_id`` and NQ-open's ``answer`` are read. The row number (from 0) replaces a missing id.
 
     Raises:
@@ -73,24 +96,31 @@ def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
         for question in rows:
             if "\r" in question.text or "\r" in question.id:
                 raise InputError(f"question {question.id!r} holds a carriage return", file=file, hint="write .jsonl instead")
-            writer.writerow([question.text, repr(list(question.answers)), *([] if plain else [question.id])])
+            row = [question.text, repr(list(question.answers)), *([] if plain else [question.id])]
+            require_readable(row, file)
+            writer.writerow(row)
 
 
 def read_qrels(path: str | Path) -> Qrels:
-    """Judgements (question id -> passage id -> grade) in BEIR's three tab-separated columns (header optional) or TREC's four.
+    """Judgements (question id -> passage id -> grade) in BEIR's three columns or TREC's four, or in the order that a header names.
 
     Raises:
         InputError: another number of columns, a grade that is not an integer, two grades for one pair.
     """
     file = Path(path)
     qrels: Qrels = {}
-    for line, _, columns in judgement_lines(file):
-        with located(file, line):
-            question, passage, grade = judgement(columns)
-            if qrels.setdefault(question, {}).setdefault(passage, grade) != grade:
-                raise ValueError(f"a second, different grade for ({question!r}, {passage!r})")
+    count = 0
+    for line, _, found in judgement_rows(file):
+        if isinstance(found, str):
+            raise InputError(found, file=file, line=line)
+        question, passage, grade = found
+        count += 1
+        if qrels.setdefault(question, {}).setdefault(passage, grade) != grade:
+            raise InputError(f"a second, different grade for ({question!r}, {passage!r})", file=file, line=line)
     if not qrels:
         raise InputError("no rows", file=file, expected="at least one judgement")
+    if count > 1 and all(grades.keys() == {"0"} for grades in qrels.values()):
+        raise InputError("column 2 is 0 in all rows, as in TREC's files", file=file, expected="question, 0, passage, grade, the grade too")
     return qrels
 
 
@@ -112,27 +142,69 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
                 out.write(f"{question}\t{passage}\t{grade}\n" if is_beir else f"{question} 0 {passage} {grade}\n")
 
 
-def judgement_lines(file: Path) -> Iterator[tuple[int, str, list[str]]]:
-    """Line number, text and columns of every judgement in a file; empty lines and a header are left out."""
-    lines = ((line, text) for line, text in iter_lines(file) if text.strip())
-    for index, (line, text) in enumerate(lines):
-        columns = [column.strip() for column in (text.split("\t") if "\t" in text else text.split())]
-        if index or len(columns) != 3 or grade_of(columns[-1]) is not None or not are_column_names(columns):
-            yield line, text, columns
-        elif columns[-1].lower() not in _GRADES:
-            warn_of_header(file, line, tuple(columns))
+def judgement_rows(file: Path) -> Iterator[tuple[int, list[str], Judgement | str]]:
+    """Line, columns, and question id, passage id and grade of every judgement in a file, or what is wrong with it. Empty lines and a header
+    are left out; a header with known names says in which order the columns are."""
+    form = table_form(file)
+    order: dict[str, int] | None = None
+    is_first = True
+    for line, row in table_rows(file, form):
+        columns = [column.strip() for column in (row if len(row) > 1 else row[0].split())]
+        if not any(columns):
+            continue
+        if is_first:
+            is_first = False
+            order = named_columns(columns, _JUDGED, {}, file=file, line=line)
+            if order is not None:
+                width = len(columns)
+                continue
+            if len(columns) == 3 and grade_of(columns[-1]) is None and are_names(columns) and all(columns):
+                warn_of_header(file, line, columns)
+                continue
+        if order is None:
+            yield line, columns, _judgement(columns)
+        elif len(columns) != width:
+            yield line, columns, f"{len(columns)} columns, expected {width} as in the header"
+        else:
+            yield line, columns, _judgement([columns[place] for place in order.values()])
 
 
-def judgement(columns: list[str]) -> tuple[str, str, int]:
-    """Question id, passage id and grade. Raises ValueError for other columns, an empty id, or a grade that is not an integer."""
+def names_judgements(row: Sequence[str], file: Path) -> bool:
+    """Whether a first row is a header of judgements."""
+    return named_columns(row, _JUDGED, {}, file=file, line=1) is not None
+
+
+def _judgement(columns: list[str]) -> Judgement | str:
     if len(columns) not in (3, 4):
-        raise ValueError(f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade)")
+        separator, _ = separator_of(columns[0])
+        found = f"{len(columns)} columns" + (f", separated by {separator}" if separator and len(columns) == 1 else "")
+        return f"{found}, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade), separated by tabs or spaces"
     question, passage, grade = columns[0], columns[-2], grade_of(columns[-1])
+    if len(columns) == 3 and passage.lower() == "q0":
+        return f"column 2 is {passage}, so column 3 would be a passage without a grade; expected question, {passage}, passage, grade"
     if grade is None:
-        raise ValueError(f"the grade {columns[-1]!a} is not an integer")
+        return f"the grade {columns[-1]!a} is not an integer"
     if not question or not passage:
-        raise ValueError("an empty id")
+        return "an empty id"
     return question, passage, grade
+
+
+def require_judged(asked: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:
+    """Refuses judgements of which none is about a question of ``of`` with one of these ids, and those whose columns are the other way round:
+    the ids of questions stand where passages should."""
+    known = {*asked}
+    passages = {passage for grades in qrels.values() for passage in grades}
+    num_judged = len(qrels.keys() & known)
+    is_swapped = known >= passages if num_judged else bool(known & passages)
+    if 2 * num_judged >= len(qrels) or (num_judged and not is_swapped):
+        return
+    example = f"a question's id is {next(iter(asked), '')!r}, a judged one's {next(iter(qrels))!r}"
+    if is_swapped:
+        found = f"passages come first, and questions second: {example}"
+        hint = "swap the columns, or write a first row that names them, corpus-id<TAB>query-id<TAB>score"
+        raise InputError(found, file=file, expected="question, passage, grade", hint=hint)
+    hint = "a table has ids with a header such as id<TAB>question, or with datasets.<name>.id_col; JSON lines keep them"
+    raise InputError(f"no question of {of} has judgements: {example}", file=file, hint=hint)
 
 
 def grade_of(text: str) -> int | None:
@@ -145,13 +217,30 @@ def grade_of(text: str) -> int | None:
 
 
 def _csv_questions(path: Path, question_col: int, answers_col: int, id_col: int) -> Iterator[tuple[int, Question]]:
+    is_default = (question_col, answers_col, id_col) == _DEFAULT_COLUMNS
     needed = max(question_col, answers_col, id_col) + 1
-    for index, (line, row) in enumerate(iter_csv_rows(path)):
+    form = table_form(path, commas=is_csv_name(path) and needed > 1)
+    header = None
+    if form.rows:
+        line, first = form.rows[0]
+        named = named_columns(first, _ASKED, _ASKED_WITH, file=path, line=line)
+        if named is not None and (is_default or named["questions"] == question_col):
+            header = first
+        if named is not None and is_default:
+            question_col, answers_col, id_col = named["questions"], named.get("answers", -1), named.get("ids", -1)
+            needed = max(question_col, answers_col, id_col) + 1
+    rows = (item for item in table_rows(path, form) if item[1] != header)
+    for index, (line, row) in enumerate(rows):
         if len(row) < needed:
-            hint = "columns are separated by tabs; answers_col=-1 reads questions without answers"
-            raise InputError(f"{len(row)} columns", file=path, line=line, expected=f"at least {needed}", hint=hint)
-        with located(path, line):
+            hint = "answers_col=-1 reads questions without answers"
+            raise wrong_columns(path, line, row, form, f"at least {needed}", hint=hint)
+        try:
             answers = checked_answers(_literal(row[answers_col])) if answers_col >= 0 else ()
+        except ValueError as error:
+            columns = "id_col=0 question_col=1 answers_col=-1".replace(" ", " datasets.mine.")
+            options = f"datasets.mine.file={path} datasets.mine.{columns} qa_dataset=mine"
+            hint = f"ids and questions without answers are read with a first row id<TAB>question, or with {options}"
+            raise InputError(str(error), file=path, line=line, hint=hint if is_default and header is None else None) from None
         yield line, Question(row[question_col], row[id_col] if id_col >= 0 else str(index), answers, line)
 
 

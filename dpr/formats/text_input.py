@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +22,6 @@ MAX_LINE_BYTES = 16 * 2**20
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
 _SHORT_BUFFER = 2**15  # where few rows may be wanted
-_COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -160,17 +158,6 @@ class NulWarning:
         if self._path is not None:
             logger.warning("%s:%d: NUL characters are read as spaces", self._path, line)
             self._path = None
-
-
-def are_column_names(row: Sequence[str]) -> bool:
-    """Whether the first row of a table may be its header: each field is one word or two, and none is repeated."""
-    return all(_COLUMN_NAME.fullmatch(field.strip()) for field in row) and len(set(row)) == len(row)
-
-
-@cache
-def warn_of_header(path: Path, line: int, row: tuple[str, ...]) -> None:
-    """Warns, once in a process, that a row is left out as a header although its names are not known."""
-    logger.warning("%s:%d: %s is read as a header; if it is data, write a header above it", path, line, ", ".join(map(repr, row)))
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -11,6 +11,21 @@ from dpr.core.errors import InputError
 from dpr.formats.text_input import open_input
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    problem = f"the key {key.value!r} is also in line {lines[key.value]}"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: str | Path) -> Any:
     """The value in a YAML file: mappings, lists, texts, numbers, true, false and null.
 
@@ -21,7 +36,7 @@ def read_yaml(path: str | Path) -> Any:
     with open_input(file) as stream:
         content = stream.read()
     try:
-        return yaml.safe_load(content.decode("utf-8-sig"))
+        return yaml.load(content.decode("utf-8-sig"), Loader=_Loader)  # noqa: S506  # a safe one
     except UnicodeDecodeError as error:
         raise InputError(f"byte {error.start + 1} is not UTF-8", file=file, hint="save the file as UTF-8") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that does not exist

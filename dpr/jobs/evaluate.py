@@ -29,7 +29,7 @@ from dpr.evaluation.report.write import write_page
 from dpr.evaluation.significance import SHOWN, TOO_FEW, Estimate, estimate, mean_of
 from dpr.formats.corpora import require_word
 from dpr.formats.metrics_files import RESULTS, MetricsFile, read_metrics
-from dpr.formats.question_sets import read_qrels, read_questions, write_qrels
+from dpr.formats.question_sets import read_qrels, read_questions, require_judged, write_qrels
 from dpr.formats.results import read_trec_run, write_trec_run
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.exact import ExactIndex
@@ -131,9 +131,8 @@ class _Suite:
             qrels = None if test_set.qrels is None else read_qrels(test_set.qrels)
             asked = read_questions(test_set.queries)
             questions = [question for question in asked if (question.answers if qrels is None else question.id in qrels)]
-            if not questions and qrels:
-                example = f"a question's id is {asked[0].id!r}, a judged one's {next(iter(qrels))!r}"
-                raise InputError(f"no question of {test_set.queries} has judgements: {example}", file=test_set.qrels)
+            if qrels is not None:
+                require_judged([question.id for question in asked], qrels, file=str(test_set.qrels), of=str(test_set.queries))
             source = PassageSource(test_set.corpus, test_set.name, passage_prefix=test_set.options.passage_prefix or "")
             form = QuestionForm(prompt=test_set.options.prompt, query_prefix=test_set.options.query_prefix)
             if config.trec_runs:  # not when all is searched
@@ -255,9 +254,7 @@ def _evaluate_run_file(config: EvaluateConfig) -> float | None:
     if config.metrics_file:
         require_writable(config.metrics_file)
     qrels, run = read_qrels(str(config.qrels)), read_trec_run(str(config.run_file), as_trec_eval=True)
-    if not qrels.keys() & run.keys():
-        example = f"the run has {next(iter(run), None)!r}, the judgements {next(iter(qrels))!r}"
-        raise InputError(f"no question of the run has judgements: {example}", file=config.run_file, expected="the question ids of qrels")
+    require_judged(list(run), qrels, file=str(config.qrels), of=str(config.run_file))
     questions = [Question(key, key) for key in qrels]
     rankings = [run.get(key, []) for key in qrels]
     num_docs = max(config.n_docs, *map(len, rankings))

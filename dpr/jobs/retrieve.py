@@ -16,7 +16,7 @@ from dpr.core.machine import launched
 from dpr.core.records import Passage
 from dpr.evaluation.ranking_metrics import format_table
 from dpr.formats.corpora import require_word
-from dpr.formats.question_sets import read_qrels
+from dpr.formats.question_sets import read_qrels, require_judged
 from dpr.formats.results import write_results, write_trec_run
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import open_shards
@@ -129,10 +129,9 @@ class _Retrieval:
         self.sources = resolve_passage_sources(config.passage_names(), config.ctx_sources)
         self.questions = self.question_set.read()
         self.qrels = read_qrels(config.qrels) if config.qrels else None
-        if self.qrels is not None and not any(question.id in self.qrels for question in self.questions):
-            example = f"a question's id is {self.questions[0].id!r}, a judged one's {next(iter(self.qrels))!r}"
-            message = f"no question of {self.question_set.file} has judgements: {example}"
-            raise InputError(message, file=config.qrels, hint="a CSV has ids only with datasets.<name>.id_col; JSON lines keep them")
+        if self.qrels is not None:
+            asked = [question.id for question in self.questions]
+            require_judged(asked, self.qrels, file=str(config.qrels), of=str(self.question_set.file))
         self.answer_match = self._answer_match()
         self.form = question_form(self.question_set.options, config.encoder_path)
         self.texts = [self.form.text(question.text) for question in self.questions]

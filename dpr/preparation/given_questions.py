@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -11,10 +9,12 @@ from pathlib import Path, PurePosixPath
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.formats.corpora import is_json_name
+from dpr.formats.delimited import form_of, rows_of
 from dpr.formats.documents.document import Block, Section, one_line
 from dpr.formats.documents.registry import decoded
 from dpr.formats.documents.tables import ANSWERS, QUESTIONS, column
 from dpr.formats.json_records import iter_json_objects
+from dpr.formats.text_input import LinePlace
 from dpr.preparation.passages import Piece, cut_section, passage_prefix
 from dpr.preparation.question_pairs import GIVEN, QuestionPair, sections_of, words_of
 
@@ -80,22 +80,16 @@ def find_answers(
 
 
 def _table_rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    text = decoded(path.read_bytes())
-    first = text.partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in first else ",", strict=True)
-    columns: tuple[int, int] | None = None
-    try:
-        for row in reader:
-            if columns is None:
-                question, answer = column(row, QUESTIONS), column(row, ANSWERS + FILES)
-                columns = (0, 1) if question is None or answer is None else (question, answer)
-                if question is not None and answer is not None:
-                    continue
-            if any(cell.strip() for cell in row):
-                cells = [one_line(cell) for cell in row] + [""] * (max(columns) + 1)
-                yield reader.line_num, cells[columns[0]], cells[columns[1]]
-    except csv.Error as error:
-        raise InputError(f"not a table: {error}", file=path, line=reader.line_num) from None
+    lines = list(enumerate(decoded(path.read_bytes()).split("\n"), 1))
+    form = form_of(lines, path, commas=True)
+    question, answer = column(form.first, QUESTIONS), column(form.first, ANSWERS + FILES)
+    header = form.first
+    if question is None or answer is None:
+        question, answer, header = 0, 1, []
+    for line, row in rows_of(((line, 0, text) for line, text in lines), form, path, LinePlace()):
+        if row != header and any(cell.strip() for cell in row):
+            cells = [one_line(cell) for cell in row] + [""] * (max(question, answer) + 1)
+            yield line, cells[question], cells[answer]
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, str, str]]:

@@ -87,10 +87,12 @@ def read_suite(
 def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> list[TestSet]:
     """The sets of a list or mapping in ``file``, whose paths are taken from ``base``."""
     if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
-        names = [Path(entry).name for entry in entries]
-        if len(set(names)) != len(names):
-            raise InputError("two folders have the same name", file=file, hint="write sets as a mapping, name: folder")
-        entries = dict(zip(names, entries, strict=True))
+        by_name: dict[str, str] = {}
+        for entry in entries:
+            if by_name.setdefault(Path(entry).name, entry) is not entry:
+                found = f"two sets are called {Path(entry).name}: {by_name[Path(entry).name]} and {entry}"
+                raise InputError(found, file=file, hint="write sets as a mapping, name: folder")
+        entries = by_name
     if not isinstance(entries, Mapping) or not entries:
         raise InputError("no sets", file=file, expected="sets: {name: folder, ...}, or name: {folder: ..., split: ..., query_prefix: ...}")
     known = [item.name for item in fields(SuiteSetConfig)]

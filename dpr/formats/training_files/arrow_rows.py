@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
+from dpr.formats.delimited import require_distinct
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.rows import chosen_split
 from dpr.storage.durable import read_json
@@ -34,13 +35,18 @@ def arrow_rows(path: Path, *, split: str = "") -> Iterator[tuple[Path, int, dict
     the folder.
 
     Raises:
-        InputError: a damaged file; the split does not exist.
+        InputError: a damaged file; two columns of one name; the split does not exist.
         ConfigError: see ``chosen_split``.
     """
     for file in arrow_files(path, split):
         with _reading(file):
-            rows = (value for batch in _batches(file) for value in batch.to_pylist())
-            yield from ((file, number, value) for number, value in enumerate(rows, 1))
+            number = 0
+            for batch in _batches(file):
+                names = batch.schema.names
+                require_distinct(names, names, file=file, line=1)
+                for value in batch.to_pylist():
+                    number += 1
+                    yield file, number, value
 
 
 def arrow_columns(path: Path, split: str = "") -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.question_sets import judgement, judgement_lines
+from dpr.formats.question_sets import Judgement, judgement_rows
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, chosen_split, content_id, joined, parsed_row
 from dpr.formats.training_files.values import text_of
@@ -96,20 +96,24 @@ def _beside(folder: Path, name: str, path: Path) -> Path:
 
 def _rows(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: float) -> Iterator[SourceRow]:
     parse = partial(_sample, corpus, queries, min_grade)
-    for _, group in groupby(judgement_lines(qrels), key=lambda item: item[2][0]):
+    for _, group in groupby(judgement_rows(qrels), key=lambda item: item[2][0] if isinstance(item[2], tuple) else item[1][0]):
         graded: list[tuple[int, SourceRow]] = []
-        for line, text, columns in group:
-            row = parsed_row(qrels, line, lambda _, columns=columns: parse(columns), text)  # type: ignore[misc]
-            if row.sample is None:
+        for line, columns, found in group:
+            row = parsed_row(qrels, line, lambda _, found=found: parse(found), columns)  # type: ignore[misc]
+            if row.sample is None or isinstance(found, str):
                 yield row
             else:
-                graded.append((judgement(columns)[2], row))
+                graded.append((found[2], row))
         graded.sort(key=lambda item: -item[0])
         yield from joined(row for _, row in graded)
 
 
-def _sample(corpus: Lookup, queries: Lookup, min_grade: float, columns: list[str]) -> TrainingSample:
-    question, key, grade = judgement(columns)
+def _sample(corpus: Lookup, queries: Lookup, min_grade: float, found: Judgement | str) -> TrainingSample:
+    if isinstance(found, str):
+        raise ValueError(found)
+    question, key, grade = found
+    if question not in queries and key in queries and question in corpus:
+        raise ValueError("the passage comes first, and the question second; a header corpus-id<TAB>query-id<TAB>score says so")
     text, answers = queries.question(question)
     passage = corpus.passage(key)
     if not passage.text.strip():

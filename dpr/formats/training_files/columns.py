@@ -13,10 +13,11 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.delimited import QUESTIONS, require_distinct
 from dpr.formats.training_files.arrow_rows import arrow_columns, arrow_rows, is_arrow
 from dpr.formats.training_files.lookup import Lookup, open_lookups
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, json_rows, parsed_row
-from dpr.formats.training_files.tables import QUESTIONS, is_table, table_rows
+from dpr.formats.training_files.tables import is_table, training_rows
 from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of, with_scores
 from dpr.formats.training_records import checked_answers
 
@@ -78,10 +79,13 @@ def _arrow_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[So
 
 
 def _table_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[SourceRow]:
-    rows = table_rows(path)
+    rows = training_rows(path)
     line, header = next(rows, (1, []))
     names = [name.strip() if options.columns else name.strip().lower() for name in header]
-    options.unread.look(names, _known(options), file=path, line=line)
+    known = _known(options)
+    read_names = {name for name in names if name in known.names or known.others.fullmatch(name)}
+    require_distinct(read_names, names, file=path, line=line)
+    options.unread.look(names, known, file=path, line=line)
 
     def parse_fields(fields: list[str]) -> TrainingSample:
         if len(fields) != len(names):

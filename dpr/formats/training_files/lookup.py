@@ -23,7 +23,7 @@ from dpr.formats.arrow_batches import MappedBatches, write_batches
 from dpr.formats.corpora import is_json_name, read_passages
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.sorted_hashes import HashIndex
-from dpr.formats.text_input import has_lone_surrogate, iter_lines, located
+from dpr.formats.text_input import has_lone_surrogate, located
 from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_records import checked_answers
@@ -31,7 +31,7 @@ from dpr.storage.checksums import cache_root
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import cache_key, ensure_built
 
-_VERSION = 2
+_VERSION = 3
 _ROWS, _INDEX = "rows.arrow", "index.npy"
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string(), "title": pa.string(), "answers": pa.list_(pa.string())})
 _IDS = ("_id", "docid", "query_id", "passage_id", "id", "qid", "pid")
@@ -67,6 +67,10 @@ class Lookup(MappedBatches):
         batch, index = self.find(row)
         return str(batch.column("id")[index].as_py())
 
+    def __contains__(self, key: str) -> bool:
+        """Whether a record has this id."""
+        return self._row(key) is not None
+
     def passage(self, key: str) -> Passage:
         """The passage with this id. Raises ValueError if there is none."""
         batch, index = self._with_id(key, "passage")
@@ -85,16 +89,18 @@ class Lookup(MappedBatches):
             if first == second:
                 raise InputError(f"the id {first!a} occurs twice", file=self.path, expected="unique ids")
 
+    def _row(self, key: str) -> int | None:
+        return next((row for row in self._index.rows(text_hash(key)) if self.id_at(row) == key), None)
+
     def _with_id(self, key: str, what: str) -> tuple[pa.RecordBatch, int]:
-        for row in self._index.rows(text_hash(key)):
-            batch, index = self.find(row)
-            if batch.column("id")[index].as_py() == key:
-                return batch, index
-        raise ValueError(f"the {what} id {key!a} is not in {self.path}")
+        row = self._row(key)
+        if row is None:
+            raise ValueError(f"the {what} id {key!a} is not in {self.path}")
+        return self.find(row)
 
 
 def open_lookup(path: Path, cache_dir: Path | None) -> Lookup:
-    """Opens a corpus or a file of questions: DPR's TSV, two columns (id, text; no quoting), JSON lines, or Parquet.
+    """Opens a corpus or a file of questions: a table as ``read_passages`` reads it, JSON lines, or Parquet.
 
     The first call stores it under ``cache_dir``; later calls reuse that while name and content of the file are the same.
 
@@ -122,13 +128,6 @@ def _entries(path: Path) -> Iterator[Entry]:
     elif is_json_name(path):
         for line, value in iter_json_objects(path):
             yield _entry(value, path, line)
-    elif next(iter_lines(path), (1, ""))[1].count("\t") == 1:  # MS MARCO's collection and queries: no header, no titles, no quoting
-        for line, text in iter_lines(path):
-            fields = text.split("\t")
-            if text and (len(fields) != 2 or not fields[0]):
-                raise InputError(f"{len(fields)} columns", file=path, line=line, expected="2: id and text, separated by a tab")
-            if text:
-                yield fields[0], fields[1], "", ()
     else:
         for passage in read_passages(path):
             yield str(passage.id), passage.text, passage.title, ()

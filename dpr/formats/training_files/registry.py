@@ -9,8 +9,9 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import TrainingSample
+from dpr.formats.delimited import separator_of
 from dpr.formats.json_records import iter_json_records
-from dpr.formats.question_sets import grade_of
+from dpr.formats.question_sets import grade_of, names_judgements
 from dpr.formats.training_files import arrow_rows, beir, columns, json_formats, tables
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow
 from dpr.formats.training_files.values import number_of
@@ -53,8 +54,7 @@ def _is_qrels(seen: Glimpse) -> bool:
     if seen.kind != "table" or not seen.fields:
         return False
     last_is_grade = grade_of(seen.fields[-1]) is not None
-    is_header = tuple(field.strip().lower() for field in seen.fields) == ("query-id", "corpus-id", "score")
-    return is_header or (len(seen.fields) in (3, 4) and last_is_grade and not _is_scored_pair(seen.fields))
+    return _has_judgements_header(seen) or (len(seen.fields) in (3, 4) and last_is_grade and not _is_scored_pair(seen.fields))
 
 
 def _is_scored_pair(fields: tuple[str, ...]) -> bool:
@@ -64,7 +64,8 @@ def _is_scored_pair(fields: tuple[str, ...]) -> bool:
 
 
 def _is_triple(seen: Glimpse) -> bool:
-    return seen.kind == "table" and len(seen.fields) == 3 and not _is_scored_pair(seen.fields) and not _has_header(seen, "query-id", "id")
+    is_table = seen.kind == "table" and len(seen.fields) == 3
+    return is_table and not (_is_scored_pair(seen.fields) or _has_header(seen, "id") or _has_judgements_header(seen))
 
 
 def _is_pair(seen: Glimpse) -> bool:
@@ -76,6 +77,10 @@ def _is_pair(seen: Glimpse) -> bool:
 
 def _has_header(seen: Glimpse, *others: str) -> bool:
     return columns.is_header(seen.fields) or seen.fields[0].strip().lower() in others
+
+
+def _has_judgements_header(seen: Glimpse) -> bool:
+    return names_judgements(seen.fields, seen.path) and not columns.is_header(seen.fields)
 
 
 def _has_columns(seen: Glimpse) -> bool:
@@ -184,7 +189,7 @@ def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "",
         names = " and ".join(entry.name for entry in fitting)
         raise InputError(f"fits the formats {names} ({found})", file=path, hint=f"say which, e.g. format={fitting[0].name}")
     hint = "or name columns: dpr prepare FILE question=... positive=... out=train.jsonl"
-    separator, cells = tables.separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
+    separator, cells = separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
     if separator:
         found = f"the first row has {len(cells)} columns, separated by {separator}: {' | '.join(cells)[:80]}"
         hint = f"separate columns by tabs, or by commas under a header such as question,passage; {separator} are not read"
@@ -209,7 +214,7 @@ def look_at(path: Path) -> Glimpse:
     if not head:
         return Glimpse(path, "empty")
     if head[0] not in "{[":
-        return Glimpse(path, "table", fields=tuple(next(tables.table_rows(path), (1, [""]))[1]))
+        return Glimpse(path, "table", fields=tuple(next(tables.training_rows(path), (1, [""]))[1]))
     is_long_line = head[0] == "{" and "\n" not in head and len(head) > tables.HEAD_BYTES // 2
     try:
         record = None if is_long_line else next(iter_json_records(path), None)

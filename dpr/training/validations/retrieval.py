@@ -20,7 +20,7 @@ from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import match_hits, warn_of_empty_answers
 from dpr.evaluation.ranking_metrics import evaluate_questions
 from dpr.formats.metrics_files import finest
-from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.models.biencoder import BiEncoder
@@ -57,6 +57,8 @@ class JudgedQuestions:
         """
         questions = read_questions(options.questions)
         qrels = read_qrels(options.qrels) if options.qrels else {}
+        if options.qrels:
+            require_judged([question.id for question in questions], qrels, file=options.qrels, of=str(options.questions))
         relevant = {key: grades for key, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
         match = "string" if options.match == "auto" and not options.qrels else options.match
         by_answers = match if match in ("string", "regex") else None

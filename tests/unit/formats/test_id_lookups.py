@@ -22,7 +22,7 @@ from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions
 from tests.helpers.examples import examples
 
-NAME = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], exclude_characters="\ufeff"), min_size=1, max_size=4)
+NAME = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], exclude_characters='\ufeff"'), min_size=1, max_size=4)
 IDS = NAME | st.integers(0, 999).map(str)
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters='"'), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))

@@ -286,7 +286,8 @@ def test_hits_that_are_the_question_itself_are_left_out(world: World, beir: Path
         ("sets: {a: nowhere}", InputError, "a: no such folder"),
         ("sets: {cache: data}", InputError, "cannot be called cache"),
         ("sets: {../a: data}", InputError, "cannot be that of a folder"),
-        ("sets: [data, x/data]", InputError, "same name"),
+        ("sets: [data, x/data]", InputError, "two sets are called data: data and x/data"),
+        ("sets:\n  a: data\n  b: data\n  a: {folder: data}", InputError, "suite.yaml:4: not YAML: the key 'a' is also in line 2"),
         ("sets: !!python/object/apply:os.getcwd []", InputError, "not YAML"),
     ],
 )
@@ -361,7 +362,10 @@ def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.Capture
     assert "qrels is not set" in errors and "has no effect with run_file=null" in errors
     (tmp_path / "others.txt").write_text("x 0 d1 1\n")
     assert main([f"run_file={run_file}", f"qrels={tmp_path / 'others.txt'}"]) == 3
-    assert "no question of the run has judgements: the run has '0', the judgements 'x'" in capsys.readouterr().err
+    assert f"no question of {run_file} has judgements: a question's id is '0', a judged one's 'x'" in capsys.readouterr().err
+    (tmp_path / "swapped.txt").write_text("d1 0 0 1\nd2 0 1 1\n")
+    assert main([f"run_file={run_file}", f"qrels={tmp_path / 'swapped.txt'}"]) == 3
+    assert "swapped.txt: passages come first, and questions second" in capsys.readouterr().err
 
 
 def test_evaluations_are_compared_set_by_set(
