@@ -56,17 +56,27 @@ def current_ranks() -> Ranks:
 def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ranks]:
     """Joins the group that a launcher (torchrun) announced in the environment, if there is one; leaves it at the end.
 
-    NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed.
+    NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed. A scheduler's only rank needs no address.
 
     Raises:
-        ConfigError: the launcher's variables are no numbers.
+        ConfigError: the launcher's variables are no numbers, contradict each other, or do not say where its ranks meet.
         LostRankError: in place of torch's error in the block, when another rank has died or hangs.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Ranks()
         return
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+    rank, world_size = launched("RANK"), launched("WORLD_SIZE")
+    for name in ("LOCAL_RANK", "MASTER_PORT"):
         launched(name)
+    found = f"the environment has RANK={rank} and WORLD_SIZE={world_size}"
+    way_out = "start with torchrun, or unset RANK and WORLD_SIZE to run as one process"
+    if rank >= world_size:
+        raise ConfigError(f"{found}, but ranks are counted from 0; {way_out}")
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        if world_size > 1:
+            raise ConfigError(f"{found}, but no {' and no '.join(missing)}, which say where the ranks meet; {way_out}")
+        yield Ranks()
+        return
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     with lost_ranks.named("while starting"), lost_ranks.opened_sockets():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
@@ -93,7 +103,14 @@ def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise ConfigError(f"device={name} is not a device; use cpu, cuda or cuda:N") from None
+    if device.type == "cpu":
+        return device
     if device.type != "cuda":
+        try:
+            torch.zeros(1, device=device).tolist()
+        except (RuntimeError, AssertionError):
+            own = "cuda or cpu" if torch.cuda.is_available() else "cpu"
+            raise ConfigError(f"device={name}, but this installation of torch cannot compute on it here; use device={own}") from None
         return device
     if not torch.cuda.is_available():
         raise ConfigError(f"device={name}, but this installation of torch sees no CUDA device; use device=cpu")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from dpr.core.errors import ConfigError, DprError, LostRankError, first_line
+from dpr.core.errors import ConfigError, DprError, LostRankError, StopRequested, first_line
 
 ROLL_CALL_S = 3.0
 _OF_A_CONNECTION = re.compile(
@@ -30,7 +31,7 @@ _OF_A_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)\s*(.*)
 def named(position: str | Callable[[], str] = "") -> Iterator[None]:
     """A block in which the loss of a process becomes a LostRankError that names it and ``position`` ("at step 12").
 
-    The message of any other failure is left in the store, for the ranks that lose this one because of it.
+    The message of any other failure, errors for users included, is left in the store, for the ranks that lose this one because of it.
 
     Raises:
         LostRankError: another rank, or a data-loader worker of this one, has died or hangs.
@@ -38,7 +39,7 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
     """
     try:
         yield
-    except DprError:
+    except (LostRankError, StopRequested):
         raise  # all ranks raise it, so none needs the message
     except RuntimeError as error:
         where = position() if callable(position) else position
@@ -46,7 +47,7 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
             lost = LostRankError(_worker_message(match[1], match[2], where))
             _sign_off(lost)
             raise lost from error
-        is_ranked = dist.is_available() and "RANK" in os.environ
+        is_ranked = dist.is_available() and "RANK" in os.environ and "MASTER_ADDR" in os.environ
         if not is_ranked or not (isinstance(error, dist.DistError) or _OF_A_CONNECTION.search(str(error))):
             _sign_off(error)
             raise
@@ -85,9 +86,12 @@ def _network_sockets() -> set[int]:
     sockets = set()
     with suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
-                if copy.family in (socket.AF_INET, socket.AF_INET6):
-                    sockets.add(number)
+            with suppress(OSError):
+                if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                    continue
+                with socket.socket(fileno=os.dup(number)) as copy:
+                    if copy.family in (socket.AF_INET, socket.AF_INET6):
+                        sockets.add(number)
     return sockets
 
 
@@ -133,7 +137,8 @@ def _call_the_roll(where: str) -> tuple[list[int] | None, dict[int, str]]:
 def _sign_off(error: Exception) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and dist.is_initialized() and (store := _store(timeout_s=1.0)) is not None:
         with suppress(RuntimeError):
-            store.set(_key(int(os.environ["RANK"])), f"fail {type(error).__name__}: {error}"[:500])
+            kind = "" if isinstance(error, DprError) else f"{type(error).__name__}: "
+            store.set(_key(int(os.environ["RANK"])), f"fail {kind}{error}"[:500])
 
 
 def _key(rank: int) -> str:

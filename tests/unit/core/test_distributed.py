@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -21,6 +22,41 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setenv(name, str(value))
         with pytest.raises(ConfigError, match=f"port {port} of this machine is taken.*--master-port"), process_group("cpu", timeout_s=5):
             raise AssertionError("it must not start")
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "node1"}, None),
+        ({"RANK": "1"}, None),
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "0"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and WORLD_SIZE=2, but no MASTER_ADDR and no MASTER_PORT, .*torchrun"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "RANK=1 and WORLD_SIZE=2, but no MASTER_PORT, "),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "RANK=1 and WORLD_SIZE=1, but ranks are counted from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 and WORLD_SIZE=0, but ranks are counted from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "http"}, "MASTER_PORT='http', not a number"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='', not a number"),
+    ],
+    ids=str,
+)
+def test_what_a_scheduler_leaves_in_the_environment_runs_or_is_refused(
+    environment: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    expected = nullcontext() if message is None else pytest.raises(ConfigError, match=message)
+    with expected, process_group("cpu", timeout_s=5) as ranks:
+        assert (ranks.rank, ranks.world_size) == (0, 1)
+
+
+@pytest.mark.parametrize("name", [*([] if torch.backends.mps.is_available() else ["mps"]), "xla", "meta", "cuda:9", "tpu", "gpu"])
+def test_a_device_that_is_not_here_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^device={name}.*; use (device=)?c") as caught:
+        resolve_device(name)
+    assert "\n" not in str(caught.value)
 
 
 def _leave_with_a_model() -> None:

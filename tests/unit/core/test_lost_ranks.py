@@ -10,8 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from dpr.core import lost_ranks
+from dpr.core.distributed import barrier, process_group
 from dpr.core.errors import ConfigError, InputError, LostRankError
 from dpr.core.lost_ranks import close_in_worker, named, opened_sockets
+from tests.helpers.processes import run_on_ranks
 
 CUT = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
 
@@ -54,6 +56,33 @@ def test_the_error_that_a_rank_has_left_is_told(store: dist.Store) -> None:
     assert message_of(CUT, "").startswith("rank 1 failed: ValueError: no such column ([../gloo")
 
 
+def end_of_one_alone(error: Exception) -> str:
+    """What a rank ends with when rank 1 alone raises ``error`` while the others wait for it."""
+    try:
+        with process_group("cpu", timeout_s=30) as ranks, named("at step 3"):
+            if ranks.rank == 1:
+                raise error
+            barrier()
+    except Exception as found:
+        return f"{type(found).__name__}: {found}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InputError("no vector of the passage 'p9'", file="v_0.npy"), "v_0.npy: no vector of the passage 'p9'"),
+        (ConfigError("the term Short returned a float"), "the term Short returned a float"),
+        (KeyError("p9"), "KeyError: 'p9'"),
+    ],
+    ids=["InputError", "ConfigError", "KeyError"],
+)
+def test_the_others_name_what_one_rank_alone_has_raised(error: Exception, reason: str) -> None:
+    others, own = run_on_ranks(end_of_one_alone, 2, error, join=False)
+    assert others.startswith(f"LostRankError: rank 1 failed: {reason}, at step 3 (")
+    assert own == f"{type(error).__name__}: {error}"
+
+
 def test_where_the_store_is_gone_the_launcher_is_suspected(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -84,6 +113,13 @@ def test_what_is_no_loss_passes_as_it_is(store: dist.Store, monkeypatch: pytest.
 def test_a_port_that_is_taken_says_what_to_do(store: dist.Store) -> None:
     with pytest.raises(ConfigError, match=rf"port {os.environ['MASTER_PORT']} of this machine is taken.*--master-port"), named():
         raise RuntimeError("The server socket has failed to listen on any local network address. EADDRINUSE")
+
+
+def test_looking_for_connections_leaves_no_file_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with opened_sockets():
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_forked_worker_closes_the_connections_of_its_rank() -> None:
