@@ -4,9 +4,9 @@
 
 Four sets (SQuAD, SQuADShifts' New Wikipedia and Amazon, MedQuAD) are cut by article, paragraph, product or subject into train, dev and
 test. Three static encoders are the bases: one has learned from pairs cut from all passages, one from SQuAD's questions, one from those of
-all sets. Each fine-tuning draws a base, a set to judge by, and settings. The dev questions choose (train.keep=better,
-train.merge_with_base). The test questions, which the runs do not see, are searched with the base, the last and the best checkpoint, what
-train.keep=better would open, and what the run opens. Paired tests by random signs, Holm's correction over all fine-tunings for each way.
+all sets. Each fine-tuning draws a base, a set to judge by, and settings. The dev questions choose (train.keep=better). The test questions,
+which the runs do not see, are searched with the base, the last and the best checkpoint, and what the run opens. Paired tests by random
+signs, Holm's correction over all fine-tunings for each way.
 The line of a fine-tuning is in results.jsonl as soon as it is measured; the same command goes on after the last, and prints the tables.
 """
 
@@ -197,20 +197,17 @@ class Study:
         files = f"corpus: {dev / 'corpus.jsonl'}, questions: {dev / 'questions.jsonl'}, qrels: {dev / 'qrels.tsv'}"
         name, _, rows = one.train.partition("-")
         train = self._set(name, f"train-{rows}.jsonl")
-        chosen = ("train.best_metric=eval/dev/ndcg@10", "train.keep=better", "train.merge_with_base=true")
+        chosen = ("train.best_metric=eval/dev/ndcg@10", "train.keep=better")
         quick = ("train.keep_last=1", "train.sanity_validation=0", "train.num_workers=0", "train.hard_negatives=0", "device=cpu")
         sets = (f"train_datasets={train}", f"train.validation=[{{kind: retrieval, {files}, name: dev}}]")
         _dpr("train", f"model_file={self._base(one.base)}", *sets, *chosen, *quick, *one.settings, f"output_dir={run}")
         verdict, opened = json.loads((run / "verdict.json").read_text()), json.loads((run / "run.json").read_text())
-        tried = {float(weight): value for weight, value in verdict["merge"]["tried"].items()}
-        best, start = verdict["best_checkpoint"], "dpr_biencoder.step0"
-        ways = {"last": opened["last_checkpoint"], "best": best, "better": best if tried[1.0] > tried[0.0] else start}
-        ways["merged"] = opened["best_checkpoint"]
+        ways = {"last": opened["last_checkpoint"], "best": verdict["best_checkpoint"], "better": opened["best_checkpoint"]}
         base, found = self._base_values(one), dict[str, Any]()
         for way, name in ways.items():
             values = next((found[other] for other in found if ways[other] == name), None)
             found[way] = values or self._judged(one, run / name, base)
-        line = {**one._asdict(), "base_test": float(np.mean(base)), "weight": verdict["merge"]["weight"], "dev": tried, "test": found}
+        line = {**one._asdict(), "base_test": float(np.mean(base)), "test": found}
         append_jsonl(self.results, line)
         shutil.rmtree(run)
 
@@ -258,7 +255,7 @@ def _sampled(values: list[Any], most: int) -> list[Any]:
     return [values[number] for number in order]
 
 
-WAYS = {"last": "the last checkpoint", "best": "the best on dev", "better": "train.keep=better", "merged": "train.merge_with_base"}
+WAYS = {"last": "the last checkpoint", "best": "the best on dev", "better": "train.keep=better"}
 
 
 def tables(lines: list[dict[str, Any]]) -> str:
@@ -273,8 +270,8 @@ def tables(lines: list[dict[str, Any]]) -> str:
         each = sum(line["test"][way]["p"] < LEVEL and line["test"][way]["difference"] < 0 for line in lines)
         counts = f"{signs[way].count(-1)} | {signs[way].count(1)} | {each}"
         rows.append(f"| {words} | {counts} | {differences.min():+.3f} | {differences.mean():+.3f} | {differences[good].mean():+.4f} |")
-    rows += ["", "| kind | fine-tunings | worse: last | best | keep=better | merged | mean difference: best | keep=better | merged |"]
-    rows.append("|---|" + "---:|" * 8)
+    rows += ["", "| kind | fine-tunings | worse: last | best | keep=better | mean difference: best | keep=better |"]
+    rows.append("|---|" + "---:|" * 6)
     for kind in KINDS:
         chosen = [number for number, line in enumerate(lines) if line["kind"] == kind]
         if chosen:

@@ -8,6 +8,7 @@ COMMANDS = {
 _ROUNDS = "examples/rounds.sh mines with a model and trains a new one, round after round (docs/recipes.md)"
 SETTINGS = {
     "train.renew_negatives": _ROUNDS,
+    "train.merge_with_base": "train.keep=better opens the start where no checkpoint is ahead of it; dpr merge looks between the two",
     "train.validation.negatives": _ROUNDS,
     "train.validation.keep_vectors": "after training, dpr embed model_file=<run> writes the same bytes",
     "init=continue": _ROUNDS,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
@@ -26,7 +28,6 @@ from dpr.storage.checksums import cache_root
 from dpr.storage.durable import json_text
 from dpr.storage.leftovers import remove, temporary_beside
 from dpr.storage.steps import StepsInOrder, steps_in_order
-from dpr.training.callbacks.merging import mixed
 from dpr.training.metrics import Metrics
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation
@@ -106,6 +107,15 @@ def _facts(model: BiEncoder) -> dict[str, Any]:
         "number of tokens": len(model.tensorizer.tokenizer.get_vocab()),
         "tokenizer's fingerprint": model.tensorizer.fingerprint,
         **{f"shape of {name}": tuple(tensor.shape) for name, tensor in model.weights().items() if name != "log_temperature"},
+    }
+
+
+def mixed(models: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+    """The sum of weights by their shares, in float64. Models without a share are left out: one that is all of it keeps its bits."""
+    (first, part), *others = [(weights, share) for weights, share in zip(models, shares, strict=True) if share]
+    return {
+        name: sum((weights[name].double() * share for weights, share in others), tensor.double() * part).to(tensor.dtype)
+        for name, tensor in first.items()
     }
 
 

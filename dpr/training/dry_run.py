@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 
 from dpr.core.errors import DivergedError
-from dpr.training.callbacks.merging import WEIGHTS
 from dpr.training.callbacks.usual import ValidateAndSave, duration, validate_ahead
 from dpr.training.callbacks.verdict import is_start_measured
 from dpr.training.metrics import peak_memory_gb, wait_for
@@ -78,8 +77,8 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
     due = [periods.due_at(step, total, trainer.steps_per_epoch) for step in range(1, total + 1)]
     validations, saves = (sum(times) for times in zip(*due))
     train, kept = trainer.settings.train, trainer.checkpoints.keep_last
-    validations += is_start_measured(trainer) + (len(WEIGHTS) if train.merge_with_base else 0)
-    beside = 2 if train.merge_with_base else int(train.keep == "better")  # the start, and what is merged with it
+    validations += is_start_measured(trainer)
+    beside = int(train.keep == "better")  # the start
     weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
     fields = 3 if train.ema_decay else 2
     moments = sum(fields * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)

@@ -51,9 +51,6 @@ class Periods(Settings, requires=TRAINING):
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     keep: str = setting("best", choices=("best", "better"), on_resume=WARNED, requires=_VALIDATED, excludes="eval_at_start=false")
     """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no checkpoint is ahead of it."""
-    merge_with_base: bool = setting(False, on_resume=WARNED, requires=_VALIDATED, excludes="eval_at_start=false")
-    """At the end, also measure nine models between the start and the best checkpoint (0.1, 0.2, ... 0.9 of its weights, the rest of the
-    start's); the run is opened as the best of all eleven."""
     load_best_at_end: bool = setting(False, on_resume=NO_EFFECT, requires=_VALIDATED)
     """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
     export: list[str] | None = setting(None, on_resume=NO_EFFECT)

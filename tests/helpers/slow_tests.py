@@ -20,7 +20,7 @@ LONGEST_FILES = tuple(
         *("faults/test_kills", "faults/test_commands"),
         *("cli/test_sharded_run", "faults/test_resuming", "cli/test_documented_commands", "invariants/test_resume"),
         *("invariants/test_sharding", "gpu/test_training_runs", "faults/test_launchers", "faults/test_damage"),
-        *("unit/benchmarks/test_gpu", "invariants/test_merge_with_base", "unit/training/test_step", "faults/test_lost_processes"),
+        *("unit/benchmarks/test_gpu", "unit/training/test_step", "faults/test_lost_processes"),
         *("cli/test_index_contract", "unit/mining/test_memory", "invariants/test_verdict"),
     )
 )

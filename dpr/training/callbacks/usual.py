@@ -204,7 +204,7 @@ class ValidateAndSave(Callback):
         self.periods = periods
 
     def on_train_begin(self, run: Run) -> None:
-        if not run.progress.step and (self.periods.keep == "better" or self.periods.merge_with_base):
+        if not run.progress.step and self.periods.keep == "better":
             run.save()
 
     def on_step_end(self, run: Run) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpr.core.distributed import from_main, on_main
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE
 from dpr.formats.metrics_files import is_beside
-from dpr.storage.durable import read_json, remove_folder, write_json
-from dpr.training.callbacks.merging import Measured, Values, measure_between, require_base, write_merged
+from dpr.storage.durable import read_json, write_json
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
-from dpr.training.validations.protocol import Validation, broken_guard, guard_limits, higher_is_better, run_validations
+from dpr.training.validations.protocol import Validation, guard_limits, higher_is_better, run_validations
 
 logger = get_logger(__name__)
 
@@ -25,14 +24,21 @@ MOST_SHARE = 0.2
 _PASSES = 3  # of a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _START = "start"
-_EARLIER = 2.0
-"""Stands among the weights of mixtures for the best checkpoint, where what is mixed with the start is a later one that broke a guard."""
+Values = Mapping[str, Sequence[float]]
+"""By metric, the value of every question."""
+
+
+class Measured(NamedTuple):
+    """What validations found of a model; ``values``, those of single questions, on rank 0 alone."""
+
+    metrics: Metrics
+    values: Values
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A metric of a model against that of the start, of BM25 or of the best checkpoint; the last four are missing where questions have no
-    values, the interval where they are too few."""
+    """A metric of a model against that of the start or of BM25; the last four are missing where questions have no values, the interval
+    where they are too few."""
 
     metric: str
     against: str
@@ -59,7 +65,7 @@ class Comparison:
 
 class Verdict(Callback):
     """Measures the start of a run, by all validations that it will reach: ``run.progress.start_metrics``. At the end, says in the log and
-    in ``verdict.json`` whether the best checkpoint, or what ``train.merge_with_base`` made of it, is better. Training is not changed by it.
+    in ``verdict.json`` whether the best checkpoint is better. Training is not changed by it.
 
     Checkpoints hold the values of each question at the start, at the best checkpoint and at their step, of the metrics that are compared.
     """
@@ -72,8 +78,6 @@ class Verdict(Callback):
             on_main(lambda: (run.output_dir / VERDICT_FILE).unlink(missing_ok=True))
         if run.progress.step or run.progress.start_metrics:
             return
-        if run.settings.train.merge_with_base:
-            require_base(run, is_validated=bool(validations_ahead(run)))
         if not is_start_measured(run):
             return
         run.progress.start_metrics = metrics = run_validations(validations_ahead(run), run.model, at_start=True)
@@ -93,91 +97,52 @@ class Verdict(Callback):
         name = progress.best_metric or run.best_by(progress.last_metrics)[0]
         if not start or name not in start or not (best or guard_limits(run.validations, start)):
             return
-        folders = {0.0: _checkpoint(run, 0), 1.0: best or _checkpoint(run, progress.step)}
-        sign = 1 if _is_highest(run, name) else -1
-        if (
-            best
-            and run.settings.train.merge_with_base
-            and sign * progress.last_metrics.get(name, math.nan) > sign * (progress.best_value or 0)
-        ):
-            folders |= {1.0: _checkpoint(run, progress.step), _EARLIER: best}
-        candidates = {max(folders): Measured({name: float(progress.best_value or 0)}, self._values.get(best, {}))} if best else {}
-        if run.settings.train.keep == "better" or run.settings.train.merge_with_base:
-            if from_main((run.output_dir / folders[0.0]).is_dir()):
-                candidates = {0.0: Measured(start, self._values.get(_START, {})), **self._between(run, name, folders), **candidates}
+        candidates: dict[str, Measured] = {}
+        if run.settings.train.keep == "better":
+            saved = _checkpoint(run, 0)
+            if from_main((run.output_dir / saved).is_dir()):
+                candidates[saved] = Measured(start, self._values.get(_START, {}))
             else:
                 logger.warning("the start was not saved, since it was not asked for then; the best checkpoint stays %s", best)
-        # Of equals the nearest to the start: that is their order.
+        if best:
+            candidates[best] = Measured({name: float(progress.best_value or 0)}, self._values.get(best, {}))
+        # Of equals the start: that is their order.
+        sign = 1 if _is_highest(run, name) else -1
         comparable = {each: sign * one.metrics[name] for each, one in candidates.items() if not math.isnan(one.metrics[name])}
-        weight = max(comparable or candidates, key=lambda each: comparable.get(each, math.nan), default=None)
-        merged = f"{run.settings.checkpoint_file_name}.merged"
-        if weight is not None:
-            progress.best_metric, progress.best_value = name, candidates[weight].metrics[name]
-            progress.best_checkpoint = folders.get(weight, merged)
+        opens = max(comparable or candidates, key=lambda each: comparable.get(each, math.nan), default=None)
+        if opens is not None:
+            progress.best_metric = name
+            progress.best_value = candidates[opens].metrics[name]
+            progress.best_checkpoint = opens
 
         def write() -> None:
-            if weight is not None and weight not in folders:
-                write_merged(run, run.output_dir / merged, folders, weight, candidates[weight].metrics)
-            self._write(run, name, best, folders, candidates, weight)
+            self._write(run, name, candidates.get(best or ""), best, opens)
             facts = read_json(run.output_dir / RUN_FILE)
             if facts != (now := {**facts, **progress.best()}):
                 write_json(run.output_dir / RUN_FILE, now)
-            if weight in folders and 0.0 in candidates and (run.output_dir / merged).is_dir():
-                remove_folder(run.output_dir / merged)  # of an earlier end
 
         on_main(write)
 
-    def _between(self, run: Run, name: str, folders: Mapping[float, str]) -> dict[float, Measured]:
-        """The mixtures of the start and what it was tuned to, if they are asked for, without those that break a guard."""
-        if not run.settings.train.merge_with_base:
-            return {}
-
-        def measure(weight: float) -> Measured:
-            metrics = run_validations(validations_ahead(run), run.model)
-            values = _compared(run, metrics)
-            shown = "  ".join(f"{each} {metrics[each]:.4f}" for each in dict.fromkeys((name, *values)))
-            logger.info("%s: %s", _mixture(weight, folders), shown)
-            return Measured(metrics, values)
-
+    def _write(self, run: Run, name: str, made: Measured | None, best: str | None, opens: str | None) -> None:
+        """All comparisons of the best checkpoint, ``made``, that by which it was chosen first."""
         limits = guard_limits(run.validations, run.progress.start_metrics)
-        mixtures = measure_between(run, folders, measure)
-        return {each: one for each, one in mixtures.items() if math.isfinite(one.metrics[name]) and not broken_guard(limits, one.metrics)}
-
-    def _write(
-        self,
-        run: Run,
-        name: str,
-        best: str | None,
-        folders: Mapping[float, str],
-        candidates: Mapping[float, Measured],
-        weight: float | None,
-    ) -> None:
-        """All comparisons, that by which the best was chosen first: of the best checkpoint, or of the mixture that is opened."""
-        limits = guard_limits(run.validations, run.progress.start_metrics)
-        facts: dict[str, Any] = {"best_checkpoint": best, "opens": None if weight is None else run.progress.best_checkpoint}
-        facts |= {"step": run.progress.step, "guards": {guarded: limit for guarded, (limit, _) in limits.items()}}
-        if run.settings.train.merge_with_base and 0.0 in candidates:
-            tried = {best if each == _EARLIER else f"{each:g}": one.metrics[name] for each, one in candidates.items()}
-            facts["merge"] = {"weight": None if weight == _EARLIER else weight, "tried": tried}
-        made = candidates.get(weight or max(folders))
+        guards = {guarded: limit for guarded, (limit, _) in limits.items()}
+        facts: dict[str, Any] = {"best_checkpoint": best, "opens": opens, "step": run.progress.step, "guards": guards}
         if made is None:
-            line = f"no checkpoint keeps the guards ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in facts['guards'].items())})"
-            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if candidates else "last checkpoint")
+            line = f"no checkpoint keeps the guards ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in guards.items())})"
+            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if opens else "last checkpoint")
             write_json(run.output_dir / VERDICT_FILE, {**facts, "verdict": "guards broken", "line": line, "comparisons": []})
             return
         start = Measured(run.progress.start_metrics, self._values.get(_START, {}))
         compared = [_compare(run, name, start, made)]
         compared += [_compare(run, other, start, made) for other in made.values if other != name and other in start.values]
         compared += [_compare(run, other, start, made, "BM25") for other in made.values if _beside(other) in start.values]
-        line, opened = str(compared[0]), "the start" if weight == 0.0 else "it all the same (train.keep=best)"
-        if weight and weight not in folders:
-            line, opened = f"{_mixture(weight, folders)}: {line}", "this mixture"
-            compared += [_compare(run, name, candidates[max(folders)], made, "the best checkpoint")] if best else []
-        for each in (line, *compared[1:]):
+        for each in compared:
             logger.info("verdict: %s", each)
-        if weight != max(folders) or compared[0].verdict == "worse":
+        if opens != best or compared[0].verdict == "worse":
+            opened = "the start" if opens != best else "it all the same (train.keep=best)"
             logger.info("model_file=%s opens %s", run.output_dir, opened)
-        facts |= {"verdict": compared[0].verdict, "line": line, "comparisons": [vars(one) for one in compared]}
+        facts |= {"verdict": compared[0].verdict, "line": str(compared[0]), "comparisons": [vars(one) for one in compared]}
         write_json(run.output_dir / VERDICT_FILE, facts)
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,10 +159,10 @@ def validations_ahead(run: Run) -> list[Validation]:
 
 
 def is_start_measured(run: Run) -> bool:
-    """Whether ``train.eval_at_start``, ``keep``, merging or a guard asks for it or, where the first is absent, the start has weights and
+    """Whether ``train.eval_at_start``, ``keep`` or a guard asks for it or, where the first is absent, the start has weights and
     measuring it is cheap beside training. All ranks call it together."""
     train, ahead = run.settings.train, validations_ahead(run)
-    is_needed = train.keep == "better" or train.merge_with_base or any(each.guard is not None for each in ahead)
+    is_needed = train.keep == "better" or any(each.guard is not None for each in ahead)
     wanted = True if is_needed else train.eval_at_start
     if wanted is not None or not ahead or run.model.is_random:
         return bool(wanted and ahead)
@@ -238,10 +203,6 @@ def _is_highest(run: Run, name: str) -> bool:
 
 def _checkpoint(run: Run, step: int) -> str:
     return f"{run.settings.checkpoint_file_name}.step{step}"
-
-
-def _mixture(weight: float, folders: Mapping[float, str]) -> str:
-    return f"{weight:g} of {folders[1.0]} and {1 - weight:g} of the start"
 
 
 def _beside(name: str, what: str = "bm25") -> str:

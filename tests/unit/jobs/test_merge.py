@@ -17,9 +17,9 @@ from dpr.formats import checkpoints
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.jobs import merge
+from dpr.jobs.merge import mixed
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
-from dpr.training.callbacks.merging import mixed
 from tests.helpers.adapters import base_folder, randomize_adapters
 from tests.helpers.jobs import raising
 from tests.helpers.tiny import encoder_folder, make_samples, static_folder, tiny_model

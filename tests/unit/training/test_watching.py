@@ -146,11 +146,9 @@ def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "validations", "checkpoints"),
-    [({"eval_at_start": True}, 5, 4), ({"keep": "better"}, 5, 5), ({"merge_with_base": True}, 14, 6)],
+    [({"eval_at_start": True}, 5, 4), ({"keep": "better"}, 5, 5)],
 )
-def test_a_dry_run_counts_the_start_and_what_is_merged_with_it(
-    tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int
-) -> None:
+def test_a_dry_run_counts_the_start(tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int) -> None:
     found = dry_run(trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2, **options))
     assert (found.num_validations, found.num_checkpoints) == (validations, checkpoints)
 
