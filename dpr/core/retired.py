@@ -7,6 +7,7 @@ COMMANDS = {
 }
 _ROUNDS = "examples/rounds.sh mines with a model and trains a new one, round after round (docs/recipes.md)"
 SETTINGS = {
+    "questions_by": "examples/write_questions.py writes questions with transformers",
     "train.renew_negatives": _ROUNDS,
     "train.merge_with_base": "train.keep=better opens the start where no checkpoint is ahead of it; dpr merge looks between the two",
     "train.validation.negatives": _ROUNDS,

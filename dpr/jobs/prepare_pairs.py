@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import ClassVar
 
 from dpr.core.settings import require_set, setting
-from dpr.preparation.settings import PairFileSettings, WriterSettings
+from dpr.preparation.settings import PairFileSettings
 
 
 @dataclass
-class PreparePairsSettings(WriterSettings, PairFileSettings):
+class PreparePairsSettings(PairFileSettings):
     """Cuts questions from the passages of a corpus, and writes the corpus without them, to compare settings where there are no questions.
     Scores on pseudo-questions are optimistic, and say nothing of the quality of a model. With rounds=N, writes training pairs too, for
-    dpr mine and dpr score. With questions_by=FOLDER a model writes the questions; a killed run goes on where it was."""
+    dpr mine and dpr score."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr prepare-pairs corpus.tsv out=data/pseudo
 dpr prepare-pairs corpus.jsonl out=data/pseudo rounds=4 pairs=[crops,title]
-dpr prepare-pairs corpus.jsonl out=data/written rounds=3 questions_by=models/doc2query-t5
 """
     corpus: str | None = setting(None, operand="CORPUS")
     """Passages, in any format that dpr embed reads."""
@@ -37,14 +36,6 @@ def run(config: PreparePairsSettings) -> None:
     """Writes the folder and prints how much of everything there is."""
     from dpr.preparation.pseudo_questions import prepare_pairs
 
-    corpus, out, writer = Path(str(config.corpus)), Path(str(config.out)), None
-    if config.questions_by:
-        from dpr.jobs.catalogue import warn_of_lost_space
-        from dpr.preparation.question_writer import QuestionWriter
-        from dpr.storage.outputs import require_writable
-
-        require_writable(out, folder=True)
-        warn_of_lost_space("passage_prefix", config.passage_prefix)
-        writer = QuestionWriter(config.part(WriterSettings))
-    counts = prepare_pairs(corpus, out, config.part(PairFileSettings), writer=writer, overwrite=config.overwrite)
+    settings = config.part(PairFileSettings)
+    counts = prepare_pairs(Path(str(config.corpus)), Path(str(config.out)), settings, overwrite=config.overwrite)
     print(f"{config.out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))

@@ -78,7 +78,20 @@ class CrossEncoder:
         """
         from transformers import AutoModelForSequenceClassification
 
-        model, tokenizer, digest = load_with_tokenizer(AutoModelForSequenceClassification, folder, precision, expected=EXPECTED)
+        path = Path(folder).expanduser()
+        if not (path / CONFIG).is_file():
+            raise CheckpointError("has no config.json" if path.exists() else "there is no such folder", file=path, expected=EXPECTED)
+        check_safetensors(path)
+        try:
+            model = load_weights(AutoModelForSequenceClassification, path, read_config(path), use_safetensors=True)
+            tokenizer = load_tokenizer(path)
+        except InputError as error:
+            raise CheckpointError(error.found, file=error.file, expected=error.expected or EXPECTED) from error
+        if tokenizer.pad_token_id is None:
+            raise CheckpointError("its tokenizer has no padding token", file=path, expected=EXPECTED)
+        check_vocabulary(tokenizer, model, path)
+        files = [(file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()]
+        digest = text_sha256(json.dumps([files, precision]))[:32]
         if (labels := model.config.num_labels) not in (1, 2):
             raise CheckpointError(f"the classifier has {labels} labels", file=folder, expected=EXPECTED)
         scorer = cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
@@ -87,26 +100,3 @@ class CrossEncoder:
         except FAILURES as error:
             raise CheckpointError(f"it cannot score a pair ({first_line(error)})", file=folder, expected=EXPECTED) from error
         return scorer
-
-
-def load_with_tokenizer(auto_class: Any, folder: str | Path, precision: str, *, expected: str) -> tuple[Any, Any, str]:
-    """A whole model and its tokenizer from a local folder, and a fingerprint that changes with the files and ``precision``.
-
-    Code in the folder is never run, and pickled weights are not read.
-
-    Raises:
-        CheckpointError: the folder has no such model, not all of its weights, or no tokenizer that fits; it needs what is ``expected``.
-    """
-    path = Path(folder).expanduser()
-    if not (path / CONFIG).is_file():
-        raise CheckpointError("has no config.json" if path.exists() else "there is no such folder", file=path, expected=expected)
-    check_safetensors(path)
-    try:
-        model, tokenizer = load_weights(auto_class, path, read_config(path), use_safetensors=True), load_tokenizer(path)
-    except InputError as error:
-        raise CheckpointError(error.found, file=error.file, expected=error.expected or expected) from error
-    if tokenizer.pad_token_id is None:
-        raise CheckpointError("its tokenizer has no padding token", file=path, expected=expected)
-    check_vocabulary(tokenizer, model, path)
-    files = [(file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()]
-    return model, tokenizer, text_sha256(json.dumps([files, precision]))[:32]

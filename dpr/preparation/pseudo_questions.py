@@ -7,12 +7,10 @@ it may choose between two settings, and is never the quality of a model.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.progress import Progress
@@ -26,23 +24,15 @@ from dpr.formats.corpus_store import open_store
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation.settings import PairFileSettings
-from dpr.storage.durable import durable_folder, read_manifest, remove_folder
+from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import output, require_writable
-from dpr.storage.steps import StepsInOrder
-
-if TYPE_CHECKING:
-    from dpr.preparation.question_writer import QuestionWriter
 
 EVALUATION_CORPUS, QUESTIONS, QRELS, TRAIN = "evaluation_corpus.jsonl", "dev_questions.jsonl", "dev_qrels.tsv", "train.jsonl"
 _LEAST_WORDS = 3
 
 
-def prepare_pairs(
-    corpus: Path, out: Path, settings: PairFileSettings, *, writer: QuestionWriter | None = None, overwrite: bool = False
-) -> dict[str, Any]:
+def prepare_pairs(corpus: Path, out: Path, settings: PairFileSettings, *, overwrite: bool = False) -> dict[str, Any]:
     """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
-
-    With a ``writer`` nothing is cut: it writes the questions, and the corpus itself is searched for them.
 
     Raises:
         InputError: the corpus cannot be read, has too few passages to hold any back, or ``out`` exists, made of something else.
@@ -53,48 +43,14 @@ def prepare_pairs(
     held = PseudoPairs(corpus, held_only=True, **shared)
     open_store(corpus).check_unique()
     metadata: dict[str, Any] = {"kind": "pseudo-questions", "made_of": {"corpus": held.corpus_fingerprint, **asdict(settings)}}
-    metadata["made_of"] |= {"questions_by": writer.facts} if writer else {}
-    work = out.with_name(f"{out.name}.writing")
     with output(out, metadata["made_of"], overwrite=overwrite) as is_missing:
         if is_missing:
             train = PseudoPairs(corpus, **shared) if settings.rounds else None
-            num_asked = min(len(held), settings.questions)
-            made: dict[str, Any] = {"made_of": metadata["made_of"], "work": work}
-            questions = writer and writer.write_all(held, num_asked, train, settings.rounds, **made)
             with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
-                if questions:
-                    metadata["counts"] = _arrange(target, held, train, questions, num_asked)
-                else:
-                    metadata["counts"] = _write(target, held, settings)
-                    if train:
-                        metadata["counts"]["training pairs"] = write_training_set(target / TRAIN, _pairs(train, settings.rounds))
-        if (work / StepsInOrder.claim).is_file():
-            remove_folder(work)
+                metadata["counts"] = _write(target, held, settings)
+                if train:
+                    metadata["counts"]["training pairs"] = write_training_set(target / TRAIN, _pairs(train, settings.rounds))
         return dict(read_manifest(out)["metadata"]["counts"])
-
-
-def _arrange(
-    target: Path, held: PseudoPairs, train: PseudoPairs | None, questions: Iterator[tuple[int, list[str]]], num_asked: int
-) -> dict[str, int]:
-    """What a model has written, as questions of ``num_asked`` passages held back and as training pairs."""
-    left_out: Counter[str] = Counter()
-
-    def kept(given: list[str]) -> Iterator[str]:
-        for index, question in enumerate(given):
-            if question and question not in given[:index]:
-                yield question
-            else:
-                left_out[f"{'repeated' if question else 'empty'} ones left out"] += 1
-
-    asked = {row: (question, held.row(row).passage) for row, given in islice(questions, num_asked) for question in kept(given)}
-    if not asked:
-        raise InputError("no question was written for any passage that is held back", file=held.file)
-    _write_questions(target, asked)
-    counts = {"pseudo-questions": len(asked)}
-    if train:
-        samples = (TrainingSample(question, (train.row(row).passage,)) for row, given in questions for question in kept(given))
-        counts["training pairs"] = write_training_set(target / TRAIN, samples)
-    return counts | left_out
 
 
 def _write(target: Path, held: PseudoPairs, settings: PairFileSettings) -> dict[str, int]:

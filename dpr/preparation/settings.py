@@ -45,11 +45,11 @@ class ReadSettings(Settings):
 class PairFileSettings(Settings):
     """What is cut from a corpus."""
 
-    pairs: Any = setting("mixed", excludes="questions_by")
+    pairs: Any = "mixed"
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
-    drop_words: float = setting(0.4, least=0, below=1, excludes="questions_by")
+    drop_words: float = setting(0.4, least=0, below=1)
     """Probability with which a word of a training question is dropped, in three of five questions."""
-    drop_shared: float = setting(0.5, least=0, most=1, excludes="questions_by")
+    drop_shared: float = setting(0.5, least=0, most=1)
     """Probability with which a word is dropped from a pseudo-question that its passage has elsewhere, too: people who ask know few of a
     passage's own words."""
     held_back: float = setting(0.1, above=0, below=1)
@@ -58,20 +58,6 @@ class PairFileSettings(Settings):
     """Pseudo-questions, at most."""
     rounds: int = setting(0, unit="pairs", least=0)
     """Training pairs of each passage that is not held back, in train.jsonl; 0 = none, since dpr train cuts its own."""
-
-
-@dataclass
-class WriterSettings(ForwardSettings, requires="questions_by"):
-    """A model that writes questions, and how it is run."""
-
-    questions_by: str | None = None
-    """Folder of a sequence-to-sequence model (T5, BART) that writes a question for a passage; absent = questions are cut from passages."""
-    passage_prefix: str = ""
-    """Put before every passage as it is, as the model knows it from its training."""
-    max_question_tokens: int = setting(64, unit="tokens", least=2, most=512)
-    """Length of a question, at most."""
-    seed: int = setting(0, least=0)
-    """Decides which of the likely words are drawn."""
 
 
 @dataclass

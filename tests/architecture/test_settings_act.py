@@ -22,8 +22,8 @@ ALWAYS = {
     "a catalogue: its entries are read where a name of theirs is given": "datasets ctx_sources suites",
     "where the work is done, and how": "no_cuda rank_timeout_s cluster.kind precision train.precision attention encoder.attention "
     "encoder.packed batch_size batch_tokens chunk_size token_store train.token_store num_shards",
-    "which rules hold, which others refer to": "compat match hybrid indexer.kind to encoder_type",
-    "how much is done": "n_docs skip_same_id num_questions step questions on_bad_row",
+    "which rules hold, which others refer to": "compat match hybrid indexer.kind to encoder_type skip_same_id",
+    "how much is done": "n_docs num_questions step questions on_bad_row",
     "it decides vectors": "encoder.pooling encoder.projection_dim "
     "encoder.normalize encoder.shared encoder.sequence_length encoder.question_length encoder.dpr_trailing_sep encoder.append_eos "
     "encoder.adapter encoder.residual_words encoder.dimensions encoder.pretrained_model_cfg encoder.query_prompt encoder.passage_prompt "

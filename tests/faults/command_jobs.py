@@ -29,7 +29,7 @@ from dpr.storage.durable import CHECKSUM, durable_folder
 from tests.faults.runs import REPOSITORY, final_hash
 from tests.helpers.original import flat_params, original_names, write_original
 from tests.helpers.patience import patient
-from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model, writer_folder
+from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
 
 LIMIT_S = 120.0
 DOWNLOADED = random.Random(0).randbytes(3_000_000)
@@ -68,11 +68,6 @@ JOBS = {
         ),
         Job("prepare-folder", "prepare-folder in/docs out=out/data questions=in/faq.tsv", "docs/page1.md"),
         Job("prepare-pairs", "prepare-pairs in/corpus.tsv out=out/pairs rounds=2", "corpus.tsv"),
-        Job(
-            "prepare-pairs questions_by",
-            "prepare-pairs in/corpus.tsv out=out/written questions_by=in/writer rounds=2 max_question_tokens=6 device=cpu",
-            "corpus.tsv",
-        ),
         Job("new-encoder", "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16", "corpus.tsv"),
         Job("export to=dpr", "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp", ""),
         Job("export to=transformers", "export to=transformers model_file=in/model out=out/hf", ""),
@@ -165,7 +160,6 @@ def make_inputs(folder: Path) -> None:
     for name in ("a", "b"):
         report = {"question_set": "q", "num_questions": 8, "metrics": {"mrr@10": rng.random(), "accuracy@1": rng.random()}}
         (folder / f"{name}.json").write_text(json.dumps(report))
-    writer_folder(folder / "writer")
     (folder / "docs").mkdir()
     for number in range(5):
         sections = (f"## {sentence(rng, 5)}\n\n{sentence(rng, 8)}. {sentence(rng, 20)}.\n" for _ in range(8))

@@ -60,20 +60,6 @@ def static_folder(folder: Path, *, width: int = 16, counted: bool = True) -> Pat
     return folder
 
 
-def writer_folder(folder: Path, *, seed: int = 0) -> Path:
-    """Writes a T5 of one layer with random weights, so large that what it writes depends on what it reads, and its tokenizer."""
-    from transformers import BertTokenizer, T5Config, T5ForConditionalGeneration
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
-    BertTokenizer(str(folder / "vocab.txt"), eos_token="[SEP]").save_pretrained(folder)
-    torch.manual_seed(seed)
-    config: dict[str, Any] = {"vocab_size": len(VOCABULARY), "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-    config |= {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": VOCABULARY.index("[SEP]")}
-    T5ForConditionalGeneration(T5Config(**config, initializer_factor=4.0)).save_pretrained(folder)
-    return folder
-
-
 def tiny_model(
     folder: Path,
     *,
