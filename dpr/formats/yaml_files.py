@@ -36,7 +36,7 @@ def read_yaml(path: str | Path) -> Any:
     with open_input(file) as stream:
         content = stream.read()
     try:
-        return yaml.load(content.decode("utf-8-sig"), Loader=_Loader)  # noqa: S506  # a safe one
+        return _Loader(content.decode("utf-8-sig")).get_single_data()
     except UnicodeDecodeError as error:
         raise InputError(f"byte {error.start + 1} is not UTF-8", file=file, hint="save the file as UTF-8") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that does not exist
