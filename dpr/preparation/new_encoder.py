@@ -56,12 +56,15 @@ class EncoderShape:
     num_unused: int = 32
 
     def heads(self) -> int:
-        """The number of attention heads. Raises ConfigError if the width is not a multiple of it."""
+        """The number of attention heads, 0 without layers. Raises ConfigError if the width is not a multiple of it."""
         if min(self.hidden_size, self.max_positions) < 1 or self.num_layers < 0:
             raise ConfigError("hidden and max_positions must be at least 1, layers 0 or more")
+        if not self.num_layers:
+            return 0
         heads = self.num_heads or max(1, self.hidden_size // 64)
         if self.hidden_size % heads:
-            raise ConfigError(f"hidden={self.hidden_size} is not a multiple of heads={heads}")
+            fitting = next(number for number in range(min(heads, self.hidden_size), 0, -1) if not self.hidden_size % number)
+            raise ConfigError(f"hidden={self.hidden_size} is not a multiple of heads={heads}; heads={fitting} fits, or set another hidden")
         return heads
 
 

@@ -51,6 +51,13 @@ _OF_METRICS = ("dev_datasets.", "train.validation.", "train.metrics", "train.dev
 """With another value of these, metrics of one name are not those of before."""
 
 
+_OF_LEARNING = (
+    *("train.learning_rate", "train.embedding_lr_factor", "train.lr_schedule", "train.min_lr_ratio", "train.warmup_", "train.weight_decay"),
+    *("train.adam_", "train.max_grad_norm", "train.ema_decay", "train.precision", "train.num_train_epochs", "train.max_steps"),
+)
+"""A run without a step to take cannot do what another value of these asks for."""
+
+
 def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What differs, as it was and as it is; a key that one of the two lacks is taken from ``absent``."""
     was, now, absent = (_flat(json.loads(json.dumps(values))) for values in (stored, own, absent))
@@ -164,9 +171,7 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
     Raises:
         CheckpointError: a fixed setting differs and ``resume`` is not force.
     """
-    identity = stored.identity
-    config = stored.folder / checkpoints.CONFIG_FILE
-    before = _flat(read_json(config)) if config.is_file() else {}
+    identity, before = stored.identity, _settings_beside(stored)
     differences = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS | before)
     idle = idle_settings(settings, any_value=True)  # earlier versions took settings without effect
     changed = {key: values for key, values in differences.items() if key not in idle}
@@ -192,6 +197,19 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
             stored.progress.forget_best()
             stored.progress.start_metrics = {}
         logger.warning("resuming with %s changed from %s to %s%s", *_narrowed(key, was, now), consequence)
+
+
+def unlearned_changes(own: RunIdentity, stored: StoredRun) -> list[str]:
+    """What differs from ``stored`` and decides what further steps learn, each as "was 1, is now 2"."""
+    changed = _differences(stored.identity.get("free", {}), own.free, own.free | _settings_beside(stored))
+    if "environment.world_size" in changed:
+        changed.pop("train.max_grad_norm", None)  # it may follow from the number of ranks
+    return [f"{key} was {was}, is now {now}" for key, (was, now) in changed.items() if key.startswith(_OF_LEARNING)]
+
+
+def _settings_beside(stored: StoredRun) -> dict[str, Any]:
+    config = stored.folder / checkpoints.CONFIG_FILE
+    return _flat(read_json(config)) if config.is_file() else {}
 
 
 def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:

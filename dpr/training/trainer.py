@@ -26,7 +26,7 @@ from dpr.storage.durable import write_json
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run
 from dpr.training.compute import make_step, set_up_arithmetic
-from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size
+from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size, unlearned_changes
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import Plan, log_summary, make_plan, require_teacher_scores
@@ -67,6 +67,7 @@ class BiEncoderTrainer(Run):
     is_stopping = False
     _is_open = False
     _warned_of_best = False
+    _changed: Sequence[str] = ()
 
     def __init__(
         self,
@@ -171,6 +172,7 @@ class BiEncoderTrainer(Run):
         )
         if stored is not None:
             check_identity(self.identity, stored, self.settings)
+            self._changed = unlearned_changes(self.identity, stored)
             self._restore(stored)
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch
         return self.progress
@@ -179,7 +181,8 @@ class BiEncoderTrainer(Run):
         settings, progress = self.settings, stored.progress
         with self.optimizer.averaged():
             self._state.read(stored.folder, with_optimizer=not settings.ignore_checkpoint_optimizer)
-        logger.info("resuming from %s at step %d", stored.folder, progress.step)
+        is_finished = progress.step >= self.last_step and not settings.ignore_checkpoint_offset
+        logger.info("%s %s at step %d of %d", "finished:" if is_finished else "resuming from", stored.folder, progress.step, self.last_step)
         if settings.ignore_checkpoint_offset:
             return
         self._state.read_callbacks(stored.folder)
@@ -195,6 +198,12 @@ class BiEncoderTrainer(Run):
         self.emit("on_train_begin")
         # Whether to stop is one question to all ranks: it stands here, where every rank passes, and nowhere else.
         self.is_stopping = self._stopping.reached(self.progress.step)  # a run that early stopping ended stays ended
+        if self._changed and self._is_over() and not self._stopping.signal and self.settings.resume != "force":
+            more = f" (and {len(self._changed) - 1} more)" if len(self._changed) > 1 else ""
+            raise ConfigError(
+                f"{self.output_dir} is finished, at step {self.progress.step}, so a changed setting has no effect: {self._changed[0]}{more}; "
+                "to train on, raise train.num_train_epochs or train.max_steps; to train anew, set another output_dir"
+            )
         self.model.train()
         while not self._is_over():
             self.epoch = self.progress.step // self.steps_per_epoch

@@ -16,7 +16,7 @@ from dpr.formats.corpora import write_passages
 from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings, TowerSettings
-from dpr.preparation.new_encoder import reserved_tokens, train_vocabulary
+from dpr.preparation.new_encoder import EncoderShape, reserved_tokens, train_vocabulary
 from dpr.storage.durable import verify_folder
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.jobs import new_encoder as main
@@ -132,3 +132,23 @@ def test_without_layers_it_is_static_with_any_tokenizer(corpus: Path, tmp_path: 
     # [CLS] and the comma stand in every passage, [MASK] in none.
     found = [counts["passages_with"][tokenizer.convert_tokens_to_ids(token)] for token in ("[CLS]", ",", "[MASK]")]
     assert found == [200, 200, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads"),
+    [
+        (EncoderShape(num_layers=0, hidden_size=600), 0),
+        (EncoderShape(num_layers=0, hidden_size=97, num_heads=12), 0),
+        (EncoderShape(num_layers=0, hidden_size=1, num_heads=4), 0),
+        (EncoderShape(num_layers=1, hidden_size=8), 1),
+        (EncoderShape(num_layers=2, hidden_size=600), "heads=8 fits"),
+        (EncoderShape(num_layers=1, hidden_size=8, num_heads=12), "heads=8 fits"),
+        (EncoderShape(num_layers=1, hidden_size=97, num_heads=2), "heads=1 fits"),
+    ],
+)
+def test_only_layers_have_heads_that_must_fit(shape: EncoderShape, heads: int | str) -> None:
+    if isinstance(heads, str):
+        with pytest.raises(ConfigError, match=heads):
+            shape.heads()
+    else:
+        assert shape.heads() == heads
