@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import get_logger
 from dpr.core.settings import flat_values
@@ -26,6 +29,8 @@ class Tracker(Callback):
     """
 
     setting = "callbacks"  # which one switches it on
+    patience: Mapping[str, str] = MappingProxyType({})
+    """Variables of the environment by which its library gives up within seconds where nobody answers, unless the user has set them."""
     id: str | None = None
     _is_open = False
 
@@ -44,12 +49,15 @@ class Tracker(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.ranks.is_main and run.progress.step < run.last_step:
             is_new = self.id is None
+            for name, value in self.patience.items():
+                os.environ.setdefault(name, value)
             try:
                 self.open(run)
             except Exception as error:
+                reason = first_line(error)
                 if is_new:
-                    raise ConfigError(f"{type(self).__name__} cannot be opened: {error}; mend that, or leave out {self.setting}") from error
-                logger.warning("%s takes no metrics of this resumed run: %s", type(self).__name__, error)
+                    raise ConfigError(f"{type(self).__name__} cannot be opened: {reason}; mend that, or leave out {self.setting}") from error
+                logger.warning("%s takes no metrics of this resumed run: %s", type(self).__name__, reason)
                 return
             self._is_open = True
             if not run.progress.step and run.progress.start_metrics:
@@ -119,6 +127,7 @@ class WeightsAndBiases(Tracker):
     """Sends metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``. Needs the extra ``wandb``."""
 
     setting = "tracking.wandb=true"
+    patience = MappingProxyType({"WANDB_INIT_TIMEOUT": "20"})
 
     def __init__(self, *, project: str = "dpr", run_name: str | None = None, mode: str = "online") -> None:
         self.project, self.run_name, self.mode = project, run_name, mode
@@ -151,6 +160,7 @@ class MLflow(Tracker):
     """
 
     setting = "tracking.mlflow=true"
+    patience = MappingProxyType({"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"})
 
     def __init__(self, *, project: str = "dpr", run_name: str | None = None) -> None:
         self.project, self.run_name = project, run_name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from dpr.training.callbacks.trackers import MLflow, TensorBoard, Tracker, Tracki
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.patience import patient
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -98,6 +101,27 @@ def test_mlflow_has_one_run_over_a_restart(tmp_path: Path, monkeypatch: pytest.M
     assert [each.step for each in history["train/loss"]] == [1, 2, 3, 4, 5, 6]
     assert [each.step for each in history["eval/nll_loss"]] == [3, 4, 6]
     assert stored.data.params["train.batch_size"] == "8" and len(stored.data.params) > 90
+
+
+def test_a_server_of_mlflow_that_is_not_there_is_told_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    for name in MLflow.patience:
+        monkeypatch.setenv(name, "")  # so that it is taken away again
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    trainer(tmp_path, MLflow(project="test"), max_steps=2).train()
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        start = time.monotonic()
+        with pytest.raises(ConfigError, match="^MLflow cannot be opened: .*; mend that, or leave out tracking.mlflow=true$") as caught:
+            trainer(tmp_path, MLflow(project="test"), name="other").train()
+        assert "\n" not in str(caught.value)
+        trainer(tmp_path, MLflow(project="test"), max_steps=4).train()
+        assert time.monotonic() - start < patient(30)
+    assert caplog.text.count("MLflow takes no metrics of this resumed run: ") == 1
 
 
 def test_mlflow_takes_metrics_of_retrieval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
