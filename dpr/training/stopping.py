@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -66,19 +68,27 @@ class FiniteGuard:
 
     def __init__(self, device: torch.device, *, most_in_row: int = 5, has_loss_scale: bool = False) -> None:
         self._most = most_in_row + (_HALVINGS_OF_THE_SCALE if has_loss_scale else 0)
-        self._has_loss_scale = has_loss_scale
+        self._has_loss_scale, self._is_hooked = has_loss_scale, False
         self._counts = torch.zeros(2, dtype=torch.int32, device=device)  # skipped in a row, skipped in all
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None
         self._on_host = torch.zeros(2, dtype=torch.int32, pin_memory=self._arrived is not None)
         self._reported = 0
 
     def check(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-        """Has ``optimizer``, which must be fused, skip its next step if ``grad_norm``, () on the device, is NaN or infinite."""
+        """Has ``optimizer``, which must be fused, skip its next step if ``grad_norm``, () on the device, is NaN or infinite. The norm of a
+        finite gradient may be infinite, which a loss scaler does not see."""
         is_bad = ~torch.isfinite(grad_norm)
         in_row, in_all = self._counts.unbind()
         self._counts = torch.stack([(in_row + 1) * is_bad, in_all + is_bad])
-        if not self._has_loss_scale:  # the scaler does it itself
-            optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+        self._is_bad = is_bad.float()
+        if not self._has_loss_scale:
+            optimizer.found_inf = self._is_bad  # type: ignore[attr-defined]
+        elif not self._is_hooked:  # the scaler sets it itself as the step begins
+            self._is_hooked = True
+            optimizer.register_step_pre_hook(self._add_to_found)
+
+    def _add_to_found(self, optimizer: Any, *_: Any) -> None:
+        optimizer.found_inf = torch.maximum(optimizer.found_inf, self._is_bad)
 
     def stop_if_hopeless(self, step: int) -> None:
         """After the update: warns of skipped ones.

@@ -34,3 +34,26 @@ def test_a_skipped_update_is_reported_with_its_own_step(
         run()
     assert guard.num_skipped == 3
     assert [int(text.split()[1].rstrip(":")) for text in caplog.messages] == list(NAN_AT)
+
+
+@pytest.mark.parametrize("has_loss_scale", [False, True])
+def test_a_finite_gradient_whose_norm_is_infinite_changes_no_weight(has_loss_scale: bool) -> None:
+    weights = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weights], lr=0.1, fused=True)
+    guard, scaler = FiniteGuard(torch.device("cpu"), has_loss_scale=has_loss_scale), torch.amp.GradScaler("cpu", enabled=has_loss_scale)
+    moved = []
+    for size in (1.0, 3e38, 1.0):
+        before = weights.detach().clone()
+        weights.grad = torch.full((3,), size)
+        scaler.scale(torch.ones(()))  # a scaler begins with its first loss
+        if has_loss_scale:
+            weights.grad = weights.grad * scaler.get_scale()
+            weights.grad = weights.grad.clamp(max=3e38)
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_([weights], float("inf")) if size == 1.0 else torch.tensor(torch.inf)
+        guard.check(optimizer, norm)
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(not torch.equal(weights, before))
+    assert moved == [True, False, True]
+    assert bool(torch.isfinite(weights).all())
