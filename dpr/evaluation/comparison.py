@@ -101,7 +101,13 @@ def difference_table(differences: Sequence[Difference]) -> str:
     rows = [["", "first", "second", "difference", "95 % interval", "t test", "randomisation", "Holm", "detectable"]]
     for one in differences:
         test, label = one.test, [one.question_set] * several[0] + [one.run] * several[1] + [RETRIEVAL_COLUMNS.get(one.metric, one.metric)]
-        told = [f"[{test.low:+{SHOWN}}, {test.high:+{SHOWN}}]", _p(test.p_t), _p(test.p_flips), _p(one.adjusted), f"{test.detectable:{SHOWN}}"]
+        told = [
+            f"[{test.low:+{SHOWN}}, {test.high:+{SHOWN}}]",
+            _p(test.p_t),
+            _p(test.p_flips),
+            _p(one.adjusted),
+            f"{test.detectable:{SHOWN}}",
+        ]
         if test.outcome == TOO_FEW:
             told = [f"{TOO_FEW} to tell", "-", "-", "-", "-"]
         rows.append([", ".join(label), f"{test.first:{SHOWN}}", f"{test.second:{SHOWN}}", f"{test.difference:+{SHOWN}}", *told])

@@ -174,8 +174,8 @@ class Rivals:
         return self.candidates.target
 
     def weighed(self, scores: Tensor, temperature: Tensor | float, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
-        """The given part of the candidates' scores as the denominator takes them: ``MASKED_SCORE`` in place over suspects, and the logarithm
-        of each rival's weight added, which is a constant to the gradient, as ``temperature`` must be."""
+        """The given part of the candidates' scores as the denominator takes them: ``MASKED_SCORE`` in place over suspects, the logarithm of
+        each rival's weight added, which is a constant to the gradient, as ``temperature`` must be."""
         suspects = [] if self.suspects is None else [self.suspects[rows, columns]]
         if self.ceiling is not None:
             suspects.append(scores.detach() > self.ceiling[rows, None])

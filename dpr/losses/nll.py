@@ -133,7 +133,7 @@ def _targets(rivals: Rivals, block: _Block) -> tuple[Tensor, Tensor]:
 def blockwise_nll(
     questions: Tensor, contexts: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-log softmax(target) of each question, (B,), whether each ranks it first, (B,), and its highest score before guards and weights, (B,).
+    """-log softmax(target) of each question, (B,), whether each ranks it first, (B,), and its highest unweighed score, (B,).
 
     A target that is none of the columns scores 0: the result is then the logarithm of the sum over all columns. ``questions`` (B, D),
     ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.

@@ -201,8 +201,8 @@ class BiEncoderTrainer(Run):
         if self._changed and self._is_over() and not self._stopping.signal and self.settings.resume != "force":
             more = f" (and {len(self._changed) - 1} more)" if len(self._changed) > 1 else ""
             raise ConfigError(
-                f"{self.output_dir} is finished, at step {self.progress.step}, so a changed setting has no effect: {self._changed[0]}{more}; "
-                "to train on, raise train.num_train_epochs or train.max_steps; to train anew, set another output_dir"
+                f"{self.output_dir} is finished, at step {self.progress.step}, so a changed setting has no effect: {self._changed[0]}"
+                f"{more}; to train on, raise train.num_train_epochs or train.max_steps; to train anew, set another output_dir"
             )
         self.model.train()
         while not self._is_over():

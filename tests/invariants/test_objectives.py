@@ -212,7 +212,9 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_and_gradient_equal_the_slow_truth(folder: Path, found: dict[int, Any], name: str) -> None:
     expected = slow_truth(folder, name)
-    assert max(float(tensor.norm()) for key, tensor in expected.items() if key not in ("loss", "correct")) > 1e-4, "a zero gradient is equal everywhere"
+    assert max(float(tensor.norm()) for key, tensor in expected.items() if key not in ("loss", "correct")) > 1e-4, (
+        "a zero gradient is equal everywhere"
+    )
     largest = 0.0
     for world_size, ranks in found.items():
         for rank, results in enumerate(ranks):

@@ -131,7 +131,11 @@ class Scripted(Validation):
 @pytest.mark.parametrize(
     ("start", "end", "line"),
     [
-        ([0.0, 0.0], [1.0, 1.0], "too few questions to tell whether it is better than the start (mine 0.000 -> 1.000, +1.000, 2 questions)"),
+        (
+            [0.0, 0.0],
+            [1.0, 1.0],
+            "too few questions to tell whether it is better than the start (mine 0.000 -> 1.000, +1.000, 2 questions)",
+        ),
         ([2.5591] * 40, [2.5592, 2.5593] * 20, "no difference to the start (mine 2.559 -> 2.559, +0.000, 95 % interval +0.000 to +0.000"),
         ([0.1] * 40, [0.2, 0.3] * 20, "better than the start (mine 0.100 -> 0.250, +0.150, 95 % interval +0.134 to +0.166, 40 questions)"),
         ([math.nan] * 40, [0.2, 0.3] * 20, "not tested against the start (mine nan -> 0.250, +nan)"),

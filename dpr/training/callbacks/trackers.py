@@ -56,7 +56,9 @@ class Tracker(Callback):
             except Exception as error:
                 reason = first_line(error)
                 if is_new:
-                    raise ConfigError(f"{type(self).__name__} cannot be opened: {reason}; mend that, or leave out {self.setting}") from error
+                    raise ConfigError(
+                        f"{type(self).__name__} cannot be opened: {reason}; mend that, or leave out {self.setting}"
+                    ) from error
                 logger.warning("%s takes no metrics of this resumed run: %s", type(self).__name__, reason)
                 return
             self._is_open = True

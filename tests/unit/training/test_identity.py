@@ -168,7 +168,9 @@ def test_a_finished_run_refuses_what_only_further_steps_could_do(
 ) -> None:
     def train(**options: Any) -> BiEncoderTrainer:
         model = tiny_model(encoder_folder(tmp_path / "encoder"))
-        job = make_trainer(model, [ListSource(make_samples(24))], [], tmp_path / "run", **{"max_steps": 3, "lr_schedule": "constant", **options})
+        job = make_trainer(
+            model, [ListSource(make_samples(24))], [], tmp_path / "run", **{"max_steps": 3, "lr_schedule": "constant", **options}
+        )
         job.train()
         return job
 
@@ -179,5 +181,7 @@ def test_a_finished_run_refuses_what_only_further_steps_could_do(
     if named is None:
         assert train(**changed).progress.step == changed.get("max_steps", 3)
         return
-    with pytest.raises(ConfigError, match=rf"is finished, at step 3, so a changed setting has no effect: {named}.*num_train_epochs.*output_dir"):
+    with pytest.raises(
+        ConfigError, match=rf"is finished, at step 3, so a changed setting has no effect: {named}.*num_train_epochs.*output_dir"
+    ):
         train(**changed)

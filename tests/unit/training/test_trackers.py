@@ -116,7 +116,7 @@ def test_a_server_of_mlflow_that_is_not_there_is_told_within_seconds(
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{unused.getsockname()[1]}")
         start = time.monotonic()
-        with pytest.raises(ConfigError, match="^MLflow cannot be opened: .*; mend that, or leave out tracking.mlflow=true$") as caught:
+        with pytest.raises(ConfigError, match=r"^MLflow cannot be opened: .*; mend that, or leave out tracking.mlflow=true$") as caught:
             trainer(tmp_path, MLflow(project="test"), name="other").train()
         assert "\n" not in str(caught.value)
         trainer(tmp_path, MLflow(project="test"), max_steps=4).train()
