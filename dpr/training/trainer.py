@@ -15,6 +15,7 @@ from torch.profiler import record_function
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, from_main, on_main
+from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.loader import pool_loader
