@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from dpr.core.errors import ConfigError
+from dpr.data.words import split_words
 
 NEAR_DUPLICATE = 0.8
 """Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
@@ -21,7 +22,7 @@ _Member = TypeVar("_Member")
 
 def words_of(text: str) -> frozenset[str]:
     """The words of a text."""
-    return frozenset(_WORD.findall(text.casefold()))
+    return frozenset(split_words(text.casefold(), _WORD))
 
 
 def jaccard(first: frozenset[_Member], second: frozenset[_Member]) -> float:
@@ -68,7 +69,7 @@ def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
     numbers: dict[str | tuple[str, str], int] = {}
     sets = []
     for text in texts:
-        words = _WORD.findall(text.casefold())
+        words = split_words(text.casefold(), _WORD)
         sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in [*words, *pairwise(words)]]))
     counts = np.zeros(len(numbers), dtype=np.int64)
     for members in sets:

@@ -16,10 +16,11 @@ from dpr.core.records import KnownDocument, PassageTokens, StoredPassage, Stored
 from dpr.core.seeding import generator_for
 from dpr.data.loader import counts_by_row
 from dpr.data.order import PAIRS
-from dpr.data.pairs import Cut, Words, find_words
+from dpr.data.pairs import Cut, Words
 from dpr.data.pseudo_pairs import PseudoPairs, TextRow, draw
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import known_document
+from dpr.data.words import written_spans
 from dpr.formats.token_store import TokenPartWriter, TokenStore
 
 _STARTS, _ASKS, _LENGTH = 1 << 14, 1 << 15, (1 << 14) - 1
@@ -136,7 +137,7 @@ def _encoded(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], 
     encoded: Any = tensorizer.tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
     counted = []
     for text, encoding in zip(texts, encoded.encodings, strict=True):
-        spans = find_words(text)
+        spans = written_spans(text)
         places = np.searchsorted([start for start, _ in spans], [start for start, _ in encoding.offsets], side="right") - 1
         if any(place < 0 or end > spans[place][1] for place, (_, end) in zip(places.tolist(), encoding.offsets, strict=True)):
             raise TokensOfWordsError("a token reaches over two words")

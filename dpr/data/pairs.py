@@ -17,8 +17,6 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import listed
 from dpr.core.suggestions import suggestion
 
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
-"""What stands between white space; in Chinese and Japanese every character, since no space does."""
 _CLOSING = "\"')]}\N{RIGHT DOUBLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}"
 _ENDS, _ASKS = (".", "!", "?", "\u3002", "\uff01", "\uff1f"), ("?", "\uff1f")
 _ABBREVIATION = re.compile(r"\(?(e\.g|i\.e|etc|vs|cf|resp|approx|Dr|Mr|Mrs|Ms|St|No|Fig|[A-Za-z])\.")
@@ -51,11 +49,6 @@ class Cut(NamedTuple):
     question: list[int]
     title: list[int] = []  # noqa: RUF012  a default that nobody changes
     keeps_title: bool = True
-
-
-def find_words(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text begin and end, in characters."""
-    return [match.span() for match in _WORD.finditer(text)]
 
 
 def words_of(title: Sequence[str], text: Sequence[str]) -> Words:

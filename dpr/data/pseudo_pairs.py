@@ -18,8 +18,9 @@ from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.core.user_classes import create_object
 from dpr.data.order import PAIRS
-from dpr.data.pairs import KINDS, NEIGHBOURS, Cut, Words, choose, find_words, kinds_of, shortened, words_of
+from dpr.data.pairs import KINDS, NEIGHBOURS, Cut, Words, choose, kinds_of, shortened, words_of
 from dpr.data.training_data import known_document
+from dpr.data.words import WORDS_VERSION, joined, written_spans
 from dpr.formats.corpora import DEFAULT_COLUMNS
 from dpr.formats.corpus_store import open_store
 from dpr.storage.checksums import content_sha256
@@ -56,15 +57,17 @@ class TextRow:
 
     def __init__(self, passage: Passage, document: int) -> None:
         self.passage, self.document = passage, document
-        title, text = ([whole[start:end] for start, end in find_words(whole)] for whole in (passage.title, passage.text))
-        self.words, self._title, self._text = words_of(title, text), title, text
+        self._title, self._text = written_spans(passage.title), written_spans(passage.text)
+        title = [passage.title[start:end] for start, end in self._title]
+        self.words = words_of(title, [passage.text[start:end] for start, end in self._text])
 
     def sample(self, cut: Cut, cut_from: TextRow, identity: tuple[int, int]) -> TrainingSample:
-        question = [self._title[word] for word in cut.title] + [self._text[word] for word in cut.question]
-        spans, whole = find_words(cut_from.passage.text), cut_from.passage
+        asked = joined(self.passage.title, [self._title[word] for word in cut.title])
+        asked = asked or joined(self.passage.text, [self._text[word] for word in cut.question])
+        spans, whole = cut_from._text, cut_from.passage
         parts = [whole.text[spans[start][0] : spans[end - 1][1]] for start, end in cut.passage if start < end]
         part = CutPassage(" ".join(parts), whole.title if cut.keeps_title else "", whole.id, identity=identity)
-        return TrainingSample(" ".join(question), (part,))
+        return TrainingSample(asked, (part,))
 
 
 class PseudoPairs:
@@ -101,7 +104,7 @@ class PseudoPairs:
             kind: create_object(kind, PairMaker, setting=setting) for kind in self.kinds if kind not in KINDS
         }
         self._store = open_store(self.file, columns)
-        read = [content_sha256(self.file), columns, *["one file"] * (not self._tells_documents[0])]
+        read = [content_sha256(self.file), columns, f"words {WORDS_VERSION}", *["one file"] * (not self._tells_documents[0])]
         self.corpus_fingerprint = text_sha256(json.dumps(read))
         facts = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
         self.fingerprint = text_sha256(json.dumps(facts, sort_keys=True))

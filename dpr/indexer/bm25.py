@@ -1,7 +1,8 @@
 """BM25 over words, by the bm25s package: the lexical baseline, the other half of a hybrid, and the miner of hard negatives.
 
-Words are runs of letters, digits and marks of any script, lower-cased; 33 English stop words are dropped, then a final "s" is stripped.
-A word counts once per query. Only passages that share a word with the query are hits, so lists can be shorter than asked.
+Words are runs of letters, digits and marks, lower-cased; 33 English stop words are dropped, then a final "s" is stripped. In scripts without
+spaces they are pairs of characters (``dpr.data.words``); passages are also indexed by each single one, so that a question of a single one
+finds them. A word counts once per query. Only passages that share a word with the query are hits, so lists can be shorter than asked.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import copy
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import regex
 import torch
 
 from dpr.core.errors import InputError
+from dpr.data.words import WORDS_VERSION, split_words, word_spans
 from dpr.formats.arrays import PackedIds
 from dpr.formats.sorted_hashes import first_duplicate
 from dpr.indexer.ranking import HeldIds, SearchResult, decode_ids, is_among
@@ -37,17 +39,20 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 _WORD, _ASCII_WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+"), re.compile("[a-z0-9]+")  # the second is faster, and the same in ASCII
 
 
-def lexical_tokens(text: str) -> list[str]:
-    """The words of a text, as the index counts them."""
-    words = _ASCII_WORD.findall(text.lower()) if text.isascii() else _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+def lexical_tokens(text: str, *, is_passage: bool = False) -> list[str]:
+    """The words of a question, or those that a passage is indexed by."""
+    if text.isascii():
+        words = _ASCII_WORD.findall(text.lower())
+    else:
+        words = split_words(unicodedata.normalize("NFKC", text).lower(), _WORD, characters=is_passage)
     return [word[:-1] if len(word) > 1 and word[-1] == "s" else word for word in words if word not in STOP_WORDS]
 
 
-def lexical_spans(text: str) -> Iterator[tuple[int, int, str]]:
+def lexical_spans(text: str, *, is_passage: bool = False) -> Iterator[tuple[int, int, str]]:
     """Start, end and word of each of the words of a text, where they stand in it."""
-    for match in _WORD.finditer(text):
-        for word in lexical_tokens(match.group()):
-            yield match.start(), match.end(), word
+    for start, end in word_spans(text, _WORD, characters=is_passage):
+        for word in lexical_tokens(text[start:end]):
+            yield start, end, word
 
 
 class _Words:
@@ -57,7 +62,7 @@ class _Words:
         self.vocab: dict[str, int] = {}
         self._numbers, self._ends = array("i"), array("q", [0])
         for text in texts:
-            self._numbers.extend(self.vocab.setdefault(word, len(self.vocab)) for word in lexical_tokens(text))
+            self._numbers.extend(self.vocab.setdefault(word, len(self.vocab)) for word in lexical_tokens(text, is_passage=True))
             self._ends.append(len(self._numbers))
 
     @property
@@ -76,6 +81,7 @@ class Bm25Index(Index):
 
     reads = "texts"
     Settings = Bm25Settings
+    made_by: ClassVar[Mapping[str, Any]] = {"words": WORDS_VERSION}
 
     def __init__(self, engine: Any, ids: PackedIds) -> None:
         self._engine = engine

@@ -87,7 +87,7 @@ class IndexStore:
     def _saved_build(self, folder: Path, corpus: Any, questions: Questions | None) -> Index:
         """A new index in its folder, whose manifest states the recall."""
         made, settings = self.choice.index_class, self.choice.settings
-        facts: dict[str, Any] = {"kind": self.choice.kind, "settings": asdict(settings), "source": dict(self.source)}
+        facts: dict[str, Any] = {"kind": self.choice.kind, "settings": asdict(settings), "source": {**self.source, **made.made_by}}
         facts |= {"corpora": list(self.corpora)} if self.corpora else {}
 
         def state(index: Index) -> None:
@@ -133,9 +133,10 @@ class IndexStore:
         if kind != self.choice.kind:
             hint = f"set indexer={kind}, remove it to build it again, or name another folder"
             raise InputError(f"holds an index of kind {kind!r}", file=folder, expected=repr(self.choice.kind), hint=hint)
-        for key, value in self.source.items():
-            if made_of.get(key) != value:
-                raise fault(f"was built from something else ({key} {made_of.get(key)!r})", expected=repr(value))
+        for how, decisive in (("from something else", self.source), ("by another version", self.choice.index_class.made_by)):
+            for key, value in decisive.items():
+                if made_of.get(key) != value:
+                    raise fault(f"was built {how} ({key} {made_of.get(key)!r})", expected=repr(value))
         self._compare_settings(settings, fault)
         if problems := folder_problems(folder):
             raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")

@@ -19,6 +19,7 @@ logger = get_logger(__name__)
 _COUNTED = (
     "questions",
     "questions without negatives",
+    "questions without candidates",
     "questions whose positive is in the corpus",
     "candidates",
     "candidates above the positive",
@@ -49,6 +50,7 @@ class BlockAudit:
         self._counts["candidates above the positive"] += mined.above_positive
         self._counts["negatives"] += len(mined.negatives)
         self._counts["questions without negatives"] += not mined.negatives
+        self._counts["questions without candidates"] += not mined.candidates
         self._counts["questions whose positive is in the corpus"] += in_corpus
         self._left_out.update(mined.left_out)
         for candidate in mined.negatives:
@@ -133,16 +135,19 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
 
 
 def warn_of_few(audit: dict[str, Any], out: Path) -> None:
-    """Warns where at least half of the questions got no negative, and says why."""
+    """Warns where at least half of the questions got no negative, or no question is left, and says why."""
     counts = audit["counts"]
-    if 2 * counts["questions without negatives"] < max(counts["questions"], 1):
+    without, questions, not_found = counts["questions without negatives"], counts["questions"], counts.get(_NOT_FOUND, 0)
+    if 2 * without < questions or not (questions or not_found):
         return
-    reasons = sorted(audit["left_out"].items(), key=lambda item: -item[1])
-    why = "; ".join([f"{counts['candidates']:,} candidates", *(f"{count:,} left out: {reason}" for reason, count in reasons)])
-    logger.warning(
-        "%s: %s of %s questions have no mined negatives (%s)",
-        *(out, f"{counts['questions without negatives']:,}", f"{counts['questions']:,}", why),
-    )
+    reasons = [f"{counts['candidates']:,} candidates"]
+    if counts["questions without candidates"]:
+        nothing = "nothing was found at the ranks that are looked at; BM25 finds only passages that share a word with the question"
+        reasons.append(f"for {counts['questions without candidates']:,} {nothing}")
+    reasons += [f"{count:,} left out: {reason}" for reason, count in sorted(audit["left_out"].items(), key=lambda item: -item[1])]
+    if not_found:
+        reasons.append(f"{not_found:,} {_NOT_FOUND}")
+    logger.warning("%s: %s of %s questions have no mined negatives (%s)", out, f"{without:,}", f"{questions:,}", "; ".join(reasons))
 
 
 def quantiles(parts: list[np.ndarray]) -> list[float]:

@@ -31,7 +31,7 @@ from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
 
-_VERSION = 3
+_VERSION = 4
 Facts = dict[str, Any]
 
 

@@ -17,8 +17,9 @@ from dpr.core.progress import Progress
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
-from dpr.data.pairs import KINDS, choose, find_words
+from dpr.data.pairs import KINDS, choose
 from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.data.words import joined, written_spans
 from dpr.formats.corpora import write_passages
 from dpr.formats.corpus_store import open_store
 from dpr.formats.question_sets import write_qrels, write_questions
@@ -89,15 +90,17 @@ def ask(pairs: PseudoPairs, row: int, drop_shared: float) -> tuple[str, Passage]
         return None
     sample = row_of_corpus.sample(cut._replace(passage=around), row_of_corpus, (0, 0))
     (rest,) = sample.positives
-    shared, asked = set(map(_bare, _words(f"{rest.title} {rest.text}"))), _words(sample.question)
+    left, asked = f"{rest.title} {rest.text}", written_spans(sample.question)
+    shared = {_bare(left[start:end]) for start, end in written_spans(left)}
+    draws = generator.random(len(asked))
     kept = [
-        word for word, draw in zip(asked, generator.random(len(asked)), strict=True) if draw >= drop_shared or _bare(word) not in shared
+        (start, end)
+        for (start, end), draw in zip(asked, draws, strict=True)
+        if draw >= drop_shared or _bare(sample.question[start:end]) not in shared
     ]
-    return (" ".join(kept), replace(row_of_corpus.passage, text=rest.text, title=rest.title)) if len(kept) >= _LEAST_WORDS else None
-
-
-def _words(text: str) -> list[str]:
-    return [text[start:end] for start, end in find_words(text)]
+    if len(kept) < _LEAST_WORDS:
+        return None
+    return joined(sample.question, kept), replace(row_of_corpus.passage, text=rest.text, title=rest.title)
 
 
 def _bare(word: str) -> str:

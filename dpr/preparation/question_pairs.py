@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dpr.core.records import Passage
+from dpr.data.words import split_words
 from dpr.preparation.passages import Piece
 
 FAQ, TITLE, HEADING, SENTENCE, GIVEN = "faq", "title", "heading", "sentence", "given"
@@ -58,7 +59,7 @@ def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
     for piece in pieces:
         if piece.place == 0:
             pairs += _of_headings(piece, under)
-        if len(_WORD.findall(piece.rest)) >= _PASSAGE_WORDS and _is_sentence(piece.first):
+        if len(split_words(piece.rest, _WORD)) >= _PASSAGE_WORDS and _is_sentence(piece.first):
             pairs.append(QuestionPair(piece.first, SENTENCE, (piece,)))
     times = Counter(words_of(asked.text) for asked in pairs)
     return [asked for asked in pairs if times[words_of(asked.text)] == 1]
@@ -100,14 +101,14 @@ def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[Que
     """The question of the section that the passage begins, and, where it begins the document, that of the title."""
     number, heading = piece.headings[-1]
     pieces = tuple(under[number])
-    if sum(len(_WORD.findall(one.passage().text)) for one in pieces) < _PASSAGE_WORDS:
+    if sum(len(split_words(one.passage().text, _WORD)) for one in pieces) < _PASSAGE_WORDS:
         return []
     if piece.is_question:
-        return [QuestionPair(heading, FAQ, pieces, number)] if len(_WORD.findall(heading)) >= _HEADING_WORDS else []
+        return [QuestionPair(heading, FAQ, pieces, number)] if len(split_words(heading, _WORD)) >= _HEADING_WORDS else []
     if not piece.asks_headings:
         return []
     text = _NUMBERING.sub("", heading).rstrip(":")
-    size = len(_WORD.findall(text))
+    size = len(split_words(text, _WORD))
     if len(piece.headings) == 1:
         return [QuestionPair(text, TITLE, pieces, number)] if _HEADING_WORDS < size <= _MOST_WORDS else []
     if size == 1:
@@ -116,4 +117,4 @@ def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[Que
 
 
 def _is_sentence(text: str) -> bool:
-    return _SENTENCE_WORDS <= len(_WORD.findall(text)) <= _MOST_WORDS and not _FIELD.match(text)
+    return _SENTENCE_WORDS <= len(split_words(text, _WORD)) <= _MOST_WORDS and not _FIELD.match(text)

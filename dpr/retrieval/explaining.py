@@ -19,14 +19,21 @@ class QuestionWords:
     """
 
     def __init__(self, question: str) -> None:
-        self._written: dict[str, str] = {}
-        for start, end, word in lexical_spans(question[:_MOST_READ]):
-            self._written.setdefault(word, question[start:end].lower())
+        self._question = question[:_MOST_READ].lower()
+        self._places: dict[str, tuple[int, int]] = {}
+        for start, end, word in lexical_spans(self._question):
+            self._places.setdefault(word, (start, end))
 
     def in_common(self, *texts: str) -> list[str]:
-        """The words that any of the texts has, as the question writes them and in its order."""
+        """The words that any of the texts has, as the question writes them and in its order; those that overlap as one."""
         there = {word for text in texts for _, _, word in self._spans(text)}
-        return [written for word, written in self._written.items() if word in there]
+        common: list[tuple[int, int]] = []
+        for start, end in (place for word, place in self._places.items() if word in there):
+            if common and start < common[-1][1]:
+                common[-1] = common[-1][0], max(end, common[-1][1])
+            else:
+                common.append((start, end))
+        return [self._question[start:end] for start, end in common]
 
     def pieces(self, text: str) -> list[str]:
         """All of a text."""
@@ -48,15 +55,20 @@ class QuestionWords:
         return pieces
 
     def _spans(self, text: str) -> Iterator[Span]:
-        return (span for span in lexical_spans(text[:_MOST_READ]) if span[2] in self._written)
+        return (span for span in lexical_spans(text[:_MOST_READ], is_passage=True) if span[2] in self._places)
 
 
 def _cut(text: str, spans: Iterator[Span] | Sequence[Span], start: int, end: int) -> list[str]:
-    pieces, at = [], start
+    pieces: list[str] = []
+    at = start
     for first, last, _ in spans:
-        if first >= at and last <= end:
+        if last > end or last <= at or (first < at and not pieces):
+            continue
+        if first < at:  # overlaps with the word before
+            pieces[-1] += text[at:last]
+        else:
             pieces += [text[at:first], text[first:last]]
-            at = last
+        at = last
     return [*pieces, text[at:end]]
 
 

@@ -23,11 +23,12 @@ from dpr.data import pseudo_pairs
 from dpr.data.collator import Collator
 from dpr.data.loader import cut_into_pools
 from dpr.data.pair_tokens import StoredPairs
-from dpr.data.pairs import KINDS, MIXED, choose, find_words, kinds_of, words_of
+from dpr.data.pairs import KINDS, MIXED, choose, kinds_of, words_of
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings, TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import open_tokens
+from dpr.data.words import written_spans
 from dpr.losses.candidates import find_candidates
 from dpr.losses.terms import competing_questions
 from tests.helpers.tiny import WORDS, encoder_folder
@@ -307,7 +308,7 @@ def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
 
 def test_words_of_scripts_without_spaces_are_characters() -> None:
     text = "\u4e2d\u6587 abc\u3042d"
-    assert [text[start:end] for start, end in find_words(text)] == ["\u4e2d", "\u6587", "abc", "\u3042", "d"]
+    assert [text[start:end] for start, end in written_spans(text)] == ["\u4e2d", "\u6587", "abc", "\u3042", "d"]
 
 
 def test_what_changes_texts_after_the_cut_is_cut_from_the_text(

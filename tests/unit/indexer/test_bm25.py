@@ -18,6 +18,8 @@ from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.store import IndexStore
 from dpr.storage.durable import MANIFEST, read_manifest, write_manifest
 
+UNSPACED = json.loads((Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8"))
+"""Twelve passages and six questions, each with the number of the passage that answers it, in scripts without spaces and in Korean."""
 TEXTS = {
     "d1": "The cat sat on the mat with another cat",
     "d2": "Dogs and cats",
@@ -39,6 +41,32 @@ def test_words_of_other_scripts_stay_whole() -> None:
     german, russian, hindi = "\u00dcn\u00efcode", "\u041f\u0440\u0438\u0432\u0435\u0442", "\u0939\u093f\u0928\u094d\u0926\u0940"
     assert lexical_tokens(f"{german} {russian}, {hindi}") == [german.lower(), russian.lower(), hindi]
     assert lexical_tokens("cafe\u0301") == lexical_tokens("caf\u00e9"), "composed and decomposed letters are the same word"
+
+
+@pytest.mark.parametrize("name", sorted(UNSPACED))
+def test_questions_find_their_passages_in_scripts_without_spaces(name: str) -> None:
+    passages, questions = UNSPACED[name]["passages"], UNSPACED[name]["questions"]
+    index = build({str(number): text for number, text in enumerate(passages)})
+    found = to_rankings(index.search([question for question, _ in questions], 10))
+    ranks = [[key for key, _ in ranking].index(str(right)) for ranking, (_, right) in zip(found, questions, strict=True)]
+    assert sum(1 / math.log2(rank + 2) for rank in ranks) / len(ranks) > 0.9
+
+
+def test_a_question_of_one_character_finds_passages() -> None:
+    index = build({"zh": "\u5927\u718a\u732b\u5403\u7af9\u5b50", "other": "\u4e2d\u56fd\u7684\u9996\u90fd", "en": "pandas"})
+    for question in ("\u732b", "\u5927\u718a\u732b", "\u732b pandax"):
+        assert [key for key, _ in to_rankings(index.search([question], 5))[0]] == ["zh"]
+
+
+def test_an_index_of_words_that_were_cut_otherwise_is_refused(tmp_path: Path) -> None:
+    choice = IndexChoice("bm25", Bm25Settings())
+    texts = Texts(list(TEXTS), TEXTS.values())
+    IndexStore(choice, tmp_path / "index").load_or_build(lambda: texts)
+    manifest = read_manifest(tmp_path / "index")
+    del manifest["metadata"]["source"]["words"]  # as before scripts without spaces were cut
+    write_manifest(tmp_path / "index", metadata=manifest["metadata"])
+    with pytest.raises(InputError, match=r"was built by another version \(words None\), expected 2; remove it to build it again"):
+        IndexStore(choice, tmp_path / "index").load_or_build(lambda: texts)
 
 
 def test_scores_are_bm25_by_hand() -> None:

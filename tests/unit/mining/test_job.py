@@ -248,6 +248,25 @@ def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCa
         assert "left out: " in warning
 
 
+def test_mining_that_finds_no_candidate_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [TrainingSample("zu zo", (Passage("ba be bi", id="1"),)), TrainingSample("xu xo", (Passage("ba be bo", id="2"),))]
+    mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings())
+    assert "0 candidates; for 2 nothing was found at the ranks that are looked at" in caplog.text
+    caplog.clear()
+    mine(train_set(tmp_path, rows), tmp_path / "kept.jsonl", MiningSettings(), keep_within=1)
+    assert "2 questions left out, since no positive is among the first found" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["Chinese", "Japanese", "Thai", "Korean"])
+def test_negatives_are_found_in_scripts_without_spaces(tmp_path: Path, name: str) -> None:
+    fixture = json.loads((Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8"))[name]
+    passages = [Passage(text, id=str(number)) for number, text in enumerate(fixture["passages"])]
+    rows = [TrainingSample(question, (passages[right],)) for question, right in fixture["questions"]]
+    write_passages(tmp_path / "corpus.tsv", passages)
+    counts = mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings(), corpus=tmp_path / "corpus.tsv")["counts"]
+    assert counts["negatives"] >= 3 and counts["questions whose positive is in the corpus"] == 6
+
+
 def test_mining_that_finds_negatives_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine(train_set(tmp_path), tmp_path / "out.jsonl", MiningSettings(keep_answers=True))
     assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]

@@ -21,6 +21,14 @@ def test_words_are_found_as_bm25_counts_them() -> None:
     assert pieces[1::2] == ["FILE", "file", "reads", "caf\u00e9"]
 
 
+def test_characters_in_common_are_shown_as_one_word() -> None:
+    words = QuestionWords("\u4e2d\u56fd\u7684\u9996\u90fd\u662f\u54ea\u91cc GPT\u6a21\u578b")
+    text = "\u5317\u4eac\u662f\u4e2d\u56fd\u7684\u9996\u90fd, gpt"
+    assert words.in_common(text) == ["\u4e2d\u56fd\u7684\u9996\u90fd", "gpt"]
+    assert words.pieces(text)[1::2] == ["\u4e2d\u56fd\u7684\u9996\u90fd", "gpt"] and "".join(words.pieces(text)) == text
+    assert QuestionWords("\u9996").pieces(text)[1::2] == ["\u9996"]
+
+
 def test_the_excerpt_is_where_the_most_words_are() -> None:
     text = FILLER * 20 + "A csv comes first. " + FILLER * 20 + "Here you read a csv file. " + FILLER * 20
     pieces = QuestionWords("read csv file").excerpt(text, 200)
