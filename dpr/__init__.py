@@ -3,10 +3,14 @@
 Names are imported when they are first used, so ``import dpr`` loads nothing heavy.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpr.core.version import __version__ as __version__
+
+# onnxruntime asks once, when it is imported, by whomever: otherwise it notes what it runs on in the home folder, to send it to Microsoft.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.core.distributed import process_group as process_group

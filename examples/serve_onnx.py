@@ -5,8 +5,11 @@ python serve_onnx.py FOLDER "a question" passages.tsv   prints the five best of 
 
 import csv
 import json
+import os
 import sys
 from pathlib import Path
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when onnxruntime is imported, which otherwise reports to Microsoft
 
 import numpy as np
 import onnxruntime

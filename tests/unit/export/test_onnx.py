@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -160,6 +161,15 @@ def test_lower_precisions_beside_the_states_are_measured_on_vectors(name: str, t
     np.testing.assert_allclose(found, model.encode_questions(texts.questions), rtol=0, atol=1e-5 * max(1.0, float(np.abs(found).max())))
     assert {path.name for path in (out / part.folder / "onnx").iterdir()} == {"model.onnx", "model_fp16.onnx", "model_quantized.onnx"}
     assert "| int8 |" in (out / "README.md").read_text()
+
+
+def test_onnxruntime_leaves_nothing_in_the_home_folder(served: tuple[BiEncoder, Path], tmp_path: Path) -> None:
+    graph = next((served[1] / "onnx").glob("*.onnx"))
+    code = "import sys, pathlib\nfrom dpr.export.onnx_graph import GraphEncoder\nGraphEncoder(pathlib.Path(sys.argv[1]), pad_id=0)"
+    kept = {key: value for key, value in os.environ.items() if key not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")}
+    own = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", code, str(graph)], env=kept | own, check=True, timeout=patient(120))
+    assert [str(path) for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_precisions_need_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
