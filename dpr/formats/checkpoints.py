@@ -20,13 +20,14 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
+from dpr.formats.text_input import iter_raw_lines, open_input
 from dpr.storage.durable import read_json, verify_folder
 from dpr.storage.strict_json import describe
 
@@ -51,6 +52,7 @@ VERDICT_FILE = "verdict.json"
 METRICS_LINES = "metrics.jsonl"
 METRICS_RECORD = "metrics_lines"
 """Under this key ``run.json`` has size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines follow."""
+_CHUNK = 2**20
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -145,11 +147,26 @@ def check_whole(folder: Path) -> None:
         raise CheckpointError(listed, file=folder, expected="the files its manifest lists", hint="use another checkpoint of the run")
 
 
+def metrics_lines(file: Path) -> Iterator[str | None]:
+    """The lines of a ``metrics.jsonl``, without newline; None for one that is longer than any line of metrics.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    with open_input(file) as stream:
+        for _, line, too_long in iter_raw_lines(stream):
+            yield None if too_long else line.decode(errors="replace")  # the last may be torn within a letter
+
+
 def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
     """Size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all); a missing file counts as empty."""
-    file = run / METRICS_LINES
-    data = file.read_bytes()[:size] if file.exists() else b""
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    file, digest, read = run / METRICS_LINES, hashlib.sha256(), 0
+    if file.exists():
+        with open(file, "rb") as data:
+            while chunk := data.read(_CHUNK if size is None else min(_CHUNK, size - read)):
+                digest.update(chunk)
+                read += len(chunk)
+    return {"bytes": read, "sha256": digest.hexdigest()}
 
 
 def metrics_problems(run: Path) -> list[str] | None:

@@ -28,6 +28,7 @@ MANIFEST = "manifest.json"
 SCHEMA = 1
 CHECKSUM = ".sha256"
 MADE_OF = "# made_of "
+MAX_JSON_BYTES = 2**29
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Messages of libraries with their own exceptions, and of numpy, whose OSError has no errno.
 _DISK_MESSAGES = re.compile("|".join([*(re.escape(os.strerror(number)) for number in _DISK_FAILS), r"\d+ requested and \d+ written"]))
@@ -159,10 +160,12 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        InputError: missing, unreadable, not JSON (NaN and 1e999 are not), or nested too deeply.
+        InputError: missing, unreadable, too large, not JSON (NaN and 1e999 are not), or nested too deeply.
     """
     path = Path(path)
     try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise InputError(f"has {size:,} bytes", file=path, expected=f"at most {MAX_JSON_BYTES:,} in one JSON document")
         return parsed(path.read_bytes().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         found = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"

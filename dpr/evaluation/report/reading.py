@@ -13,7 +13,7 @@ from typing import Any
 
 from dpr.core.errors import DprError, InputError
 from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
-from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, VERDICT_FILE, metrics_problems
+from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, VERDICT_FILE, metrics_lines, metrics_problems
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.metrics_files import PerQuestion, per_question, require_consistent
 from dpr.formats.results import RetrievedQuestion, iter_results
@@ -120,19 +120,17 @@ def _read_run(folder: Path) -> Training:
     run = Training(folder.resolve().name)
     damaged = 0
     try:
-        lines = (folder / METRICS_LINES).read_bytes().decode("utf-8", errors="replace").splitlines()
-    except OSError as error:
-        lines = []
-        run.notes.append(f"{METRICS_LINES} cannot be read: {error.strerror}")
-    for line in lines:
-        entry = _metrics_of(line)
-        if entry is None:
-            damaged += 1
-            continue
-        if "train/loss" in entry:
-            run.logs.append(entry)
-        if any(key.startswith("eval/") for key in entry):
-            run.validations.append(entry)
+        for line in metrics_lines(folder / METRICS_LINES):
+            entry = _metrics_of(line or "")
+            if entry is None:
+                damaged += 1
+                continue
+            if "train/loss" in entry:
+                run.logs.append(entry)
+            if any(key.startswith("eval/") for key in entry):
+                run.validations.append(entry)
+    except InputError as error:
+        run.notes.append(f"{METRICS_LINES} {error.found}")
     if damaged:
         run.notes.append(f"{damaged} lines of {METRICS_LINES} are damaged and left out")
     facts = _object(folder / RUN_FILE, run.notes)

@@ -12,11 +12,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, shows_bars
 from dpr.core.precision import dtype_of
 from dpr.evaluation.report.write import write_report
-from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
+from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
@@ -168,11 +168,10 @@ class MetricsFile(Callback):
 
     def _drop_lines_after(self, step: int) -> None:
         try:
-            lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")  # the last may be torn within a letter
             with durable_file(self.path) as file:
-                file.writelines(line + "\n" for line in lines if _step_of(line) <= step)
-        except OSError as error:
-            logger.warning("%s keeps the lines of steps that are repeated: %s", self.path, error.strerror or error)
+                file.writelines(f"{line}\n" for line in metrics_lines(self.path) if _step_of(line) <= step)
+        except (OSError, InputError) as error:
+            logger.warning("%s keeps the lines of steps that are repeated: %s", self.path, getattr(error, "strerror", None) or error)
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
         if not run.ranks.is_main:
@@ -186,10 +185,10 @@ class MetricsFile(Callback):
         self.on_log(run, metrics)
 
 
-def _step_of(line: str) -> float:
-    """The step of a line. A line cut short by a kill counts as a future one, so it is dropped."""
+def _step_of(line: str | None) -> float:
+    """The step of a line. A line cut short by a kill, or too long, counts as a future one, so it is dropped."""
     try:
-        return float(json.loads(line)["step"])
+        return float(json.loads(line or "")["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from dpr.core.distributed import Ranks
+from dpr.evaluation.report.reading import read_training
 from dpr.evaluation.report.write import write_report
+from dpr.formats.text_input import MAX_LINE_BYTES
 from dpr.training.callbacks import usual
 from dpr.training.callbacks.usual import MetricsFile
 from tests.helpers.jobs import verify
@@ -30,6 +32,15 @@ def test_torn_and_later_lines_are_dropped_on_resuming(tmp_path: Path, torn: byte
     file.write_bytes(WHOLE.encode() + b'{"step": 3}\n' + torn)
     MetricsFile(file).on_train_begin(resumed_at(2))
     assert file.read_text(encoding="utf-8") == WHOLE
+
+
+def test_a_line_longer_than_any_line_of_metrics_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(WHOLE + '{"step": 2, "eval/x": 0.1, "x": "' + "x" * MAX_LINE_BYTES + '"}\n')
+    read = read_training(tmp_path)
+    assert read is not None and len(read.validations) == 2 and "1 lines of metrics.jsonl are damaged" in read.notes[0]
+    MetricsFile(file).on_train_begin(resumed_at(2))
+    assert file.read_text() == WHOLE
 
 
 def test_a_disk_that_refuses_it_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
