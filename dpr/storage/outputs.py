@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -125,15 +126,15 @@ def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Cal
     Raises:
         ConfigError: the cache folder cannot be written.
     """
+    parent = folder.parent
+    _remove_stale(parent)
     if folder.is_dir() and problem_of(folder) is None:
         return
-    parent = folder.parent
     try:
         require_writable(parent, folder=True)
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the cache folder {parent} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
-    _remove_stale(parent)
     lock = lock_of(folder)
     with alone_with(lock):  # without locks in the file system, processes may build it side by side
         try:
@@ -151,7 +152,7 @@ def _remove_stale(folder: Path) -> None:
     """Removes from a cache, once in a process, locks that killed builds left, and notes that nobody has asked for in a long time."""
     with suppress(OSError):
         for lock in folder.glob("*.lock"):
-            with suppress(DprError), open_own(lock, "rb") as file:
-                if lock_descriptor(file.fileno(), blocking=False):
+            with suppress(DprError), open_own(lock, "rb") as file:  # those of builds are empty, unlike other programs' files of this name
+                if not os.fstat(file.fileno()).st_size and lock_descriptor(file.fileno(), blocking=False):
                     lock.unlink()
         remove_stale_notes(folder)

@@ -138,6 +138,14 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(tmp_path: Path, m
     assert not (cache / "other.lock").exists()
 
 
+def test_a_killed_build_leaves_no_lock_beside_what_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built.lock").touch()
+    (tmp_path / "poetry.lock").write_text("of another program")
+    ensure_built(tmp_path / "built", lambda _: None, problem_of=lambda _: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["built", "poetry.lock"]
+
+
 def test_a_note_that_is_read_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path))
     remember("fact", ["a"])
