@@ -1,8 +1,5 @@
-"""``python -m benchmarks.validation memory`` or ``... estimates --data runs/quickstart/data --model runs/quickstart/model``: validation by
-retrieval.
-
-memory: growth of ``RssAnon`` after the imports, at its highest, over the first validation on a generated corpus (counting, tokenising) and
-over the second, which reads stored tokens. estimates: how far estimates from a sample are from the whole, over draws by ten seeds.
+"""``python -m benchmarks.validation``: validation by retrieval. Growth of ``RssAnon`` after the imports, at its highest, over the first
+validation on a generated corpus (counting, tokenising) and over the second, which reads stored tokens.
 """
 
 from __future__ import annotations
@@ -14,27 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.memory import Watch
 from benchmarks.memory_cases import write_model
-from dpr.embedding.source import PassageSource
-from dpr.formats.question_sets import read_questions
-from dpr.formats.results import write_trec_run
-from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import to_rankings
-from dpr.indexer.registry import Texts
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.training.validations.retrieval import RetrievalValidation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 
 ROWS, QUESTIONS = (25_000, 250_000, 1_000_000), 1_000
-SIZES, SEEDS, METRICS = (1_000, 3_000, 6_000), range(10), ("accuracy@20", "accuracy@100")
 
 
 def measure_memory(folder: Path, rows: int) -> dict[str, float]:
@@ -67,48 +54,17 @@ def measure_memory(folder: Path, rows: int) -> dict[str, float]:
     return found
 
 
-def measure_estimates(folder: Path, data: Path, model: BiEncoder) -> None:
-    """Prints a line for each number of passages drawn, and metric."""
-    corpus, questions = data / "corpus.tsv", data / "test_questions.jsonl"
-    files: dict[str, Any] = {"corpus": str(corpus), "questions": str(questions), "qrels": str(data / "test_qrels.tsv"), "name": "test"}
-    passages, asked = list(PassageSource(corpus).read()), read_questions(questions)
-    bm25 = Bm25Index.build(Texts([str(passage.id) for passage in passages], (f"{passage.title} {passage.text}" for passage in passages)))
-    found = to_rankings(bm25.search([question.text for question in asked], 10))
-    write_trec_run(folder / "bm25.trec", {question.id: ranking for question, ranking in zip(asked, found, strict=True)})
-    whole = RetrievalValidation(RetrievalValidationSettings(**files))(model)
-    for size in SIZES:
-        errors, held = defaultdict[str, list[float]](list), defaultdict[str, list[bool]](list)
-        for seed in SEEDS:
-            options = RetrievalValidationSettings(**files, sample=size, seed=seed, hard_runs=[str(folder / "bm25.trec")])
-            metrics = RetrievalValidation(options)(model)
-            for name in METRICS:
-                value, name_of = whole[f"eval/test/{name}"], f"eval/test/est_{name}"
-                errors[name].append(metrics[name_of] - value)
-                held[name].append(metrics[f"{name_of}_low"] <= value <= metrics[f"{name_of}_high"])
-        for name, values in errors.items():
-            mean, worst = np.abs(values).mean(), np.abs(values).max()
-            print(
-                f"{size} drawn, {name}: mean error {mean:.4f}, worst {worst:.4f}, interval holds it {sum(held[name])} of {len(SEEDS)}",
-                flush=True,
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("memory", "estimates"))
-    parser.add_argument("--data", type=Path, help="folder of the quickstart's data")
-    parser.add_argument("--model", type=Path)
     parser.add_argument("--rows", type=int, default=0, help="used by the benchmark itself")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["DPR_CACHE"] = f"{temporary}/cache"
-        if arguments.what == "estimates":
-            measure_estimates(Path(temporary), arguments.data, BiEncoder.load(arguments.model))
-        elif arguments.rows:
+        if arguments.rows:
             print(json.dumps(measure_memory(Path(temporary), arguments.rows)))
         else:
             for rows in ROWS:
-                subprocess.run([sys.executable, "-m", "benchmarks.validation", "memory", f"--rows={rows}"], check=True)
+                subprocess.run([sys.executable, "-m", "benchmarks.validation", f"--rows={rows}"], check=True)
 
 
 if __name__ == "__main__":

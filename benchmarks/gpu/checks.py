@@ -18,7 +18,7 @@ TESTS = {
     "tests/gpu": ["tests/gpu"],
     "invariants": [f"tests/invariants/test_{name}.py" for name in ("fast_paths", "one_gradient", "resume", "decoders")],
 }
-REHEARSED = {"tests/gpu": ["tests/gpu/test_spike_monitor.py"]}
+REHEARSED = {"tests/gpu": ["tests/gpu/test_windows.py"]}
 NEEDED = ("pytest", "pyarrow")
 """What the tests import beside what the benchmark needs; no plugin of pytest."""
 MOST_SECONDS = 220

@@ -16,7 +16,7 @@ RESULTS = "results.json"
 """Of a whole evaluation, in its output folder."""
 BESIDE = {"bm25": "BM25", "hybrid": "hybrid", "guard": "guard"}
 """In metrics of step 0, what stands beside those of the model: ``eval/<set>/bm25/ndcg@10``."""
-_FINEST = ("ndcg@10", "mrr@10", "accuracy@20", "est_accuracy@20")
+_FINEST = ("ndcg@10", "mrr@10", "accuracy@20")
 _EXPECTED = "what dpr retrieve metrics_file=... writes"
 _AGAIN = "the file was changed; run the retrieval again"
 _ROUNDING = 1e-9

@@ -43,12 +43,10 @@ class DoctorSettings(Settings):
 
     run: str | None = setting(None, operand="[RUN]")
     """Folder of a training run, finished or not."""
-    deep: bool = setting(False, excludes="run")
-    """Load torch, list its devices and backends, and try a small training, a resume and a search (half a minute)."""
 
 
 def run(config: DoctorSettings) -> int:
-    """Prints the report; returns 0, or 1 when a check of --deep failed or the run has a fault, or 2 when a required package is missing."""
+    """Prints the report; returns 0, 1 when the run has a fault, or 2 when a required package is missing."""
     if config.run is not None:
         return _look_at_run(Path(config.run))
     versions = {name: version_of(name) for name in CORE}
@@ -64,7 +62,7 @@ def run(config: DoctorSettings) -> int:
     if missing := [name for name, version in versions.items() if version is None]:
         print(f"error: missing {', '.join(missing)}; install dpr again", file=sys.stderr)
         return 2
-    return _deep() if config.deep else 0
+    return 0
 
 
 def _look_at_run(folder: Path) -> int:
@@ -95,7 +93,7 @@ def machine() -> list[str]:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         lines.append(f"memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB")
     cards = [_model_of(path) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
-    lines += [f"GPU: {card}" for card in cards] or ["GPU: no NVIDIA driver found (--deep asks torch)"]
+    lines += [f"GPU: {card}" for card in cards] or ["GPU: no NVIDIA driver found"]
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     lines.append(f"C++ compiler: {compiler or 'none, so train.compile=true does not work on a CPU'}")
     return lines
@@ -119,15 +117,3 @@ def disks() -> list[str]:
         note = "" if os.access(existing, os.W_OK) else ", NOT WRITABLE"
         lines.append(f"{name}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free{note}")
     return lines
-
-
-def _deep() -> int:
-    from dpr.jobs.self_test import backends, checks
-
-    _section("Backends", backends())
-    print("Self-test")
-    failed = False
-    for name, outcome in checks():
-        failed |= outcome is not None
-        print(f"  {name:<44} {'good' if outcome is None else f'FAILED: {outcome}'}", flush=True)
-    return 1 if failed else 0

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from dpr.formats import checkpoints
-from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage import durable
 from dpr.training import checkpointing
@@ -270,20 +269,6 @@ def worker_dies(on_rank: int, batch: int, how: str) -> None:
 
     if rank() == on_rank:
         _before(PoolDataset, "__getitem__", _at_call(batch, die))
-
-
-def spike(step: int, factor: float) -> None:
-    """The loss of one update is scaled up on every rank."""
-    _count_updates()
-    real = BiEncoderNllLoss.__call__
-
-    def scaled(self: BiEncoderNllLoss, *arguments: Any, **options: Any) -> Any:
-        result = real(self, *arguments, **options)
-        if torch.is_grad_enabled() and _updates[0] + 1 == step:
-            return result._replace(losses=result.losses * factor)
-        return result
-
-    BiEncoderNllLoss.__call__ = scaled  # type: ignore[method-assign]
 
 
 def without_privileges() -> None:

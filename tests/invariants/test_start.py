@@ -26,7 +26,7 @@ from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainSettings
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.protocol import run_validations
-from dpr.training.validations.stratified import lexical_search
+from dpr.training.validations.retrieval import lexical_search
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
 from tests.helpers.training import KilledAt, make_trainer

@@ -15,7 +15,6 @@ from dpr.losses.candidates import MASKED_SCORE, Candidates, score_matrix
 from dpr.losses.protocol import Pool
 from dpr.losses.terms import own_candidates, own_slots
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.callbacks.spike_monitor import HostCopy
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 
@@ -26,6 +25,26 @@ OF_PASSAGES = ("passage_cosine", "effective_rank", "uniformity")
 SAMPLE = 64
 WATCH_EVERY = 25
 COLLAPSED = 3.0
+
+
+class HostCopy:
+    """A copy of ``tensor`` on the host, under way: nobody waits for the device until ``wait``."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy, self._arrival = tensor, None
+        if tensor.is_cuda:
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            self._arrival = torch.cuda.Event()
+            self._arrival.record(torch.cuda.current_stream(tensor.device))
+
+    @property
+    def has_arrived(self) -> bool:
+        return self._arrival is None or self._arrival.query()
+
+    def wait(self) -> Tensor:
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._copy
 
 
 class PoolMetrics(Callback):

@@ -21,7 +21,6 @@ from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.callbacks.verdict import Verdict, validations_ahead
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
 from dpr.training.period_settings import Periods
@@ -245,7 +244,7 @@ def usual_callbacks(settings: TrainSettings, output_dir: Path, further: Sequence
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     best = [LoadBest()] if settings.load_best_at_end else []
     return [
-        *(SanityCheck(settings.sanity_validation), Verdict(), SpikeMonitor(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir)),
+        *(SanityCheck(settings.sanity_validation), Verdict(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir)),
         *(*further, *stopping, *best),
         *(LogEvery(settings.log_batch_step), ProgressLine(), MetricsFile(output_dir / METRICS_LINES), ValidateAndSave(settings)),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +15,32 @@ from dpr.core.distributed import current_ranks, from_main, on_main, sum_over_ran
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
+from dpr.core.seeding import generator_for
 from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import match_hits, warn_of_empty_answers
 from dpr.evaluation.ranking_metrics import evaluate_questions
+from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import finest
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
+from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
-from dpr.indexer.ranking import Ranking, to_rankings
+from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
+from dpr.indexer.registry import Texts
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.checksums import content_sha256
+from dpr.storage.checksums import cache_root, content_sha256
+from dpr.storage.durable import durable_folder, read_manifest
+from dpr.storage.outputs import cache_key, ensure_built
 from dpr.training.metrics import Metrics
 from dpr.training.validations.corpus_pass import CorpusPass, QuerySet
 from dpr.training.validations.protocol import Validation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
-from dpr.training.validations.stratified import ESTIMATED, Judged, Stratum, estimated, lexical_search, open_stratum
 
 logger = get_logger(__name__)
 
+_PASSAGES = "passages.jsonl"
+_DRAWN = 97  # keeps these random numbers apart from others
 _BESIDE = ("bm25/", "hybrid/")
 _MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
 _CUTOFFS = (1, 5, 10, 20, 100)
@@ -84,31 +92,20 @@ class JudgedQuestions:
         return by_qrels + by_answers
 
     def values(self, rankings: Sequence[Ranking], source: PassageSource) -> dict[str, list[float]]:
-        """By metric of a search of the whole corpus, the values of the questions that it is taken over."""
+        """By metric, the values of the questions that it is taken over."""
         by_metric: dict[str, list[float]] = {}
         if self.qrels:
             run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
             each = list(evaluate_questions(run, self.qrels, self.cutoffs).values())
             by_metric = {name: [values[name] for values in each] for name in each[0]}
         if self.answer_match:
-            right = self.right_by_answers(rankings, source)
+            pairs = [(question.answers, ranking) for question, ranking in zip(self.questions, rankings, strict=True) if question.answers]
+            hits = [[key for key, _ in ranking] for _, ranking in pairs]
+            texts = {key: passage.text for key, passage in found_in(source, {key for ids in hits for key in ids}).items()}
+            matched = match_hits([answers for answers, _ in pairs], hits, texts, kind=self.answer_match)
             for k in self.cutoffs:
-                by_metric[f"{self.answer_prefix}accuracy@{k}"] = [float(any(flags[:k])) for _, flags, _ in right]
+                by_metric[f"{self.answer_prefix}accuracy@{k}"] = [float(any(flags[:k])) for flags in matched]
         return by_metric
-
-    def right_by_answers(self, rankings: Sequence[Ranking], source: PassageSource) -> list[Judged]:
-        """For the questions that have answers, what was found and whether each passage holds one."""
-        pairs = [(question.answers, ranking) for question, ranking in zip(self.questions, rankings, strict=True) if question.answers]
-        hits = [[key for key, _ in ranking] for _, ranking in pairs]
-        texts = {key: passage.text for key, passage in found_in(source, {key for ids in hits for key in ids}).items()}
-        matched = match_hits([answers for answers, _ in pairs], hits, texts, kind=str(self.answer_match))
-        return [(ranking, flags, 1) for (_, ranking), flags in zip(pairs, matched, strict=True)]
-
-    def right_by_qrels(self, rankings: Sequence[Ranking]) -> list[Judged]:
-        """For the questions that are judged, what was found, whether each passage is relevant, and how many passages are."""
-        pairs = [(self.qrels.get(question.id, {}), ranking) for question, ranking in zip(self.questions, rankings, strict=True)]
-        right = [{key for key, grade in grades.items() if grade > 0} for grades, _ in pairs]
-        return [(ranking, [key in ids for key, _ in ranking], len(ids)) for (_, ranking), ids in zip(pairs, right, strict=True) if ids]
 
 
 def shared_content(files: Sequence[str]) -> list[str]:
@@ -116,6 +113,13 @@ def shared_content(files: Sequence[str]) -> list[str]:
     hashes: list[str] = []
     on_main(lambda: hashes.extend(content_sha256(Path(file)) for file in files))
     return hashes or [content_sha256(Path(file)) for file in files]
+
+
+def lexical_search(source: PassageSource, questions: Sequence[Question], depth: int) -> SearchResult:
+    """What BM25 ranks highest in the whole corpus, which it indexes in memory."""
+    ids = [str(passage.id) for passage in source.read()]
+    index = Bm25Index.build(Texts(ids, (f"{passage.title} {passage.text}" for passage in source.read())))
+    return index.search([question.text for question in questions], depth)
 
 
 def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
@@ -126,7 +130,7 @@ def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
 
 
 class RetrievalValidation(Validation):
-    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus; with ``sample`` estimates, ``eval/<name>/est_recall@20``.
+    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus, or over a sample of it, among which they are optimistic.
 
     The same bits for any number of ranks.
     """
@@ -138,23 +142,16 @@ class RetrievalValidation(Validation):
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision, self._chunk_size = precision, chunk_size or CHUNK_ROWS
         self._corpus: CorpusTokens | None = None
-        self._stratum: Stratum | None = None
 
     def names(self) -> list[str]:
         """The metrics by their full names."""
-        return [f"eval/{self.name}/{kind}" for kind in self._kinds()]
-
-    def _kinds(self) -> list[str]:
-        own = self.judged.names()
-        if self.options.sample:
-            own = [f"est_{name}{end}" for name in own if name.removeprefix("answer_") in ESTIMATED for end in ("", "_low", "_high")]
-        return own
+        return [f"eval/{self.name}/{kind}" for kind in self.judged.names()]
 
     def higher_is_better(self, name: str) -> bool | None:
         return True if name.startswith(f"eval/{self.name}/") else None
 
     def content(self) -> dict[str, Any]:
-        files = flat_values(self.options, (CONTENT,)) | {"hard_runs": self.options.runs()}
+        files = flat_values(self.options, (CONTENT,))
         return flat_values(self.options, (IDENTITY,)) | {key: shared_content(listed(named)) for key, named in files.items()}
 
     def __call__(self, model: BiEncoder) -> Metrics:
@@ -165,10 +162,10 @@ class RetrievalValidation(Validation):
         return self._measured(model, num_chunks=current_ranks().world_size, is_trial=True)
 
     def at_start(self, model: BiEncoder) -> Metrics:
-        """Beside the model BM25, and the hybrid of both with the usual weight; not for estimates and large corpora."""
+        """Beside the model BM25, and the hybrid of both with the usual weight; not for large corpora."""
         if is_large := self.corpus_of(model).num_passages > _MOST_INDEXED:
             logger.info("%s: more than %d passages, so BM25 is not measured beside the start", self.name, _MOST_INDEXED)
-        return self._measured(model, ways=("",) if is_large or self._stratum else ("", *_BESIDE))
+        return self._measured(model, ways=("",) if is_large else ("", *_BESIDE))
 
     def num_texts(self, model: BiEncoder) -> int:
         return self.corpus_of(model).num_passages + len(self.judged.questions)
@@ -176,11 +173,10 @@ class RetrievalValidation(Validation):
     def _measured(self, model: BiEncoder, *, num_chunks: int | None = None, is_trial: bool = False, ways: Sequence[str] = ("",)) -> Metrics:
         corpus = self.corpus_of(model)
         passes = CorpusPass(model, corpus, precision=self._precision)
-        # For an estimate deeper, as passages beyond tell how the numbers of those above are distributed.
-        depth = self.options.n_docs * (2 if self.options.sample else 1)
-        asked = QuerySet(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
+        depth = min(self.options.n_docs, corpus.num_passages)
+        asked = QuerySet(len(self.judged.questions), lambda rows: self._tokens(model, rows), depth)
         hits = passes.run(asked, num_chunks=num_chunks)
-        names = [way + kind for way in ways for kind in self._kinds()]
+        names = [way + kind for way in ways for kind in self.judged.names()]
         values = torch.zeros(len(names), dtype=torch.float64)
 
         def judge() -> None:
@@ -206,14 +202,9 @@ class RetrievalValidation(Validation):
         return lexical, fuse_linear(dense, lexical, weight=DEFAULT_WEIGHT, k=self.options.n_docs)
 
     def _judge(self, rankings: Sequence[Ranking], source: PassageSource, way: str) -> Metrics:
-        if self._stratum is None:
-            each = self.judged.values(rankings, source)
-            self.values = {**self.values, **{f"eval/{self.name}/{way}{kind}": listed for kind, listed in each.items()}}
-            return {kind: sum(listed) / len(listed) for kind, listed in each.items()}
-        right = {"": self.judged.right_by_qrels(rankings)} if self.judged.qrels else {}
-        if self.judged.answer_match:
-            right[self.judged.answer_prefix] = self.judged.right_by_answers(rankings, source)
-        return estimated(right, self._stratum)
+        each = self.judged.values(rankings, source)
+        self.values = {**self.values, **{f"eval/{self.name}/{way}{kind}": listed for kind, listed in each.items()}}
+        return {kind: sum(listed) / len(listed) for kind, listed in each.items()}
 
     def _tokens(self, model: BiEncoder, rows: range) -> TokenBatch:
         texts = [self.judged.questions[row].text for row in rows]
@@ -240,11 +231,35 @@ class RetrievalValidation(Validation):
             on_main(count)
             source = with_store(source)
             if self.options.sample:
-                self._stratum = open_stratum(source, from_main(counted[0]), self.judged.questions, self.judged.qrels, self.options)
-                source, counted[0] = self._stratum.source, self._stratum.num_passages
+                source, counted[0] = self._sampled(source, from_main(counted[0]))
             source = source.agreed(model.tensorizer.text)
             self._corpus = CorpusTokens(source, from_main(counted[0]), model.tensorizer, chunk_size=self._chunk_size)
         return self._corpus
+
+    def _sampled(self, source: PassageSource, num_passages: int) -> tuple[PassageSource, int]:
+        """The passages judged relevant and those drawn from the others, as a corpus of its own in the cache, and how many there are; rank 0
+        writes it, and all ranks call this together."""
+        options = self.options
+        relevant = {key for grades in self.judged.qrels.values() for key, grade in grades.items() if grade > 0}
+        parts = [content_sha256(source.file), options.sample, options.seed]
+        folder = cache_root(None) / f"sample-{cache_key([Path(options.questions), Path(str(options.qrels))], parts)}"
+
+        def build(target: Path) -> None:
+            num_others = num_passages - sum(passage.id in relevant for passage in source.read())
+            size = min(options.sample, num_others)
+            drawn = set(generator_for(_DRAWN, options.seed).choice(num_others, size, replace=False, shuffle=False).tolist())
+            number = itertools.count()
+            kept = (passage for passage in source.read() if passage.id in relevant or next(number) in drawn)
+            metadata: dict[str, Any] = {"kind": "sample", "cache": target.name}
+            with durable_folder(target, overwrite=True, metadata=metadata) as temporary:
+                metadata["passages"] = write_passages(temporary / _PASSAGES, kept)
+
+        on_main(lambda: ensure_built(folder, build))
+        size = read_manifest(folder)["metadata"]["passages"]
+        if current_ranks().is_main:
+            message = "%s: %d of %d passages are searched, all relevant ones among them: its metrics are optimistic; sample=0 searches all"
+            logger.warning(message, self.name, size, num_passages)
+        return PassageSource(folder / _PASSAGES, source.name, passage_prefix=source.passage_prefix), size
 
     def _check_judgements(self, source: PassageSource) -> None:
         """Judgements of other passages than those of the corpus would give 0 for every metric, which is not a measurement."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, listed, setting
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, setting
 
 KIND = "retrieval"
 
@@ -35,12 +35,7 @@ class RetrievalValidationSettings(Settings):
     n_docs: int = setting(100, unit="passages", least=1, on_resume=IDENTITY)
     """Passages per question."""
     sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
-    """Estimate from so many passages drawn from those outside of the hard pool, and the hard pool; 0 = search the whole corpus."""
-    hard_runs: Any = setting(None, on_resume=CONTENT, requires="sample")
-    """TREC runs on these questions, of BM25 or of an earlier checkpoint: the hard pool is what they rank highest, and all passages judged
-    relevant; absent = BM25, for which the corpus is indexed in memory once."""
-    hard_depth: int = setting(10, unit="passages", least=1, on_resume=IDENTITY, requires="sample")
-    """Passages that the hard pool takes from each ranking."""
+    """Search the relevant passages and so many others, drawn, in place of the whole corpus: the metrics are optimistic; 0 = all."""
     seed: int = setting(0, least=0, on_resume=IDENTITY, requires="sample")
     """Decides which passages are drawn."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
@@ -59,17 +54,10 @@ class RetrievalValidationSettings(Settings):
                 if not Path(file).expanduser().is_file():
                     raise ConfigError(f"{prefix}{key}={file} is not a file")
                 setattr(self, key, str(Path(file).expanduser()))
-        for run in self.runs():
-            if not isinstance(run, str) or not Path(run).expanduser().is_file():
-                raise ConfigError(f"{prefix}hard_runs={run} is not a file; name TREC runs, as dpr retrieve trec_run_file= writes them")
         if self.match == "qrels" and not self.qrels:
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
-        if self.sample and self.n_docs < 20:
-            raise ConfigError(f"{prefix}n_docs={self.n_docs} is too little for an estimate of the first 20 and 100; set n_docs=100")
-
-    def runs(self) -> list[Any]:
-        """``hard_runs`` as a list."""
-        return [str(Path(run).expanduser()) if isinstance(run, str) else run for run in listed(self.hard_runs)]
+        if self.sample and not self.qrels:
+            raise ConfigError(f"{prefix}sample needs {prefix}qrels=<file>, whose relevant passages it keeps")
 
     def set_name(self) -> str:
         """The name in metrics."""

@@ -106,7 +106,6 @@ def test_a_fault_is_named_with_its_figures(changed: dict[str, str], name: str, f
 def test_a_folder_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "encoder"]) == 3
     assert "encoder: no training run" in capsys.readouterr().err
-    assert main(["doctor", "encoder", "--deep"]) == 2
 
 
 @pytest.mark.parametrize(

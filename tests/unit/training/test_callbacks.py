@@ -119,9 +119,7 @@ def test_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
     assert run_on_ranks(stopped_by_the_second, 2, tmp_path) == [3, 3]
 
 
-@pytest.mark.parametrize(
-    "name", ["SanityCheck", "SpikeMonitor", "ReportPage", "LogEvery", "ProgressLine", "MetricsFile", "ValidateAndSave"]
-)
+@pytest.mark.parametrize("name", ["SanityCheck", "ReportPage", "LogEvery", "ProgressLine", "MetricsFile", "ValidateAndSave"])
 def test_each_usual_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
     kept = [callback for callback in trainer(tmp_path, max_steps=3).callbacks if type(callback).__name__ != name]
     job = trainer(tmp_path, *kept, max_steps=3, usual=False)

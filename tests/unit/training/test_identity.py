@@ -25,7 +25,7 @@ from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, sentence, tiny_model
 from tests.helpers.training import make_trainer
 
-FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv", "hard.trec")
+FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv")
 BEST = "best checkpoint is chosen anew"
 
 
@@ -37,18 +37,14 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "corpus.tsv").write_text("id\ttext\ttitle\n" + "".join(f"p{row}\t{text}\t\n" for row, text in enumerate(texts)))
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps({"id": f"q{row}", "question": texts[row]}) + "\n" for row in range(8)))
     (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{row}\tp{row}\t1\n" for row in range(8)))
-    (tmp_path / "hard.trec").write_text("".join(f"q{row} Q0 p{row + 9} 1 1.0 r\n" for row in range(8)))
     write_training_set(tmp_path / "train.json", make_samples(12))
     write_training_set(tmp_path / "dev.json", make_samples(6, seed=2))
     return tmp_path
 
 
-def job(
-    folder: Path, *, resume: str = "auto", max_steps: int = 2, kind: str = "whole", loss: LossSettings | None = None, **validation: Any
-) -> BiEncoderTrainer:
-    names = ("corpus", "questions", "qrels", "hard_runs") if kind == "sample" else ("corpus", "questions", "qrels")
-    entry = {"kind": "retrieval", **{key: str(folder / name) for key, name in zip(names, FILES, strict=False)}, **validation}
-    entry |= {"sample": 5, "n_docs": 20} if kind == "sample" else {}
+def job(folder: Path, *, resume: str = "auto", max_steps: int = 2, loss: LossSettings | None = None, **validation: Any) -> BiEncoderTrainer:
+    files = {key: str(folder / name) for key, name in zip(("corpus", "questions", "qrels"), FILES, strict=True)}
+    entry = {"kind": "retrieval", **files, **validation}
     config = BiEncoderTrainConfig(
         output_dir=str(folder / "run"),
         device="cpu",
@@ -70,20 +66,18 @@ CHANGES = {
     "corpus.tsv": appended("p90\tba be bi\t\n"),
     "questions.jsonl": appended('{"id": "q9", "question": "ba"}\n'),
     "qrels.tsv": appended("q1\tp30\t1\n"),
-    "hard.trec": appended("q1 Q0 p30 2 0.5 r\n"),
     "dev.json": lambda file: write_training_set(file, make_samples(7, seed=3)),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_file_of_a_validation_is_told_and_its_best_forgotten(folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
-    kind = "sample" if name == "hard.trec" else "whole"
-    job(folder, kind=kind).train()
+    job(folder).train()
     with caplog.at_level(logging.WARNING, "dpr"):
-        assert job(folder, kind=kind).resume().best_checkpoint is not None
+        assert job(folder).resume().best_checkpoint is not None
         assert BEST not in caplog.text
         CHANGES[name](folder / name)
-        assert job(folder, kind=kind).resume().best_checkpoint is None
+        assert job(folder).resume().best_checkpoint is None
     assert BEST in caplog.text and ("dev_datasets" if name == "dev.json" else "train.validation.content") in caplog.text
 
 

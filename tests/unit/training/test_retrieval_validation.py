@@ -1,4 +1,4 @@
-"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens, and estimated from a sample.
+"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens, and over a sample.
 
 pytest tests/unit/training/test_retrieval_validation.py
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding import corpus_tokens
-from dpr.evaluation.drawn_ranks import probabilities_within
 from dpr.evaluation.ranking_metrics import evaluate_run
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
@@ -29,7 +27,6 @@ from dpr.training.validations import corpus_pass
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
-from dpr.training.validations.stratified import Stratum, estimated
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, sentence, tiny_model
 from tests.helpers.training import make_trainer
@@ -108,7 +105,7 @@ def truth(folder: Path) -> dict[str, float]:
     return evaluate_run(run, qrels)
 
 
-@pytest.mark.parametrize("options", [{"match": "string"}, {"sample": 40, "hard_depth": 3}], ids=["whole", "estimate"])
+@pytest.mark.parametrize("options", [{"match": "string"}, {"match": "string", "sample": 40}], ids=["whole", "sample"])
 def test_the_same_bits_for_any_number_of_ranks_of_which_two_share_the_model(folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     alone = measured(folder, tmp_path / "one", options)
     assert len(alone) == 12
@@ -138,59 +135,15 @@ def test_the_second_pass_reads_stored_tokens_and_damage_is_repaired(folder: Path
     assert made == [7]
 
 
-def test_an_estimate_from_all_other_passages_is_exact(folder: Path, tmp_path: Path) -> None:
-    exact, found = measured(folder, tmp_path, {}), measured(folder, tmp_path, {"sample": PASSAGES})
-    for name in ("accuracy@20", "accuracy@100", "recall@20", "recall@100"):
-        assert found[f"eval/own/est_{name}"] == exact[f"eval/own/{name}"]
-    assert not [name for name in found if "mrr" in name or "@1_" in name or name.endswith(("@1", "@5"))]
-
-
-def test_what_is_known_of_a_ranking_decides_its_estimate() -> None:
-    stratum = Stratum(None, 4, ["drawn"], 1.0)  # type: ignore[arg-type]
-    ranking = [("hard", 3.0), ("drawn", 2.0), ("right", 1.0), *((f"below {number}", 0.0) for number in range(30)), ("late", -1.0)]
-    flags = [key in ("right", "late") for key, _ in ranking]
-    found = estimated({"": [(ranking, flags, 3), (ranking[:2], flags[:2], 1)]}, stratum)
-    assert (found["est_accuracy@20"], found["est_accuracy@100"]) == (0.5, 0.5)
-    assert (found["est_recall@20"], found["est_recall@100"]) == pytest.approx((1 / 6, 1 / 3))
-    half = estimated({"": [(ranking, flags, 3)]}, replace(stratum, weight=30.0))
-    assert 0.1 < half["est_accuracy@20"] < half["est_accuracy@100"] < 1
-    assert all(half[f"{name}_low"] < half[name] < half[f"{name}_high"] for name in half if "_" not in name[4:])
-
-
-@pytest.mark.parametrize("weight", [3, 20])
-def test_estimated_ranks_are_right_on_average_where_each_passage_drawn_stands_for_as_many_as_are_asked_for(weight: int) -> None:
-    rng = np.random.default_rng(weight)
-    hard = rng.geometric(0.1, 3000) - 1
-    others = rng.poisson(rng.gamma(0.7, 2 * (1 + hard)))
-    share = 1 / weight
-    errors: dict[int, list[float]] = {20: [], 100: []}
-    for _ in range(5):
-        drawn = rng.binomial(others, share)
-        for k, found in errors.items():
-            found.append(float(probabilities_within(k, hard, drawn, share).mean() - (hard + others < k).mean()))
-    assert np.abs(list(errors.values())).max() < 0.01
-
-
-@pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
-def test_estimates_are_near_the_truth_where_ranks_are_of_another_distribution(share: float) -> None:
-    rng, errors = np.random.default_rng(0), {20: list[float](), 100: list[float]()}
-    for _ in range(4):
-        above = np.minimum(rng.lognormal(4.0, 1.5, 3000).astype(int), 2299)
-        tendencies = rng.beta(1.5, 1.5, 3000)  # of a question's passages to be in the hard pool, the more the higher they rank
-        hard = np.array([(rng.random(n) < one / (1 + np.arange(n) / 40)).sum() for n, one in zip(above, tendencies, strict=True)])
-        drawn = rng.binomial(above - hard, share)
-        seen = hard + drawn < 200  # the others are below what is searched
-        for k, found in errors.items():
-            within = probabilities_within(k, hard[seen], drawn[seen], share).sum() / len(above)
-            found.append(float(within - (above < k).mean()))
-    assert max(abs(np.mean(found)) for found in errors.values()) < (0.02 if share < 0.2 else 0.01)
-
-
-def test_estimates_of_many_draws_surround_the_truth(folder: Path, tmp_path: Path) -> None:
-    exact = measured(folder, tmp_path, {})["eval/own/accuracy@20"]
-    draws = [measured(folder, tmp_path, {"sample": 60, "hard_depth": 1, "seed": seed})["eval/own/est_accuracy@20"] for seed in range(5)]
-    assert len(set(draws)) > 1
-    assert np.mean(draws) == pytest.approx(exact, abs=0.08)
+def test_a_sample_keeps_what_is_relevant_and_is_said_to_be_optimistic(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exact = measured(folder, tmp_path, {})
+    assert measured(folder, tmp_path, {"sample": PASSAGES}) == exact
+    few = [measured(folder, tmp_path, {"sample": 30, "seed": seed}) for seed in (0, 0, 1)]
+    assert few[0] == few[1] != few[2]
+    assert all(few[0][name] >= value for name, value in exact.items()) and few[0]["eval/own/mrr@10"] > exact["eval/own/mrr@10"]
+    assert "all relevant ones among them: its metrics are optimistic; sample=0 searches all" in caplog.text
 
 
 def test_the_best_is_the_highest_and_every_second_validation_searches(
@@ -221,9 +174,9 @@ def test_the_best_is_the_highest_and_every_second_validation_searches(
         ({"corpse": "x"}, r"unknown setting train.validation\[0\].corpse; did you mean corpus"),
         ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
         ({"every": 0}, r"train.validation\[0\].every=0 is out of range; it must be at least 1"),
-        ({"sample": 5, "n_docs": 5}, "n_docs=5 is too little for an estimate"),
+        ({"sample": 5, "qrels": None}, r"train.validation\[0\].sample needs train.validation\[0\].qrels=<file>"),
         ({"keep_vectors": True}, r"keep_vectors is gone: after training, dpr embed model_file=<run> writes the same bytes"),
-        ({"hard_runs": ["bm25.trec"]}, "hard_runs=bm25.trec is not a file"),
+        ({"hard_runs": ["bm25.trec"]}, "hard_runs is gone: sample=N searches the relevant passages"),
     ],
 )
 def test_a_wrong_entry_is_refused(folder: Path, wrong: dict[str, Any], message: str) -> None:

@@ -1,9 +1,7 @@
-"""What a run reports: metrics, spikes, and what it would take."""
+"""What a run reports: metrics, and what it would take."""
 
 from __future__ import annotations
 
-import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.callbacks import Callback, FunctionCallback
-from dpr.training.callbacks.spike_monitor import HostCopy, RunningScore, SpikeMonitor
 from dpr.training.dry_run import dry_run
 from dpr.training.metrics import Metrics, TowerCost, matrix_peak
 from dpr.training.trainer import BiEncoderTrainer
@@ -60,7 +57,6 @@ def test_a_log_line_has_all_metrics_and_they_are_plausible(tmp_path: Path, caplo
     assert 0 < last["perf/mfu"] < 1
     assert 0.05 < last["perf/mem_gb"] < 64
     assert last["perf/eta_s"] == 0
-    assert last["train/spikes"] == 0
     line = next(message for message in caplog.messages if "step 6/6" in message)
     for word in ("loss", "acc", "lr", "grad", "questions/s", "tokens/s", "padding", "peak share", "memory", "left"):
         assert word in line
@@ -81,39 +77,6 @@ class Spoiled(Callback):
                 return super().__call__(questions * (1e4 if trainer.progress.step + 1 == callback.step else 1.0), *rest)
 
         trainer.step.loss = Scaled()  # type: ignore[attr-defined]
-
-
-def test_a_batch_scaled_by_ten_thousand_is_flagged_at_its_step_and_nothing_else_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    logs = logged(tmp_path, num_train_epochs=60, eval_per_epoch=0)  # 180 steps as they are
-    assert sum(log["train/spikes"] for log in logs) == 0
-    assert "stands out" not in caplog.text
-    logs = logged(tmp_path, Spoiled(170), name="spoiled", num_train_epochs=60, eval_per_epoch=0, seed=5)
-    assert [log["train/spikes"] for log in logs][169] == 1
-    assert "step 170 stands out: loss" in caplog.text
-
-
-def test_scores_are_those_of_a_normal_distribution_and_adapt() -> None:
-    rng, running = random.Random(0), RunningScore(window=128, least=32)
-    scores = [running.score(rng.gauss(10, 1), limit=6) for _ in range(5000)]
-    assert max(scores) < 6
-    assert sum(score > 2 for score in scores) / len(scores) == pytest.approx(0.025, abs=0.01)
-    assert running.score(30, limit=6) > 6
-    assert running.score(30, limit=6) > 6, "one spike does not hide the next"
-    assert any(running.score(30, limit=6) < 6 for _ in range(40)), "a lasting rise is accepted"
-
-
-def test_the_monitor_continues_where_it_was() -> None:
-    whole = SpikeMonitor(least=4)
-    for number in range(10):
-        whole._judge(number, HostCopy(torch.tensor([2.0 + number % 3, 1.0])))
-    again = SpikeMonitor(least=4)
-    again.load_state_dict(whole.state_dict())
-    for monitor in (whole, again):
-        monitor._judge(11, HostCopy(torch.tensor([50.0, math.inf])))
-    assert whole.state_dict() == again.state_dict()
-    assert again.state_dict()["spikes"] == 1
 
 
 def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_path: Path) -> None:
