@@ -20,3 +20,5 @@ SETTINGS = {
     "train.leave_out": "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone",
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
+FILES = "version 0.1.0 may have written it, which commit 3ac8be9 reads"
+"""The hint where files are not as this version writes them."""

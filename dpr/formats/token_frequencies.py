@@ -19,7 +19,7 @@ TOKEN_FREQUENCIES_FILE = "token_frequencies.json"
 @dataclass(frozen=True, slots=True)
 class TokenFrequencies:
     """``passages``: how many were counted; ``passages_with`` (V,) int64: how many of them hold each token, by token id; ``mean_length``
-    of a passage in tokens, 0 where an earlier version counted."""
+    of a passage in tokens, 0 where it was not counted."""
 
     passages: int
     passages_with: np.ndarray

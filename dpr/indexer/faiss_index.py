@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from dpr.core import retired
 from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds, pack_ids
 from dpr.indexer.faiss_files import read_engine
@@ -93,8 +94,6 @@ class FlatIndex(Index):
             lengths = np.sqrt(_squared_norms(tile))
             refuse_overflow(float(((lengths + self._longest) ** 2 if self._augments else lengths * self._longest * self.dimension).max()))
             nearest = self._nearest(tile, best.k)
-            if (nearest < 0).all(axis=1).any():  # an index of an earlier version does not say how long its vectors are
-                refuse_overflow(np.inf)
             rows, places = np.nonzero(nearest >= 0)
             positions = nearest[rows, places]
             distinct, columns = np.unique(positions, return_inverse=True)
@@ -118,11 +117,13 @@ class FlatIndex(Index):
         ids = PackedIds.mapped(folder / _IDS_FILE)
         if len(ids) != engine.ntotal:
             raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
-        facts = read_json(folder / _FACTS_FILE) if (folder / _FACTS_FILE).is_file() else {}  # earlier versions wrote none
-        dimension = facts.get("dimension", engine.d - cls._augments)
+        if not (folder / _FACTS_FILE).is_file():
+            raise InputError(f"has no {_FACTS_FILE}", file=folder, hint=f"remove the folder to build the index again; {retired.FILES}")
+        facts = read_json(folder / _FACTS_FILE)
+        dimension = facts["dimension"]
         if problem := cls._unlike(engine, dimension):
             raise InputError(f"is not an index of {len(ids)} vectors of {dimension} dimensions: {problem}", file=file)
-        return cls(engine, ids, settings, float(facts.get("longest", 0.0)))
+        return cls(engine, ids, settings, float(facts["longest"]))
 
     @classmethod
     def _engine_for(cls, dimension: int, settings: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpr.core import retired
 from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, rule_of
@@ -128,8 +129,8 @@ class IndexStore:
         metadata = read_manifest(folder)["metadata"]
         settings, made_of = metadata.get("settings", {}), metadata.get("source")
         if not isinstance(settings, dict) or not isinstance(made_of, dict):
-            raise InputError("is not an index of this toolkit", file=folder)
-        kind = settings.get("kind", metadata.get("kind"))  # indexes of earlier versions all store the kind "faiss" here
+            raise InputError("is not an index of this toolkit", file=folder, hint=retired.FILES)
+        kind = metadata.get("kind")
         if kind != self.choice.kind:
             hint = f"set indexer={kind}, remove it to build it again, or name another folder"
             raise InputError(f"holds an index of kind {kind!r}", file=folder, expected=repr(self.choice.kind), hint=hint)

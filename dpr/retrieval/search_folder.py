@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from dpr.core import retired
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import check_type
 from dpr.embedding.source import PassageSource
@@ -55,7 +56,7 @@ class SearchSettings:
 
     @classmethod
     def read(cls, folder: Path) -> SearchSettings:
-        """Reads ``search.json``, and compares it with the checksum beside it where there is one (earlier versions wrote none).
+        """Reads ``search.json``, and compares it with the checksum beside it where there is one.
 
         Raises:
             InputError: there is none, it is not one of this toolkit, or it has changed since it was written.
@@ -71,8 +72,6 @@ class SearchSettings:
         if file.with_name(FILE + CHECKSUM).is_file() and (problems := verify_file(file)):
             hint = f"run dpr retrieve ... search_folder={folder} again, or remove {FILE}{CHECKSUM} if you changed it yourself"
             raise InputError("; ".join(problems), file=file, hint=hint)
-        if isinstance(value.get("indexer"), str):  # of earlier versions, which kept no settings of it
-            value["indexer"] = {"kind": value["indexer"]}
         try:
             passages = [_typed(PassageSource, item, f"passages[{index}].") for index, item in enumerate(_list(value, "passages"))]
             parts: dict[str, Any] = {"form": _typed(QuestionForm, value.get("form", {}), "form.")}
@@ -83,7 +82,7 @@ class SearchSettings:
             _list({"encoded_ctx_files": stored.encoded_ctx_files}, "encoded_ctx_files", str)
             return stored._with_paths(lambda path: os.path.normpath(folder / path))
         except (ConfigError, TypeError, ValueError) as error:  # TypeError: a passage source without a file
-            raise InputError(f"not search settings: {error}", file=file) from None
+            raise InputError(f"not search settings: {error}", file=file, hint=retired.FILES) from None
 
     def _with_paths(self, convert: Callable[[str], str]) -> SearchSettings:
         def optional(path: str | None) -> str | None:

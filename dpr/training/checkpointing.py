@@ -306,8 +306,8 @@ class StateOfRun:
             self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
 
     def read_callbacks(self, folder: Path) -> None:
-        """Restores the state of every callback; checkpoints of early versions have none."""
-        states = read_json(folder / CALLBACKS_FILE) if (folder / CALLBACKS_FILE).is_file() else {}
+        """Restores the state of every callback."""
+        states = read_json(folder / CALLBACKS_FILE)
         for name, callback in self._named_callbacks():
             if name in states:
                 callback.load_state_dict(states[name])

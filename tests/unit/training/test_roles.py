@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,13 +15,11 @@ from dpr.core.errors import CheckpointError
 from dpr.core.records import TrainingSample
 from dpr.core.setting_keys import Setting, settings
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, flat_values
-from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import TowerSettings
-from dpr.storage.durable import describe_file
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
@@ -214,27 +211,6 @@ def test_another_vocabulary_is_refused_and_other_dev_data_warned_about(
         start(tmp_path / "moved", config)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed_without_a_word(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It names less, and only what was on; the settings beside it say the rest."""
-    shutil.copytree(folder, tmp_path / "old")
-    (checkpoint,) = checkpoint_folders(tmp_path / "old" / "run", "dpr_biencoder")[:1]
-    edit_json(checkpoint / STATE_FILE, as_before)
-    edit_json(checkpoint / CONFIG_FILE, lambda config: config["train"].pop("warmup_ratio"))
-    config = config_of(tmp_path / "old")
-    config.encoder.pretrained_model_cfg = str(folder / "encoder")
-    config.train.warmup_steps = 0
-    assert start(tmp_path / "old", config).step == 2
-    assert "changed" not in caplog.text
-    config.train.embedding_lr_factor = 5.0
-    start(tmp_path / "old", config)
-    assert "train.embedding_lr_factor changed from 1.0 to 5.0" in caplog.text
-    config.train.overfit_batches = 1
-    with pytest.raises(CheckpointError, match=r"train\.overfit_batches was 0, is now 1"):
-        start(tmp_path / "old", config)
-
-
 @pytest.mark.parametrize("began_plain", [True, False])
 def test_a_resumed_run_of_a_shared_tower_treats_apostrophes_as_it_began(folder: Path, tmp_path: Path, began_plain: bool) -> None:
     """An earlier version made them plain for every model."""
@@ -249,26 +225,3 @@ def test_a_resumed_run_of_a_shared_tower_treats_apostrophes_as_it_began(folder: 
     assert start(tmp_path / "old", config).step == 2
     config.resume = "fresh"
     assert not build_model(config).settings.plain_apostrophes
-
-
-def as_before(state: dict[str, Any]) -> None:
-    fixed, free = state["identity"]["fixed"], state["identity"]["free"]
-    names = "seed train_datasets datasets train_sampling_rates train.global_batch_size train.gradient_accumulation_steps "
-    names += "train.hard_negatives train.other_negatives local_shards_dataloader loss.candidates loss.temperature encoder"
-    kept = {name: fixed[name] for name in names.split()}
-    state["identity"]["fixed"] = {**kept, "train.augment": {"crop_tokens": 0, "mask_probability": 0.0}}
-    names = "train.max_steps train.precision encoder.dropout encoder.attention_dropout train.learning_rate train.weight_decay "
-    names += "train.max_grad_norm train.warmup_steps train.lr_schedule"
-    kept = {name: free[name] for name in names.split()} | {name: value for name, value in free.items() if name.startswith("environment.")}
-    state["identity"]["free"] = kept
-
-
-def edit_json(file: Path, change: Any) -> None:
-    value = json.loads(file.read_text())
-    change(value)
-    file.write_text(json.dumps(value))
-    manifest = file.parent / "manifest.json"
-    described = json.loads(manifest.read_text())
-    described.pop("sha256", None)
-    described["files"][file.name] = describe_file(file)
-    manifest.write_text(json.dumps(described))
