@@ -15,6 +15,7 @@ import numpy as np
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
+from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.indexer.filtered import among
 from dpr.indexer.ranking import Ranking, encode_ids, is_among
@@ -75,7 +76,7 @@ class Retriever:
         """
         files = [str(file) for file in ([corpus] if isinstance(corpus, str | Path) else corpus)]
         shards = [vectors] if isinstance(vectors, str) else list(vectors)
-        at = None if folder is None else Path(folder)
+        at = None if folder is None else user_path(folder)
         settings = search_settings(at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer)
         retriever = cls(StoredCorpus(settings, device, pooling), mode=mode, folder=at)
         retriever.side(retriever.mode)
@@ -107,12 +108,13 @@ class Retriever:
         """
         if not isinstance(model, BiEncoder | str | Path | None):
             raise ConfigError(f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to search by words")
+        model = model if isinstance(model, BiEncoder | None) else str(user_path(model))
         if folder is not None:
-            build_in(Path(folder), model, passages, mode=mode, indexer=indexer, device=device)
+            build_in(user_path(folder), model, passages, mode=mode, indexer=indexer, device=device)
             return cls.open(folder, device=device)
         if indexer != "exact":
             raise ConfigError(f"indexer={indexer!r} is built into a folder; name one with folder=, or leave indexer out")
-        if isinstance(model, str | Path):
+        if isinstance(model, str):
             model = BiEncoder.load(model, device=resolve_device(device))
         corpus = MemoryCorpus(model)
         corpus.add(passages)

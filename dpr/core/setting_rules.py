@@ -64,6 +64,9 @@ class Rule:
     words. A list takes all that are left."""
     takes_words: bool = False
     """``--key a b`` takes all words up to the next setting, not one alone; for lists."""
+    path: str = ""
+    """What it names, if paths: ``input`` (read), ``output`` (a file or folder, written whole), ``folder`` (to which files are added), or
+    ``beginning`` (of the names of outputs)."""
 
     @property
     def range(self) -> str:

@@ -7,13 +7,15 @@ declared once. Nothing heavy is imported, so that ``--help`` and a mistyped valu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
+from dpr.core.paths import is_replaced, matching_paths, odd_kind, texts_in, with_home
 from dpr.core.setting_rules import CONTENT as CONTENT
 from dpr.core.setting_rules import DECIDING as DECIDING
 from dpr.core.setting_rules import IDENTITY as IDENTITY
@@ -74,9 +76,10 @@ class Settings:
         self.check_values(prefix)
         if idle := idle_settings(self, prefix):
             raise ConfigError(next(iter(idle.values())))
+        _check_paths(self, prefix)
 
     def check_values(self, prefix: str) -> None:
-        """As ``check``, but for settings without effect: these are parts of others."""
+        """As ``check``, but for settings without effect, and outputs that are inputs: these are parts of others. Replaces ``~``."""
         own: Any = type(self)
         hints = _type_hints(own)
         for item in fields(self):
@@ -87,6 +90,8 @@ class Settings:
                 check_type(prefix + item.name, value, hints[item.name])
                 if value is not None:
                     rule_of(item).check(prefix + item.name, value)
+                if rule_of(item).path:
+                    setattr(self, item.name, with_home(value))
         self.check_together(prefix)
 
     def check_together(self, prefix: str) -> None:
@@ -139,6 +144,38 @@ def put_back_idle(settings: Settings, given: Collection[str]) -> list[str]:
     for key in idle.keys() - set(given):
         setattr(known[key].owner, known[key].name, known[key].default)
     return [sentence for key, sentence in idle.items() if key not in given]
+
+
+def _check_paths(settings: Settings, prefix: str) -> None:
+    """Raises ConfigError for an input that can be read once only, and for an output that would replace an input."""
+    entries: dict[str, Any] = {}
+    for item in fields(settings):
+        if item.metadata.get("entries"):
+            entries |= getattr(settings, item.name)
+    inputs = [
+        (key, text, path)
+        for key, named in _stated_paths(settings, "input", prefix)
+        for text in texts_in(entries.get(named, named))
+        for path in matching_paths(text) or matching_paths(text.partition("=")[2])  # LABEL=FILE
+    ]
+    for key, text, path in inputs:
+        if kind := odd_kind(path):
+            raise ConfigError(f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content to a file first")
+    for role in ("output", "folder"):
+        for key, target in _stated_paths(settings, role, prefix):
+            for read_by, text, path in inputs:
+                if is_replaced(path, Path(target), adds=role == "folder"):
+                    raise ConfigError(f"{key}={target} would be written over what {read_by}={text} reads; choose another name for {key}")
+
+
+def _stated_paths(settings: Settings, role: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """Key and text of every path that the settings of a role name."""
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if isinstance(value, Settings):
+            yield from _stated_paths(value, role, f"{prefix}{item.name}.")
+        elif rule_of(item).path == role:
+            yield from ((prefix + item.name, text) for text in texts_in(value))
 
 
 _type_hints = cache(get_type_hints)

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_hash, text_sha256
+from dpr.core.paths import user_path
 from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.core.user_classes import create_object
@@ -97,7 +98,8 @@ class PseudoPairs:
         columns: tuple[int, int, int] = DEFAULT_COLUMNS,
     ) -> None:
         setting = f"datasets.{name}.pairs"
-        self.name, self.file, self.kinds, self.drop_words = name, Path(file).expanduser(), kinds_of(kinds, setting=setting), drop_words
+        self.name, self.file, self.drop_words = name, user_path(file), drop_words
+        self.kinds = kinds_of(kinds, setting=setting)
         self._held_back, self._held_only = held_back, held_only
         self._settings = {"kinds": self.kinds, "drop_words": drop_words, "held_back": held_back, "held_only": held_only, "columns": columns}
         self.makers: dict[str, PairMaker] = {

@@ -160,7 +160,7 @@ class SamplingSettings(Settings):
 class DataSetSettings(Settings):
     """Options of one training or dev set (an entry of ``datasets``)."""
 
-    file: Any = None
+    file: Any = setting(None, path="input")
     """Path, glob, or list of them."""
     selector: int | str | None = setting(None, least=0)
     """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""

@@ -94,7 +94,7 @@ def open_tokens(
         return text
     facts = store_facts(text, tensorizer, options)
     key = text_sha256(json.dumps(facts, sort_keys=True))[:32]
-    target = (cache_root(None) if folder is None else Path(folder).expanduser()) / f"tokens-{key}"
+    target = cache_root(folder) / f"tokens-{key}"
     problem_of = partial(_problem_of, facts)
     try:
         if build:

@@ -15,7 +15,7 @@ from dpr.models.settings import EncoderSettings, GivenTextSettings
 class PassageSourceConfig(Settings):
     """Options of one passage collection (an entry of ``ctx_sources``)."""
 
-    file: str | None = None
+    file: str | None = setting(None, path="input")
     """TSV (id, text, title) or BEIR's corpus.jsonl, plain or .gz."""
     id_col: int = setting(0, least=0)
     """Column of the id in a TSV, counted from 0."""
@@ -38,7 +38,7 @@ class PassageSourceConfig(Settings):
 class CheckpointEncoderConfig(GivenTextSettings):
     """What a checkpoint file of the original DPR, or a folder of another tool, does not hold; checkpoints bring it along."""
 
-    pretrained_model_cfg: str | None = None
+    pretrained_model_cfg: str | None = setting(None, path="input")
     """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it; or the model that adapters belong
     to."""
     pooling: str = "cls"
@@ -54,12 +54,12 @@ class CheckpointEncoderConfig(GivenTextSettings):
 class EmbedConfig(ForwardSettings, CudaSettings):
     """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
 
-    model_file: str | None = None
+    model_file: str | None = setting(None, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), folder of sentence-transformers, Hugging Face or peft, or a checkpoint
     file of the original DPR."""
-    ctx_src: str | None = None
+    ctx_src: str | None = setting(None, path="input")
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
-    out_file: str | None = None
+    out_file: str | None = setting(None, path="beginning")
     """Beginning of the output folder's name; ``_<shard_id>`` is added."""
     encoder_type: str = setting("ctx", choices=("ctx", "question"))
     """ctx, or question to embed the passages with the question tower."""
@@ -74,7 +74,7 @@ class EmbedConfig(ForwardSettings, CudaSettings):
     """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
     chunk_size: int = setting(8192, unit="passages", least=1)
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per rank."""
-    token_store: str = "off"
+    token_store: str = setting("off", path="folder")
     """auto keeps the corpus's tokens in the cache folder ($DPR_CACHE), a path keeps them there: the next embedding of the same corpus with
     the same tokenizer, length and chunk_size reads them instead of tokenising. Some 2 bytes a token; off keeps nothing."""
     out_dtype: str = setting("float32", choices=("float32", "float16", "int8", "binary"))

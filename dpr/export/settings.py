@@ -31,9 +31,9 @@ _TO_STORES, _TO_FOLDERS = "to=" + "|".join(STORES), "to=" + "|".join(MODEL_FORMA
 class StoreSettings(Settings, requires=_TO_STORES):
     """What goes into a vector store."""
 
-    vectors: Any = None
+    vectors: Any = setting(None, path="input")
     """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*."""
-    ctx_datasets: Any = None
+    ctx_datasets: Any = setting(None, path="input")
     """For a vector store: the passages that were embedded, whose titles and texts it gets too: names of ``ctx_sources`` or paths. Absent =
     ids and vectors alone."""
     metadata: Any = None
@@ -90,14 +90,14 @@ class ExportConfig(StoreSettings):
     hf-dpr (its DPRQuestionEncoder and DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs
     that onnxruntime serves without torch; pyserini: an encoder of questions for its dense search; lancedb, pgvector, parquet, faiss,
     qdrant-jsonl and milvus-parquet: a vector store filled with ``vectors`` and their passages."""
-    model_file: str | None = setting(None, excludes=_TO_STORES)
+    model_file: str | None = setting(None, excludes=_TO_STORES, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
-    out_file: str | None = None
+    out_file: str | None = setting(None, path="output")
     """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added; for
     pgvector the address of the database, e.g. postgresql://user@host/database."""
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """Short for out_file."""
-    check_texts: str | None = setting(None, requires=_TO_FOLDERS)
+    check_texts: str | None = setting(None, requires=_TO_FOLDERS, path="input")
     """File of texts, one a line, perhaps with a title and a tab before it: encoded by the other library too, besides texts on which two
     libraries usually differ. For folders that other libraries load."""
     dimensions: int = setting(0, unit="dimensions", least=0, requires=_TO_FOLDERS + "|model")
@@ -109,9 +109,9 @@ class ExportConfig(StoreSettings):
     """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that serve such folders look."""
     license: str | None = setting(None, requires=_TO_FOLDERS)
     """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0; absent = none is named."""
-    results: list[str] | None = setting(None, requires=_TO_FOLDERS)
+    results: list[str] | None = setting(None, requires=_TO_FOLDERS, path="input")
     """For the model card: metrics files of dpr retrieve (metrics_file=...) whose metrics it shows."""
-    encoded_ctx_files: Any = setting(None, requires="to=vectors")
+    encoded_ctx_files: Any = setting(None, requires="to=vectors", path="input")
     """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your word."""
     allow_other_vectors: bool = setting(False, requires="to=dpr")
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at the end of the window."""
@@ -140,7 +140,7 @@ class ExportConfig(StoreSettings):
 class PushConfig(Settings):
     """Uploads a folder that ``dpr export`` wrote to the Hugging Face hub, with the login of that machine (``hf auth login``)."""
 
-    folder: str | None = None
+    folder: str | None = setting(None, path="input")
     """The folder. Only files that it was written with are uploaded, as they were written; README.md may have been edited since."""
     repo: str | None = None
     """The repository, user/name, made where it is absent; absent = list the files and upload nothing."""
@@ -163,17 +163,17 @@ dpr merge base=models/base tuned=runs/first out=models/merged set=data/dev
 dpr merge base=models/base tuned=runs/first out=models/merged weights=0.5
 dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step1000 out=models/merged
 """
-    base: str | None = None
+    base: str | None = setting(None, path="input")
     """The model that was tuned: a folder or file as for model_file of other commands. Absent = the mean of the tuned ones alone."""
-    tuned: list[str] = setting(list, takes_words=True)
+    tuned: list[str] = setting(list, takes_words=True, path="input")
     """The tuned model, or several. With set, these are joined greedily: best first, the next one where the mean with it is no worse (model
     soups); without, their mean is taken."""
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """Model folder to write, which every command takes as model_file. merge.json in it says what it is made of, candidates.jsonl how good
     each candidate was."""
     weights: list[float] = setting(lambda: [step / 10 for step in range(11)], least=0, most=1, requires="base")
     """Shares of the tuned model that are tried: 0 = the base, 1 = the tuned model."""
-    set: str | None = None
+    set: str | None = setting(None, path="input")
     """Dev data to choose by, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML that lists them, or a file of training
     data. Of several sets, the mean decides."""
     split: str = setting("dev", requires="set")

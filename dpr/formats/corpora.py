@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage
 from dpr.formats.delimited import (
     PASSAGE_IDS,
@@ -82,7 +83,7 @@ def read_passages(
     Raises:
         InputError: names the file and line.
     """
-    file = Path(path)
+    file = user_path(path)
     rows = _record_rows(file, start, place) if has_records(file) else _tsv_rows(file, (id_col, text_col, title_col), place)
     for line, key, text, title, origin in islice(rows, start, stop):
         whole = id_prefix + key
@@ -131,7 +132,7 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     Raises:
         InputError: a passage that would not be read back the same (no id; in TSV also one like the header, or with quotes around the text).
     """
-    file = Path(path)
+    file = user_path(path)
     count = 0
     is_json = is_json_name(file)
     with durable_text(file) as out:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.core.paths import user_path
 from dpr.core.records import Question
 from dpr.formats.corpora import durable_text, first_id, is_csv_name, is_json_name, require_word
 from dpr.formats.delimited import (
@@ -63,7 +64,7 @@ def read_questions(
     Raises:
         InputError: a row is invalid, a question empty, or an id used twice; names the file and line.
     """
-    file = Path(path)
+    file = user_path(path)
     if is_json_name(file):
         rows = _json_questions(file, question_attr, answers_attr, id_attr)
     else:
@@ -83,7 +84,7 @@ def read_questions(
 
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
     """Writes JSON lines (names in .json/.jsonl) or DPR's CSV, with ids as third column unless they are the row numbers."""
-    file = Path(path)
+    file = user_path(path)
     with durable_text(file) as out:
         if is_json_name(file):
             for question in questions:
@@ -107,7 +108,7 @@ def read_qrels(path: str | Path) -> Qrels:
     Raises:
         InputError: another number of columns, a grade that is not an integer, two grades for one pair.
     """
-    file = Path(path)
+    file = user_path(path)
     qrels: Qrels = {}
     count = 0
     for line, _, found in judgement_rows(file):
@@ -130,7 +131,7 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
     Raises:
         InputError: an id that is empty or holds white space.
     """
-    file = Path(path)
+    file = user_path(path)
     is_beir = file.name.removesuffix(".gz").endswith(".tsv")
     with durable_text(file) as out:
         if is_beir:

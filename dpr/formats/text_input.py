@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
+from dpr.core.paths import matching_paths as matching_paths
 
 logger = get_logger(__name__)
 
@@ -23,12 +24,6 @@ BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
 _SHORT_BUFFER = 2**15  # where few rows may be wanted
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-
-
-def matching_paths(pattern: str | Path) -> list[Path]:
-    """The path itself if it exists (then it is never a pattern), else the paths that match it, sorted by name."""
-    path = Path(pattern).expanduser()
-    return [path] if path.exists() else sorted(Path(match) for match in glob.glob(str(path), recursive=True))
 
 
 def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:

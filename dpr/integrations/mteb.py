@@ -13,6 +13,7 @@ from torch import Tensor
 from dpr.core.errors import DprError, InputError
 from dpr.core.lazy import require
 from dpr.core.logs import get_logger
+from dpr.core.paths import user_path
 from dpr.core.records import Passage, Question
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -50,7 +51,7 @@ class MtebModel:
     def __init__(self, model: BiEncoder, *, name: str = "dpr/model", cache_dir: str | Path | None = None, instruction: str = "") -> None:
         require("mteb", extra="mteb", purpose=PURPOSE)
         self.model, self.name, self.instruction = model, name, instruction
-        self.cache = cache_root(None) / "mteb" if cache_dir is None else Path(cache_dir)
+        self.cache = cache_root(None) / "mteb" if cache_dir is None else user_path(cache_dir)
         self._shards: list[VectorShard] = []
 
     @property

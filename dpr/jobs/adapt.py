@@ -28,15 +28,15 @@ dpr adapt corpus.jsonl
 dpr adapt corpus.tsv out=runs/mine set=data/mine
 dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
 """
-    corpus: str | None = setting(None, operand="CORPUS")
+    corpus: str | None = setting(None, operand="CORPUS", path="input")
     """Passages, in any format that dpr embed reads."""
-    out: str | None = None
+    out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of CORPUS>."""
-    model_file: str | None = None
+    model_file: str | None = setting(None, path="input")
     """Folder or name of a model to train on; absent = a static encoder, trained from nothing."""
-    set: str | None = None
+    set: str | None = setting(None, path="input")
     """Real questions with judgements to measure the result on, as dpr evaluate takes them. Nothing is chosen by them."""
-    teacher: str | None = None
+    teacher: str | None = setting(None, path="input")
     """Folder of a cross-encoder, or of another bi-encoder: the trained encoder then learns its scores of mined negatives."""
     pairs: Any = "mixed"
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""

@@ -31,7 +31,7 @@ dpr search runs/quickstart --mode bm25 --top 3
 dpr search --corpus corpus.tsv --mode bm25 "read a csv file"
 dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv "read a csv file"
 """
-    folder: str | None = setting(None, operand="[RUN_FOLDER]")
+    folder: str | None = setting(None, operand="[RUN_FOLDER]", path="input")
     """Folder with a search.json (dpr retrieve search_folder=...)."""
     question: str | None = setting(None, operand="[TEXT]")
     """What to look for; without it questions are read from the terminal."""
@@ -43,11 +43,11 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
     """Share of the dense side in a hybrid."""
     indexer: str | None = None
     """Kind of the index, or a user-defined module:Class; absent = as stored in the folder."""
-    model: str | None = None
+    model: str | None = setting(None, path="input")
     """Checkpoint or run folder."""
-    vectors: list[str] = setting(list, takes_words=True)
+    vectors: list[str] = setting(list, takes_words=True, path="input")
     """Vectors of the corpus: folders or globs."""
-    corpus: list[str] = setting(list)
+    corpus: list[str] = setting(list, path="input")
     """Passages, DPR's TSV or BEIR's JSON lines; again for more."""
     pooling: str = "cls"
     """module:Class of a model with a user-defined pooling."""

@@ -44,7 +44,7 @@ class Catalogue(Generic[Options]):
         Raises:
             ConfigError: neither, the entry's file is missing, or an option is unknown or of the wrong type.
         """
-        path = Path(name).expanduser()
+        path = Path(name)
         if path.is_file():
             return path.name.partition(".")[0] or path.name, path, self.options()
         if name not in entries:
@@ -55,7 +55,7 @@ class Catalogue(Generic[Options]):
         file = options.file
         if not file:
             raise ConfigError(f"{self.key}.{name}.file is not set; set {self.key}.{name}.file=<path>")
-        form = published_form(Path(file).expanduser(), options.source)
+        form = published_form(Path(file), options.source)
         if form is None:
             raise self.missing(name, file, options)
         return name, form, options

@@ -28,17 +28,17 @@ dpr check-data train.jsonl dev=dev.jsonl encoder.pretrained_model_cfg=bert-base-
 dpr check-data corpus=corpus.tsv questions=test.jsonl qrels=test.tsv model_file=runs/first
 dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
 """
-    files: list[str] = setting(list, operand="FILE ...")
+    files: list[str] = setting(list, operand="FILE ...", path="input")
     """Training files, folders or patterns; together one data set."""
-    corpus: str | None = setting(None, also=("ctx_src", "ctx_datasets"))
+    corpus: str | None = setting(None, also=("ctx_src", "ctx_datasets"), path="input")
     """A corpus; also the passages that rows name by id. TSV, JSON lines or Parquet."""
-    questions: str | None = setting(None, also=("qa_dataset",))
+    questions: str | None = setting(None, also=("qa_dataset",), path="input")
     """Questions for evaluation, as dpr retrieve reads them."""
-    qrels: str | None = None
+    qrels: str | None = setting(None, path="input")
     """Judgements of these questions, BEIR's TSV or TREC's four columns."""
-    dev: list[str] = setting(list, also=("dev_datasets",))
+    dev: list[str] = setting(list, also=("dev_datasets",), path="input")
     """Validation data, for the overlap; again for more."""
-    tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file"))
+    tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file"), path="input")
     """Model name, model folder, checkpoint or run folder whose tokenizer counts; empty = count words."""
     sequence_length: int | None = setting(None, unit="tokens", least=1, also=("encoder.sequence_length",))
     """Longest passage; absent = 256."""

@@ -32,13 +32,13 @@ dpr evaluate ... model_file=runs/first output_dir=runs/first/suite
 dpr compare runs/first/suite
 dpr compare first=runs/first/suite second=runs/second/suite --metrics ndcg@10
 """
-    runs: list[str] = setting(list, operand="[LABEL=]FILE_OR_FOLDER ...")
+    runs: list[str] = setting(list, operand="[LABEL=]FILE_OR_FOLDER ...", path="input")
     """Metrics files, or output folders of dpr evaluate, with the label of their line."""
     metrics: list[str] = setting(list)
     """Metrics to test, metrics=mrr@10,ndcg@10; none = all in the table that the files have."""
     system: str | None = None
     """Of several folders: which system; absent = dense, or else their first."""
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """JSON file to write all metrics and tests to."""
 
     def check_together(self, prefix: str) -> None:

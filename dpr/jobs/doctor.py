@@ -41,7 +41,7 @@ class DoctorSettings(Settings):
     """Prints versions, devices, free disk space and what the optional packages would add, without loading any of them. With the folder of a
     run: which usual faults its metrics show, with the figures and what to change."""
 
-    run: str | None = setting(None, operand="[RUN]")
+    run: str | None = setting(None, operand="[RUN]", path="input")
     """Folder of a training run, finished or not."""
 
 
@@ -109,8 +109,9 @@ def _model_of(path: Path) -> str:
 
 def disks() -> list[str]:
     """Free space in the working directory and in the cache, a line each."""
-    cache = Path(os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
-    places = {"working directory": Path.cwd(), "cache of parsed data (DPR_CACHE)": cache}
+    from dpr.storage.checksums import cache_root
+
+    places = {"working directory": Path.cwd(), "cache of parsed data (DPR_CACHE)": cache_root(None)}
     lines = []
     for name, place in places.items():
         existing = next(path for path in [place, *place.parents] if path.exists())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -170,7 +169,7 @@ def _with_prefixes(
         raise ConfigError(f"{message}; where an id_prefix is used, give one for each, in the same order")
     prefixed: list[RowSource] = []
     for shard in shards:
-        position = next((n for n, pattern in enumerate(patterns) if fnmatch.fnmatch(str(shard.path), str(Path(pattern).expanduser()))), 0)
+        position = next((n for n, pattern in enumerate(patterns) if shard.path in matching_paths(pattern)), 0)
         prefix = sources[min(position, len(sources) - 1)].id_prefix
         prefixed.append(PrefixedSource(shard, prefix) if prefix else shard)
     return prefixed

@@ -20,11 +20,11 @@ dpr train encoder.pretrained_model_cfg=my_encoder ...
 dpr new-encoder corpus=corpus.tsv out=my_static vocab_size=30000 layers=0 hidden=1024
 dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
 """
-    corpus: str | None = None
+    corpus: str | None = setting(None, path="input")
     """Passages: DPR's TSV or BEIR's JSON lines."""
-    questions: list[str] = setting(list, takes_words=True)
+    questions: list[str] = setting(list, takes_words=True, path="input")
     """More text to learn from: files of questions or training data."""
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """Folder to write."""
     vocab_size: int = setting(30_000, unit="tokens", least=1)
     """Size of the vocabulary, reserved tokens included."""
@@ -39,7 +39,7 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     (docs/training.md)."""
     max_positions: int = setting(512, unit="tokens", least=1)
     """Longest sequence."""
-    tokenizer: str | None = None
+    tokenizer: str | None = setting(None, path="input")
     """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
     unused_slots: int = setting(32, unit="tokens", least=0)
     """[unusedN] tokens, which can take special tokens later."""

@@ -25,9 +25,9 @@ dpr prepare qidpidtriples.tsv queries=queries.train.tsv corpus=collection.tsv fo
 dpr prepare faq.jsonl question=title positive=body out=train.jsonl
 dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
 """
-    sources: list[str] = setting(list, operand="SOURCE ...")
+    sources: list[str] = setting(list, operand="SOURCE ...", path="input")
     """Files, folders or patterns."""
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """File to write (a folder for to=beir); .gz is compressed."""
     format: str = ""
     """Format of the source, where its content does not tell."""
@@ -37,7 +37,7 @@ dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
     """skip lists bad rows in <out>.rejected.jsonl."""
     max_bad_rows: int | None = setting(None, unit="rows", least=0)
     """How many may be skipped; absent = 100, or 0.1% of all if that is more."""
-    suspects: str | None = None
+    suspects: str | None = setting(None, path="input")
     """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
     relabel: bool = setting(False, requires="suspects")
     """In place of a positive on that list take the passage that was found instead; a negative on it becomes a positive."""

@@ -14,9 +14,9 @@ from dpr.preparation.settings import FolderSettings
 class FolderOfDocuments(FolderSettings):
     """A folder, and how it is read."""
 
-    folder: str | None = setting(None, operand="FOLDER")
+    folder: str | None = setting(None, operand="FOLDER", path="input")
     """Folder of documents; folders in it are read too."""
-    questions: str | None = None
+    questions: str | None = setting(None, path="input")
     """Your own questions with answers or files: TSV, CSV or JSON lines."""
 
     def check_together(self, prefix: str) -> None:
@@ -34,7 +34,7 @@ dpr prepare-folder docs out=data/docs
 dpr prepare-folder docs out=data/docs questions=faq.tsv
 dpr prepare-folder manuals out=data/manuals types=md,pdf words=100 overlap=0
 """
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """Folder to write."""
     overwrite: bool = False
     """Replace what is at out."""

@@ -20,9 +20,9 @@ class PreparePairsSettings(PairFileSettings):
 dpr prepare-pairs corpus.tsv out=data/pseudo
 dpr prepare-pairs corpus.jsonl out=data/pseudo rounds=4 pairs=[crops,title]
 """
-    corpus: str | None = setting(None, operand="CORPUS")
+    corpus: str | None = setting(None, operand="CORPUS", path="input")
     """Passages, in any format that dpr embed reads."""
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """Folder to write."""
     overwrite: bool = False
     """Replace what is at out."""

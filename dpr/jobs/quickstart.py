@@ -29,9 +29,9 @@ dpr quickstart docs
 dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv --serve port=9000
 dpr quickstart docs encoder=models/e5-small
 """
-    out: str | None = None
+    out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of FOLDER>."""
-    encoder: str = "static"
+    encoder: str = setting("static", path="input")
     """static, transformer (one small layer, from nothing), or the folder or name of a model to train on."""
     serve: bool = False
     """Open the page to search by hand when all is done (extra serve)."""

@@ -19,11 +19,11 @@ dpr report runs/first
 dpr report runs/first BM25=runs/first/bm25.json trained=runs/first/dense.json
 dpr report runs/first DPR=results.json --out compared.html
 """
-    folder: str | None = setting(None, operand="FOLDER")
+    folder: str | None = setting(None, operand="FOLDER", path="input")
     """Run folder; if it contains several runs, the longest is shown."""
-    runs: list[str] = setting(list, operand="[[LABEL=]FILE ...]")
+    runs: list[str] = setting(list, operand="[[LABEL=]FILE ...]", path="input")
     """Metrics files (metrics_file=...) or results (out_file=...)."""
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """Where to write it; absent = FOLDER/report.html."""
     title: str | None = None
     """Heading; absent = the name of the folder."""

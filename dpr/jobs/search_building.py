@@ -12,6 +12,7 @@ import numpy as np
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.paths import user_path
 from dpr.core.progress import Progress
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.embedding.job import embed_shard
@@ -65,7 +66,7 @@ def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage,
 def _given(passages: Passages) -> Iterator[tuple[str, Record]]:
     """What was given, each with the words for where it stands."""
     if isinstance(passages, str | Path):
-        file = Path(passages).expanduser()
+        file = user_path(passages)
         if not file.is_file():
             raise InputError("there is no such file", file=str(passages)[:200], hint="passages are a file, or a list of texts or records")
         rows: Iterable[tuple[Any, Any]] = read_records(file) if has_records(file) else enumerate(read_passages(file), 1)

@@ -31,7 +31,7 @@ dpr serve runs/first second=runs/other/best port=9000
 dpr serve exported/e5
 dpr serve runs/first host=0.0.0.0 token_file=token.txt workers=2
 """
-    folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]")
+    folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]", path="input")
     """Folders with a search.json, or models (whatever model_file takes elsewhere)."""
 
 

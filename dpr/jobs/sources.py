@@ -11,6 +11,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.core.paths import matching_paths, user_path
 from dpr.core.records import Question
 from dpr.core.settings import listed
 from dpr.data.settings import DataSetSettings
@@ -87,7 +88,7 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
 
 
 def _resolve(name: str, catalogue: Mapping[str, Any], *, is_entry: bool = False) -> tuple[str, tuple[Path, ...], DataSetSettings]:
-    path = Path(name).expanduser()
+    path = Path(name)
     if name in catalogue and (is_entry or not path.is_file()):
         options = _TRAINING_SETS.read_entry(name, catalogue[name])
         return name, _catalogue_files(name, options), options
@@ -111,7 +112,7 @@ def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
     for entry in [None] if options.file is None else listed(options.file):
         if not isinstance(entry, str) or not entry:
             raise ConfigError(f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>")
-        published = published_form(Path(entry).expanduser(), options.source)
+        published = published_form(user_path(entry), options.source)
         matches = _expand(entry) or ((published,) if published else ())
         if not matches:
             raise _TRAINING_SETS.missing(name, entry, options)
@@ -120,10 +121,7 @@ def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
 
 
 def _expand(pattern: str) -> tuple[Path, ...]:
-    path = Path(pattern).expanduser()
-    if path.is_file():
-        return (path,)
-    return tuple(Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file())
+    return tuple(path for path in matching_paths(pattern) if path.is_file())
 
 
 def _short_name(file_name: str) -> str:
@@ -197,5 +195,4 @@ def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSo
 
 
 def _matches(name: str, catalogue: Mapping[str, Any]) -> list[str]:
-    is_pattern = glob.has_magic(name) and name not in catalogue and not Path(name).expanduser().exists()
-    return sorted(glob.glob(str(Path(name).expanduser()))) if is_pattern else []
+    return [] if name in catalogue else [str(path) for path in matching_paths(name)]

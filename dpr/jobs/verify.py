@@ -18,7 +18,7 @@ class VerifySettings(Settings):
     checksum. The metrics.jsonl of a run is compared with its state at the last checkpoint. Exits with 3 when a file differs, or when no
     file has a checksum."""
 
-    paths: list[str] = setting(list, operand="PATH ...")
+    paths: list[str] = setting(list, operand="PATH ...", path="input")
     """Folders and files that a command wrote."""
 
     def check_together(self, prefix: str) -> None:

@@ -37,7 +37,7 @@ class DistillationSettings(Settings, requires=TRAINING):
     """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus another passage's."""
     margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_MARGINS)
     """Multiplies the teacher's margins; the model's are those of its scores before loss.temperature."""
-    teacher: Any = setting(None, on_resume=CONTENT, excludes=("terms", "dimensions"))
+    teacher: Any = setting(None, on_resume=CONTENT, excludes=("terms", "dimensions"), path="input")
     """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too, of passages only where their tower is
     trained; or vector shards of any model (dpr embed; a pattern or a list) over the passages (docs/students.md). Absent = none."""
     embedding_weight: float = setting(1.0, above=0, on_resume=IDENTITY, requires="teacher")
@@ -59,7 +59,7 @@ class RivalSettings(Settings, requires=TRAINING):
     false_negative_margin: float | None = setting(None, on_resume=IDENTITY, requires=_OF_RIVALS)
     """Negatives that score higher than the positive by more than this (before loss.temperature) are masked, as likely positives; absent =
     none is."""
-    guide: list[str] | None = setting(None, on_resume=CONTENT, requires=_OF_NLL, excludes=_NO_NLL)
+    guide: list[str] | None = setting(None, on_resume=CONTENT, requires=_OF_NLL, excludes=_NO_NLL, path="input")
     """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's positive exceeds guide_threshold
     are masked for it; absent = none is."""
     guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY, requires="guide")

@@ -24,15 +24,15 @@ _MODELS = tuple(item.name for item in fields(ForwardSettings))
 class MiningInputs(ForwardSettings, Bm25Settings):
     """Training data, and what is asked about its passages: BM25, a bi-encoder or a cross-encoder."""
 
-    files: list[str] = setting(list, operand="FILE ...")
+    files: list[str] = setting(list, operand="FILE ...", path="input")
     """Training files, folders or patterns; together one data set."""
-    out: str | None = None
+    out: str | None = setting(None, path="output")
     """File to write; .gz is packed."""
-    corpus: str | None = None
+    corpus: str | None = setting(None, path="input")
     """Passages to search and to count words in; absent = those of the training data."""
-    model_file: str | None = None
+    model_file: str | None = setting(None, path="input")
     """Checkpoint, run folder, Hugging Face or sentence-transformers folder to search with; absent = BM25."""
-    cross_encoder: str | None = None
+    cross_encoder: str | None = setting(None, path="input")
     """Folder of a sequence classifier that reads question and passage together."""
     query_prefix: str = ""
     """Put before every question as it is for model_file, as in training (datasets.<name>.query_prefix); prompts are stored."""
@@ -96,7 +96,7 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/e5 
 dpr mine written/train.jsonl corpus=corpus.tsv out=train_bm25.jsonl keep_within=20
 dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder veto_above=0.5
 """
-    vectors: list[str] = setting(list, also=("encoded_ctx_files",))
+    vectors: list[str] = setting(list, also=("encoded_ctx_files",), path="input")
     """Vectors of the corpus by this model, by dpr embed; again for more; none = they are made."""
     keep_within: int = setting(0, unit="passages", least=0)
     """Leaves out questions for which no positive is among the first so many passages found, to filter what a model wrote; 0 = none."""

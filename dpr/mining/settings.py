@@ -65,9 +65,9 @@ class MiningSettings(Settings):
 class ModelSearchSettings(ForwardSettings, CheckpointEncoderConfig):
     """The bi-encoder that negatives are searched with, its index, and the vectors that there are of the corpus."""
 
-    model_file: str = ""
+    model_file: str = setting("", path="input")
     """Checkpoint, run folder, Hugging Face or sentence-transformers folder."""
-    vectors: list[str] = field(default_factory=list)
+    vectors: list[str] = setting(list, path="input")
     """Vectors of the corpus by this model, by ``dpr embed``; without them they are made."""
     query_prefix: str = ""
     """Put before every question as it is, as in training; prompts are stored with the model."""

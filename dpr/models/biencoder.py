@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
+from dpr.core.paths import user_path, with_home
 from dpr.core.sharded import full_tensor, local_shard, placed_like
 from dpr.core.temperature import Temperature
 from dpr.data.tensorizer import Tensorizer
@@ -202,7 +203,7 @@ class BiEncoder(TextEncoding):
         Raises:
             InputError: ``folder`` exists and ``overwrite`` is false.
         """
-        with durable_folder(Path(folder), overwrite=overwrite) as temporary:
+        with durable_folder(user_path(folder), overwrite=overwrite) as temporary:
             self.write_to(temporary)
 
     def write_to(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
@@ -248,7 +249,7 @@ class BiEncoder(TextEncoding):
         from dpr.models.model_folders import open_model  # readers of every library's folders
 
         of_file: dict[str, Any] = {"special_tokens": special_tokens, "trailing_sep": trailing_sep}
-        opened = open_model(Path(path), settings, options, text=text, dropout=dropout, base=pretrained_model_cfg, **of_file)
+        opened = open_model(user_path(path), settings, options, text=text, dropout=dropout, base=pretrained_model_cfg, **of_file)
         model = cls(*opened.towers, opened.tensorizer, opened.settings, opened.options)
         model.load_weights(opened.weights, source=opened.source)
         model.stored_temperature = opened.temperature
@@ -284,6 +285,7 @@ class BiEncoder(TextEncoding):
         """
         from dpr.models.token_weights import begin_with_idf, length_of_rows  # what stored models do not need
 
+        name_or_folder = with_home(name_or_folder)
         settings, options = settings or EncoderSettings(), options or TowerOptions()
         for name, given, kind in (("settings", settings, EncoderSettings), ("options", options, TowerOptions)):
             if not isinstance(given, kind):

@@ -20,6 +20,7 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.core.paths import user_path
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer, load_tokenizer
 from dpr.formats.checkpoints import MODEL_FILE, write_tensors
@@ -90,7 +91,7 @@ def new_encoder(
         InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
         OutputError: ``out`` cannot be written.
     """
-    out, sources = Path(out), [Path(file) for file in (corpus, *question_files)]
+    out, sources = user_path(out), [user_path(file) for file in (corpus, *question_files)]
     require_writable(out, folder=True)
     made_of = {"texts": [content_sha256(file) for file in sources], **asdict(shape)}
     made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}

@@ -14,9 +14,9 @@ from dpr.core.settings import Settings, listed, setting
 class ReadSettings(Settings):
     """What a file of training data does not state."""
 
-    corpus: str | None = None
+    corpus: str | None = setting(None, path="input")
     """Passages that rows name by id: TSV, JSON lines or Parquet."""
-    queries: str | None = None
+    queries: str | None = setting(None, path="input")
     """Questions that rows name by id."""
     split: str = ""
     """Part of a folder; empty = train, or the only one."""
@@ -64,7 +64,7 @@ class PairFileSettings(Settings):
 class SuspectSettings(ForwardSettings, requires="suspects"):
     """Which labels of training data look wrong, by BM25 and a model."""
 
-    suspects: str | None = None
+    suspects: str | None = setting(None, path="output")
     """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful first. Delete the lines that are
     right after all; dpr prepare ... suspects=FILE drops or relabels the others."""
     most_suspects: int = setting(200, unit="labels", least=1)
@@ -131,7 +131,7 @@ class DownloadConfig(Settings):
 
     resource: Any = setting(None, operand="[KEY ...]")
     """Keys of ``resources``; the start of a key stands for all keys below it. Absent: the keys are listed."""
-    output_dir: str = setting("downloads", requires="resource")
+    output_dir: str = setting("downloads", requires="resource", path="folder")
     """Folder to write; the parts of a key are folders in it, where the settings of data sets look for them."""
     resources: dict[str, Any] = field(default_factory=dict)
     """The catalogue: key -> url, parts, suffix, sha256, also, about."""

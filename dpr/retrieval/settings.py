@@ -41,7 +41,7 @@ class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, ExactSettings, _
 class QuestionSetConfig(Settings):
     """Options of one question set (an entry of ``datasets``)."""
 
-    file: str | None = None
+    file: str | None = setting(None, path="input")
     """CSV/TSV (question, answers), JSON lines, or BEIR's queries.jsonl, plain or .gz."""
     question_col: int = setting(0, least=0)
     """Column of the question in a CSV, counted from 0."""
@@ -77,33 +77,33 @@ class QuestionSetConfig(Settings):
 class RetrievalConfig(CudaSettings):
     """Searches a set of questions and evaluates what is found."""
 
-    qa_dataset: str | None = None
+    qa_dataset: str | None = setting(None, path="input")
     """A name of ``datasets``, or the path of a question file."""
-    ctx_datasets: Any = None
+    ctx_datasets: Any = setting(None, path="input")
     """The passages that were embedded: names of ``ctx_sources`` or paths of corpora."""
-    ctx_datatsets: Any = None
+    ctx_datatsets: Any = setting(None, path="input")
     """DPR's spelling of ctx_datasets."""
-    encoded_ctx_files: Any = setting(None, excludes="indexer.kind=bm25")
+    encoded_ctx_files: Any = setting(None, excludes="indexer.kind=bm25", path="input")
     """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the
     original DPR are read too."""
-    model_file: str | None = setting(None, excludes="indexer.kind=bm25")
+    model_file: str | None = setting(None, excludes="indexer.kind=bm25", path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
     the original DPR."""
     dimensions: int = setting(0, unit="dimensions", least=0, excludes="indexer.kind=bm25")
     """Cut vectors of questions to their first so many numbers; those of the passages must be of the same width. 0 = as the passages are."""
-    out_file: str | None = None
+    out_file: str | None = setting(None, path="output")
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
     out_texts: bool = setting(True, requires="out_file")
     """Write title and text of every hit to out_file; without them it takes about a tenth of the space and needs no corpus."""
-    trec_run_file: str | None = None
+    trec_run_file: str | None = setting(None, path="output")
     """TREC run file to write."""
-    metrics_file: str | None = None
+    metrics_file: str | None = setting(None, path="output")
     """JSON file for the metrics, the ranks of right passages and, where the texts are given, ten example questions."""
-    search_folder: str | None = None
+    search_folder: str | None = setting(None, path="folder")
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels", "none"))
     """string or regex (an answer in the text, DPR's rules), qrels, none; auto = qrels where given, string where there are answers."""
-    qrels: str | None = None
+    qrels: str | None = setting(None, path="input")
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
@@ -117,9 +117,9 @@ class RetrievalConfig(CudaSettings):
     """Processes that match answers."""
     encoder_path: str | None = setting(None, choices=("question_model", "ctx_model"), excludes="indexer.kind=bm25")
     """Tower that encodes the questions: question_model (when absent) or ctx_model."""
-    index_path: str | None = setting(None, excludes="indexer.kind=exact|bm25")
+    index_path: str | None = setting(None, excludes="indexer.kind=exact|bm25", path="folder")
     """Folder of a faiss index: loaded when it is there, else built and saved."""
-    bm25_index_path: str | None = setting(None, requires=("indexer.kind=bm25", "hybrid=linear|rrf"))
+    bm25_index_path: str | None = setting(None, requires=("indexer.kind=bm25", "hybrid=linear|rrf"), path="folder")
     """Folder of a BM25 index: loaded when it is there, else built and saved."""
     hybrid: str = setting("none", choices=("none", "linear", "rrf"))
     """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking with BM25's."""
@@ -216,7 +216,7 @@ class TuneIndexConfig(RetrievalConfig):
     num_questions: int = setting(400, unit="questions", least=2)
     """Questions that are searched, taken evenly from qa_dataset: one half to choose by, the other to measure on."""
     indexer: TunedIndexerConfig = setting(TunedIndexerConfig)
-    curve_file: str | None = None
+    curve_file: str | None = setting(None, path="output")
     """SVG file to write, the curve as a picture, e.g. runs/first/index.svg; the numbers go to a JSON file beside it."""
 
     def check_together(self, prefix: str) -> None:

@@ -20,15 +20,15 @@ SYSTEMS, STATIC = ("bm25", "dense", "hybrid"), "static"
 class SuiteSetConfig(Settings):
     """One test set of a suite, as its YAML lists it. Relative paths are taken from the folder of the YAML."""
 
-    folder: str | None = None
+    folder: str | None = setting(None, path="input")
     """Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, plain or .gz."""
-    corpus: str | None = None
+    corpus: str | None = setting(None, path="input")
     """Passages, in place of the folder's: TSV, JSON lines or Parquet."""
-    queries: str | None = None
+    queries: str | None = setting(None, path="input")
     """Questions, in place of the folder's: JSON lines."""
-    qrels: str | None = None
+    qrels: str | None = setting(None, path="input")
     """Judgements, in place of the folder's: BEIR's TSV or TREC's four columns."""
-    file: str | None = None
+    file: str | None = setting(None, path="input")
     """In place of these: a file in any format of training data, or a pattern that one file matches. Its passages are the corpus."""
     columns: dict[str, str] = field(default_factory=dict)
     """Names of the file's columns by role: question, positive, negative, title, answers, label."""
@@ -50,10 +50,10 @@ class SuiteSetConfig(Settings):
 class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     """How the test sets of a suite are evaluated."""
 
-    model_file: str | None = setting(None, requires="systems=dense|hybrid")
+    model_file: str | None = setting(None, requires="systems=dense|hybrid", path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
     the original DPR."""
-    output_dir: str | None = None
+    output_dir: str | None = setting(None, path="folder")
     """Where results.json, results.html and a folder for each test set are written. The same command again keeps sets that are complete."""
     systems: list[str] = setting(lambda: list(SYSTEMS), choices=(*SYSTEMS, STATIC))
     """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores), and static: an untrained static encoder with the
@@ -69,7 +69,7 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     else 0.3."""
     trec_runs: bool = True
     """Write each ranking as a TREC run beside TREC judgements, for trec_eval and other programs."""
-    cache_dir: str | None = None
+    cache_dir: str | None = setting(None, path="folder")
     """Folder for vectors and BM25 indexes, used again by every evaluation of the same model or corpus that names it; absent =
     output_dir/cache."""
     overwrite: bool = False
@@ -87,23 +87,23 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
 class EvaluateConfig(SuiteSettings):
     """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any program."""
 
-    run: str | None = None
+    run: str | None = setting(None, path="input")
     """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless output_dir is set."""
-    set: str | None = None
+    set: str | None = setting(None, path="input")
     """Short for suite: a folder or a file to evaluate on. Corpus, questions and judgements are found in it."""
-    suite: str | None = None
+    suite: str | None = setting(None, path="input")
     """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and splits, or retrieval tasks of mteb
     whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr prepare-folder, or a file in any format of training data, whose
     passages are then the corpus. Or the name of one of suites, such as known."""
-    data: str | None = setting(None, requires=("suite", "set"))
+    data: str | None = setting(None, requires=("suite", "set"), path="input")
     """Folder that a suite's relative paths are taken from; absent = that of its YAML."""
     suites: dict[str, Any] = field(default_factory=dict)
     """The catalogue: name -> the sets of a suite, as a YAML lists them."""
-    run_file: str | None = None
+    run_file: str | None = setting(None, path="input")
     """In place of suite: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics of trec_eval."""
-    qrels: str | None = setting(None, requires="run_file")
+    qrels: str | None = setting(None, requires="run_file", path="input")
     """Judgements of run_file: BEIR's TSV or TREC's four columns."""
-    metrics_file: str | None = setting(None, requires="run_file")
+    metrics_file: str | None = setting(None, requires="run_file", path="output")
     """Metrics file to write for run_file, as dpr retrieve writes it."""
 
     def check_together(self, prefix: str) -> None:

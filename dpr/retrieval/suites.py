@@ -11,6 +11,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
+from dpr.core.paths import user_path
 from dpr.core.records import Passage, Question
 from dpr.core.suggestions import suggestion
 from dpr.formats.corpora import write_passages
@@ -56,8 +57,8 @@ def read_suite(
         InputError: there is none, or one has no corpus, questions or judgements.
         ConfigError: the YAML has an option that is unknown or of the wrong type.
     """
-    suite = Path(path).expanduser()
-    base, cache = suite.parent if data is None else Path(data).expanduser(), cache or suite.parent / CACHE
+    suite = user_path(path)
+    base, cache = suite.parent if data is None else user_path(data), cache or suite.parent / CACHE
     if data is not None and not base.is_dir():
         raise InputError("no such folder", file=data, expected="the folder that the suite's files are in")
     if data is not None and str(path) in (suites or {}):
@@ -121,18 +122,18 @@ def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str, base
     if name in (CACHE, "mean"):
         raise InputError(f"a test set cannot be called {name}, which stands for something else in the results", file=source)
     if options.file is not None:
-        matches = matching_paths(base / Path(options.file).expanduser())
+        matches = matching_paths(base / options.file)
         if len(matches) != 1:
             listed = ", ".join(map(str, matches)) or "no file"
             raise InputError(f"{name}: {base / options.file} is {listed}", file=source, expected="one file")
         return _of_training_data(matches[0], cache, name, options)
-    folder = None if options.folder is None else base / Path(options.folder).expanduser()
+    folder = None if options.folder is None else base / options.folder
     if folder is not None and not folder.is_dir():
         raise InputError(f"{name}: no such folder {folder}", file=source)
     files: dict[str, Any] = {}
     for part in ("corpus", "queries", "qrels"):
         given = getattr(options, part)
-        files[part] = base / Path(given).expanduser() if given else _in_folder(folder, part, options.split or split)
+        files[part] = base / given if given else _in_folder(folder, part, options.split or split)
         has_others = folder is not None and any(folder.glob("*qrels*"))
         if part == "qrels" and not given and not has_others and any(question.answers for question in read_questions(files["queries"])):
             files[part] = None

@@ -39,7 +39,7 @@ class ServeSettings(DeviceSettings, LimitSettings):
     """Address to listen at; 0.0.0.0 = all. Other machines reach the service only where it is not a loopback address."""
     port: int = setting(8080, least=0, most=65535)
     """Port to listen at; 0 = any that is free."""
-    token_file: str | None = None
+    token_file: str | None = setting(None, path="input")
     """File with the token that requests must carry, Authorization: Bearer <token>. Absent = none is asked for."""
     anyone: bool = False
     """Let whoever reaches the machine search, where host= is no loopback address and no token is asked for."""

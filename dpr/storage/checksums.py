@@ -17,6 +17,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
+from dpr.core.paths import user_path
 from dpr.storage.durable import CHECKSUM, MADE_OF, describe_file, durable_file, names_below, verify_folder
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.strict_json import parsed
@@ -26,9 +27,9 @@ _DAY_S, _STALE_DAYS = 86_400, 60
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
 
 
-def cache_root(cache_dir: Path | None) -> Path:
+def cache_root(cache_dir: str | Path | None) -> Path:
     """``cache_dir``, else $DPR_CACHE, else ~/.cache/dpr."""
-    return Path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
+    return user_path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr")
 
 
 def file_state(file: Path) -> tuple[int, ...]:

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from dpr.core.errors import InputError, OutputError
+from dpr.core.paths import CHECKSUM as CHECKSUM
 from dpr.core.version import __version__
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.strict_json import parsed
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
-CHECKSUM = ".sha256"
 MADE_OF = "# made_of "
 MAX_JSON_BYTES = 2**29
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)

@@ -39,11 +39,11 @@ class TrackingConfig(Settings):
 class RunConfig(Settings):
     """The data sets and the output folder."""
 
-    train_datasets: Any = setting(None, on_resume=CONTENT)
+    train_datasets: Any = setting(None, on_resume=CONTENT, path="input")
     """One name or path, a glob, an entry such as {file: corpus.tsv, pairs: crops}, or a list of them; a name is a key of ``datasets``."""
-    dev_datasets: Any = setting(None, on_resume=CONTENT)
+    dev_datasets: Any = setting(None, on_resume=CONTENT, path="input")
     """The sets to validate on, in the same way."""
-    output_dir: str | None = setting(None, on_resume=NO_EFFECT)
+    output_dir: str | None = setting(None, on_resume=NO_EFFECT, path="folder")
     """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
 
 

@@ -159,10 +159,10 @@ class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings,
 
     precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=WARNED)
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
-    validation: Any = setting(None, on_resume=WARNED)
+    validation: Any = setting(None, on_resume=WARNED, path="input")
     """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ..., qrels: ...} searches a whole
     corpus (docs/training.md); user-defined ones are module:Class, or {use: module:Class, argument: value}."""
-    token_store: str = setting("auto", on_resume=NO_EFFECT)
+    token_store: str = setting("auto", on_resume=NO_EFFECT, path="folder")
     """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the run sees less than half of the
     rows or is a dry run; off: texts are tokenised for every batch; anything else: the folder to keep them in."""
     dry_run: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
@@ -187,7 +187,7 @@ class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings,
 class TrainingSettings(Settings):
     """The settings of a trainer."""
 
-    model_file: str | None = setting(None, on_resume=CONTENT)
+    model_file: str | None = setting(None, on_resume=CONTENT, path="input")
     """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers; original DPR checkpoint."""
     init: str | None = setting(None, choices=("scratch", "weights", "resume"), on_resume=START, requires=TRAINING)
     """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh

@@ -17,6 +17,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, from_main, on_main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default, get_logger
+from dpr.core.paths import user_path
 from dpr.core.seeding import seed_torch
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
@@ -89,7 +90,7 @@ class BiEncoderTrainer(Run):
         self.settings = settings = TrainingSettings.of(settings, **options)
         check_given(settings, model, output_dir, loss, {"callbacks": callbacks, "validations": validations}, metrics)
         train, self.ranks = settings.train, current_ranks()
-        self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
+        self.device, self.model, self.output_dir = model.device, model, user_path(output_dir)
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
         from dpr.training.stored_sets import opened_for_run  # every format of data and of tokens

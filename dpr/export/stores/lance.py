@@ -30,7 +30,7 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
         ConfigError: lancedb is not installed.
     """
     lancedb = require("lancedb", extra="stores", purpose="to=lancedb")
-    folder = Path(address).expanduser()
+    folder = Path(address)
     is_remote = "://" in address
     if not is_remote:
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import durable_text
 from dpr.formats.json_records import indented_record, iter_member_records
@@ -31,7 +32,7 @@ def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
 
 def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
     """Writes a DPR training file: JSON lines for names in .jsonl, else a JSON array; compressed for names in ``.gz``. Returns how many."""
-    file = Path(path)
+    file = user_path(path)
     if file.name.removesuffix(".gz").endswith(".jsonl"):
         return _write_lines(lambda _, sample: sample_to_json(sample), file, samples, note)
     count = 0

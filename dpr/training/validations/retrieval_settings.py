@@ -18,11 +18,11 @@ KIND = "retrieval"
 class RetrievalValidationSettings(Settings):
     """Questions that are searched in a whole corpus, or in a sample of it, with the present model."""
 
-    corpus: str = setting("", on_resume=CONTENT)
+    corpus: str = setting("", on_resume=CONTENT, path="input")
     """Passages: TSV (id, text, title), BEIR's corpus.jsonl or Parquet."""
-    questions: str = setting("", on_resume=CONTENT)
+    questions: str = setting("", on_resume=CONTENT, path="input")
     """Questions: TSV (question, answers), JSON lines, or BEIR's queries.jsonl."""
-    qrels: str | None = setting(None, on_resume=CONTENT)
+    qrels: str | None = setting(None, on_resume=CONTENT, path="input")
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels"), on_resume=IDENTITY)
     """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where given, else string."""
@@ -51,9 +51,8 @@ class RetrievalValidationSettings(Settings):
                 raise ConfigError(f"{prefix}{key} is not set; name a file")
         for key in ("corpus", "questions", "qrels"):
             if file := getattr(self, key):
-                if not Path(file).expanduser().is_file():
+                if not Path(file).is_file():
                     raise ConfigError(f"{prefix}{key}={file} is not a file")
-                setattr(self, key, str(Path(file).expanduser()))
         if self.match == "qrels" and not self.qrels:
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
         if self.sample and not self.qrels:
