@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.setting_keys import Setting, quoted
 from dpr.core.settings import leaves, put_back_idle
+from dpr.formats.yaml_files import read_yaml
+from dpr.storage.strict_json import describe
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 _TEXT_OPTIONS = (*KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is not a list there
@@ -102,6 +104,8 @@ def _compose(name: str, folder: Path, overrides: list[str]) -> Any:
     with initialize_config_dir(str(folder), **_version_base()):
         try:
             return compose(name, overrides=overrides)
+        except InputError:
+            raise
         except Exception as error:  # only the command line can be wrong here
             raise ConfigError(_hydra_message(error) or str(error)) from error
 
@@ -214,6 +218,9 @@ def _plugins() -> tuple[type[Any], type[Any]]:
             return _FILES
 
         def load_config(self, config_path: str) -> ConfigResult:
+            file = Path(self.path, self._normalize_file_name(config_path))
+            if file.is_file() and not isinstance(value := read_yaml(file), dict | None):  # which names file and line of what is wrong
+                raise InputError(f"holds {describe(value)}", file=file, expected="settings, each as key: value")
             loaded: ConfigResult = super().load_config(config_path)
             if loaded.header["package"] == "_group_":
                 loaded.header["package"] = None

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.settings import listed
 from dpr.storage.durable import read_json
+from dpr.storage.inside import inside, leads_inside
 from dpr.storage.strict_json import describe
 
 TOKENIZER = "tokenizer.json"
@@ -33,34 +35,27 @@ _READ: dict[str, int | None] = {
     r"(.*config.*|modules)\.json|chat_template\..*": _MIB,
 }
 _LONGEST_TEXT = 1 << 14
-_PLAIN_NAME = re.compile(r"[^/\\]+")
 
 
 def check_files(folder: Path, *, within: Path | None = None) -> None:
     """Raises InputError where reading a model folder would leave it, or read texts of a size that no model has.
 
-    Links lead out of it, but for those of a hub's cache to its own blobs; so may the names in an index of weights. ``folder`` itself may be
-    a link if a person typed it, not if a model folder, ``within``, names it.
+    Links may lead out of it, and so may the names in an index of weights. ``folder`` itself may be a link if a person typed it; what a
+    model folder, ``within``, names is inside that.
     """
-    if within is not None and folder.is_symlink():
+    if within is not None and not leads_inside(within, folder):
         raise InputError("is a link", file=folder, expected=f"a folder inside {within}")
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else ():
         kind = next((pattern for pattern in _READ if re.fullmatch(pattern, entry.name)), None)
         if kind is None:
             continue
         file, most = folder / entry.name, _READ[kind]
-        if entry.is_symlink() and not _is_of_cache(folder.resolve() / entry.name):
-            raise InputError("is a link", file=file, expected="the file itself; only links of a hub's cache to its own blobs are followed")
+        if entry.is_symlink() and not leads_inside(folder, file):
+            raise InputError("is a link", file=file, expected=f"a file inside {folder}, or a blob of a hub's cache that it is in")
         if most is not None and entry.is_file() and (size := entry.stat().st_size) > most:
             raise InputError(f"has {size:,} bytes", file=file, expected=f"at most {most:,}")
         if entry.name.endswith(".index.json"):
             _check_index(file)
-
-
-def _is_of_cache(link: Path) -> bool:
-    """Whether a link ``REPOSITORY/snapshots/REVISION/...`` leads to a file in ``REPOSITORY/blobs``."""
-    repository = next((parent.parent.parent for parent in link.parents if parent.parent.name == "snapshots"), None)
-    return repository is not None and link.resolve().parent == repository / "blobs"
 
 
 def _check_index(file: Path) -> None:
@@ -69,7 +64,7 @@ def _check_index(file: Path) -> None:
     if not isinstance(names, dict):
         raise InputError("has no weight_map", file=file, expected="files by the names of their weights")
     for name in names.values():
-        if not _is_plain(name) or not name.endswith(".safetensors"):
+        if inside(file.parent, name, stated_in=file.name).suffix != ".safetensors":
             raise InputError(f"names {describe(name)}", file=file, expected="safetensors files beside it")
 
 
@@ -84,13 +79,11 @@ def check_tokenizer_files(folder: Path) -> None:
                 raise InputError(f"is {describe(state)}", file=folder / name, expected="an object")
             if name == _CONFIG:
                 check_numbers(state, folder / name)  # the tokenizer's loader makes a config too
-            if name == "special_tokens_map.json":  # what it says is taken for the tokenizer's own arguments
-                odd = next((key for key in state if key.endswith("_file")), None)
-            else:
-                files = state.get("fast_tokenizer_files")
-                odd = "fast_tokenizer_files" if isinstance(files, list) and not all(map(_is_plain, files)) else None
-            if odd is not None:
-                raise InputError(f"{odd} is {describe(state[odd])}", file=folder / name, expected="no file elsewhere")
+            for key in state if name == "special_tokens_map.json" else ():  # which are taken for the tokenizer's own arguments
+                if key.endswith("_file"):
+                    raise InputError(f"{key} is {describe(state[key])}", file=folder / name, expected="no file elsewhere")
+            for file in listed(state.get("fast_tokenizer_files")):
+                inside(folder, file, stated_in=name)
             if name == TOKENIZER and (found := _fault(state)):
                 raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
 
@@ -106,10 +99,6 @@ def check_numbers(values: Any, file: str | Path) -> None:
             most = next(most for pattern, most in _MOST.items() if re.fullmatch(pattern, name))
             if isinstance(value, int) and abs(value) > most:
                 raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
-
-
-def _is_plain(name: Any) -> bool:
-    return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
 
 
 def _fault(state: dict[str, Any]) -> str | None:

@@ -26,6 +26,7 @@ from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
 from dpr.models.trials import pad_id
 from dpr.storage.durable import read_json
+from dpr.storage.inside import inside
 
 logger = get_logger(__name__)
 
@@ -85,10 +86,14 @@ def encode(folder: Path, side: str, items: Sequence[Any], *, precision: str = "f
     """
     serving = read_json(folder / SERVING)
     part = serving[side]
-    tokenizer = require("tokenizers", extra=EXTRA, purpose="checking a written graph").Tokenizer.from_file(str(folder / part["tokenizer"]))
+    tokenizer = require("tokenizers", extra=EXTRA, purpose="checking a written graph").Tokenizer.from_file(
+        str(inside(folder, part["tokenizer"], stated_in=SERVING))
+    )
     given = [_question(text, part) if isinstance(text, str) else _passage(text, part) for text in items]
     sequences = [encoding.ids or serving["empty"] for encoding in tokenizer.encode_batch(given)]
-    return GraphEncoder(_of_precision(folder / part["graph"], precision), pad_id=serving["pad_id"]).encode(sequences)
+    return GraphEncoder(_of_precision(inside(folder, part["graph"], stated_in=SERVING), precision), pad_id=serving["pad_id"]).encode(
+        sequences
+    )
 
 
 def _question(text: str, part: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ from dpr.models.pretrained import CONFIG
 from dpr.models.sentence_modules import dense_layer
 from dpr.models.sentence_transformers import DENSE, MODULES, NORMALIZE, POOLING, type_of
 from dpr.storage.durable import read_json
+from dpr.storage.inside import inside
 
 TOKENIZER, LENGTHS, LIBRARY = "tokenizer.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 _TEI_TYPES = (
@@ -181,7 +182,11 @@ def _recipe(folder: Path, pooling: Path, *known: str) -> Recipe:
 
 def _places(folder: Path, kind: str) -> list[Path]:
     """The folders of the modules of a kind, by the name that all versions of the library know."""
-    return [folder / str(module.get("path")) for module in read_json(folder / MODULES) if module.get("type") == type_of(kind)]
+    return [
+        inside(folder, module.get("path"), stated_in=MODULES)
+        for module in read_json(folder / MODULES)
+        if module.get("type") == type_of(kind)
+    ]
 
 
 def _require(*files: Path) -> None:

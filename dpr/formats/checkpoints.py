@@ -29,6 +29,7 @@ from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.text_input import iter_raw_lines, open_input
 from dpr.storage.durable import read_json, verify_folder
+from dpr.storage.inside import inside
 from dpr.storage.strict_json import describe
 
 if TYPE_CHECKING:
@@ -225,12 +226,12 @@ def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
         missing = ""
         for key in ("best_checkpoint", "last_checkpoint")[0 if prefer_best else 1 :]:
             name = run.get(key)
-            if name is not None and (not isinstance(name, str) or Path(name).name != name):
-                raise CheckpointError(f"{key} is {describe(name)}", file=path / RUN_FILE, expected="the name of a folder beside it")
-            if name and os.path.isdir(path / name):  # unlike Path.is_dir, False for names that cannot be
+            if name is None:
+                continue
+            if os.path.isdir(checkpoint := inside(path, name, stated_in=RUN_FILE)):  # unlike Path.is_dir, False for names that cannot be
                 if missing:
                     logger.warning("%s: its best checkpoint %s is missing; the last one, %s, is used", path, missing, name)
-                return path / name
-            missing = name or ""
+                return checkpoint
+            missing = name
         raise CheckpointError("the run has no checkpoint yet", file=path)
     return path

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 from dpr.core.errors import InputError
 from dpr.formats.json_records import is_finite_number
 from dpr.storage.durable import durable_file, json_text, read_json
+from dpr.storage.inside import inside
 from dpr.storage.strict_json import describe
 
 RESULTS = "results.json"
@@ -119,6 +120,9 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
         if not _are_texts(names) or not names or any(Path(name).name != name for name in names):
             raise InputError("not the results of an evaluation", file=file, expected="what dpr evaluate suite=... writes")
         columns.append(names)
+    for name in columns[0]:
+        for system in columns[1]:
+            inside(folder, f"{name}/{system}.json", stated_in=RESULTS)
     return columns[0], columns[1]
 
 

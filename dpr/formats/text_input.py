@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import matching_paths as matching_paths
+from dpr.core.paths import odd_kind
 
 logger = get_logger(__name__)
 
@@ -61,6 +62,8 @@ def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.Buffer
     Raises:
         InputError: also from inside the block, when reading fails or the gzip data is damaged.
     """
+    if kind := odd_kind(path):
+        raise InputError(f"is {kind}", file=path, expected="a file", hint="write its content to a file first")
     try:
         with open(path, "rb", buffering=0) as raw:
             stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER if place is None else _SHORT_BUFFER)

@@ -10,20 +10,7 @@ import yaml
 from dpr.core.errors import InputError
 from dpr.formats.text_input import open_input
 
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    problem = f"the key {key.value!r} is also in line {lines[key.value]}"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                lines[key.value] = line
-        return super().construct_mapping(node, deep)
+_MOST_VALUES = 100_000
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -36,10 +23,38 @@ def read_yaml(path: str | Path) -> Any:
     with open_input(file) as stream:
         content = stream.read()
     try:
-        return _Loader(content.decode("utf-8-sig")).get_single_data()
+        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _count(root, {})
+        return loader.construct_document(root)
     except UnicodeDecodeError as error:
-        raise InputError(f"byte {error.start + 1} is not UTF-8", file=file, hint="save the file as UTF-8") from None
+        line = content[: error.start].count(b"\n") + 1
+        raise InputError(f"0x{content[error.start]:02x} is not UTF-8", file=file, line=line, hint="save the file as UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        found = ", ".join(filter(None, (error.context, error.problem)))
+        raise InputError(f"not YAML: {found}", file=file, line=error.problem_mark and error.problem_mark.line + 1) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that does not exist
-        mark = getattr(error, "problem_mark", None)
-        found = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError(f"not YAML: {found}", file=file, line=mark and mark.line + 1) from None
+        raise InputError(f"not YAML: {str(error).splitlines()[0]}", file=file) from None
+
+
+def _count(node: Any, sizes: dict[int, int]) -> int:
+    """The number of values in a node where every alias stands for a copy of what it names; YAMLError for a key that stands twice."""
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = _MOST_VALUES  # of an alias inside of what it names
+    size = 1
+    lines: dict[str, int] = {}
+    for child in node.value if isinstance(node, yaml.CollectionNode) else ():
+        if isinstance(child, tuple):
+            key, child = child
+            name = str(key.value)
+            if name in lines:
+                raise yaml.MarkedYAMLError(problem=f"the key {name!r} is also in line {lines[name]}", problem_mark=key.start_mark)
+            lines[name] = key.start_mark.line + 1
+        size += _count(child, sizes)
+        if size >= _MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"its aliases make it more than {_MOST_VALUES:,} values", problem_mark=child.start_mark)
+    sizes[id(node)] = size
+    return size

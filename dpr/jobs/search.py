@@ -48,6 +48,7 @@ def search_settings(
     settings = SearchSettings()
     if folder is not None and (not corpus or (folder / FILE).is_file()):
         settings = SearchSettings.read(folder)
+        settings = replace(settings, passages=[] if corpus else settings.passages).confined(folder)
     elif folder is not None:
         here = [str(path.parent) for path in sorted(folder.glob(f"*/{MANIFEST}")) if _holds_vectors(path.parent)]
         settings = SearchSettings(model_file=str(folder) if here or vectors else None, encoded_ctx_files=here)

@@ -21,6 +21,7 @@ from dpr.formats.checkpoints import write_json_file
 from dpr.models.pretrained import CONFIG
 from dpr.models.settings import POOLINGS, EncoderSettings, pooling_kinds
 from dpr.storage.durable import read_json
+from dpr.storage.inside import inside
 from dpr.storage.strict_json import describe
 
 logger = get_logger(__name__)
@@ -272,10 +273,9 @@ def _prompts(library: dict[str, Any], file: Path) -> dict[str, Any]:
 def _inside(folder: Path, path: Any, file: Path) -> Path:
     if path in ("", "."):
         return folder
-    if not isinstance(path, str) or Path(path).name != path or path == "..":
-        raise CheckpointError(f"the path {describe(path)} of a module", file=file, expected="the name of a folder beside it")
-    check_files(folder / path, within=folder)
-    return folder / path
+    place = inside(folder, path, stated_in=file.name)
+    check_files(place)
+    return place
 
 
 def _read_object(file: Path) -> dict[str, Any]:

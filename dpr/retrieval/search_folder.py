@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger
 from dpr.core.settings import check_type
 from dpr.embedding.source import PassageSource
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.retrievers import QuestionForm
-from dpr.storage.checksums import verify_file
-from dpr.storage.durable import CHECKSUM, read_json, write_json
+from dpr.storage.checksums import content_sha256, verify_file
+from dpr.storage.durable import CHECKSUM, MANIFEST, read_json, write_json
+from dpr.storage.inside import leads_inside
+
+logger = get_logger(__name__)
 
 FILE = "search.json"
 _SCHEMA = 1
@@ -45,11 +50,14 @@ class SearchSettings:
     """That vectors are cut to; 0 = those of encoded_ctx_files."""
     text: GivenTextSettings = field(default_factory=GivenTextSettings)
     """The prompts that were named for a model that states none."""
+    fingerprints: list[str] = field(default_factory=list, compare=False)
+    """SHA-256 of the passages when ``search.json`` was written, in their order. Whoever knows it has had the file: see ``confined``."""
 
     def write(self, folder: Path) -> None:
         """Writes ``search.json`` into the folder."""
         relative = self._with_paths(lambda path: os.path.relpath(path, folder))
         value = asdict(relative) | {"schema": _SCHEMA}
+        value["fingerprints"] = [content_sha256(source.file) if source.file.is_file() else "" for source in self.passages]
         for passage_source in value["passages"]:
             passage_source["file"] = str(passage_source["file"])
         write_json(folder / FILE, value, note={})
@@ -79,10 +87,31 @@ class SearchSettings:
             parts["text"].check("text.")
             stored = _typed(cls, value | {"passages": passages} | parts, "")
             check_type("indexer.kind", stored.indexer.get("kind"), str)
-            _list({"encoded_ctx_files": stored.encoded_ctx_files}, "encoded_ctx_files", str)
+            for key in ("encoded_ctx_files", "fingerprints"):
+                _list({key: getattr(stored, key)}, key, str)
             return stored._with_paths(lambda path: os.path.normpath(folder / path))
         except (ConfigError, TypeError, ValueError) as error:  # TypeError: a passage source without a file
             raise InputError(f"not search settings: {error}", file=file, hint=retired.FILES) from None
+
+    def confined(self, folder: Path) -> SearchSettings:
+        """The settings as a folder from anybody may state them: nothing is written outside of it, and no text outside of it is shown but
+        what its writer has had, too.
+
+        Raises:
+            InputError: passages outside of the folder are missing, or others than when ``search.json`` was written.
+        """
+        for source, stated in zip_longest(self.passages, self.fingerprints[: len(self.passages)]):
+            if not leads_inside(folder, source.file) and content_sha256(source.file) != stated:
+                found = f"the passages {source.file} are outside of the folder, and not those that it states"
+                hint = f"if they are what you want to search, name them: corpus={source.file} (--corpus)"
+                raise InputError(found, file=folder / FILE, hint=hint)
+        built: dict[str, Any] = {}
+        for key in ("index_path", "bm25_index_path"):
+            index = getattr(self, key)
+            if index is not None and not leads_inside(folder, Path(index)) and not Path(index, MANIFEST).is_file():
+                logger.warning("%s names an index outside of the folder that is not there; it is built in memory: %s", folder / FILE, index)
+                built[key] = None
+        return replace(self, **built)
 
     def _with_paths(self, convert: Callable[[str], str]) -> SearchSettings:
         def optional(path: str | None) -> str | None:

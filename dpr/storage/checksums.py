@@ -17,7 +17,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
-from dpr.core.paths import user_path
+from dpr.core.paths import odd_kind, user_path
 from dpr.storage.durable import CHECKSUM, MADE_OF, describe_file, durable_file, names_below, verify_folder
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.strict_json import parsed
@@ -69,6 +69,8 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
 
 
 def _cached_sha256(path: Path) -> str:
+    if kind := odd_kind(path):
+        raise InputError(f"is {kind}", file=path, expected="a file")
     with open(path, "rb") as file:
         start, seen = time.time_ns(), _identity(file.fileno())
         note = cache_root(None) / _CONTENTS / text_sha256(seen)[:32]

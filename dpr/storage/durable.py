@@ -22,6 +22,7 @@ from typing import IO, Any
 from dpr.core.errors import InputError, OutputError
 from dpr.core.paths import CHECKSUM as CHECKSUM
 from dpr.core.version import __version__
+from dpr.storage.inside import is_below
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.strict_json import parsed
 
@@ -222,8 +223,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("schema") != SCHEMA:
         raise InputError(f"manifest schema {manifest.get('schema')!r} is not known", file=file, expected=str(SCHEMA))
     for name, entry in manifest["files"].items():
-        parts = Path(name).parts
-        if not parts or Path(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
+        if not is_below(name):
             raise InputError(f"the file name {name!r} leaves the folder", file=file)
         if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("sha256"), str):
             raise InputError(f"the entry of {name!r} has no bytes and sha256", file=file)

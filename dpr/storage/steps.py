@@ -30,6 +30,7 @@ from dpr.storage.durable import (
     write_manifest,
     writing,
 )
+from dpr.storage.inside import inside
 from dpr.storage.leftovers import open_own, remove_leftovers
 from dpr.storage.outputs import output
 from dpr.storage.strict_json import parsed
@@ -192,9 +193,7 @@ class StepsInOrder(Steps):
             if not self._is_record(name) and name not in self._sizes:
                 path.unlink()
         for name, size in self._sizes.items():
-            path = self.folder / name
-            if Path(name).is_absolute() or path.resolve() != self.folder.resolve() / name:
-                raise InputError(f"the file {name!r} is not in this folder", file=self.folder, hint="remove the folder")
+            path = inside(self.folder, name, stated_in=self.claim)
             if not path.is_file() or path.stat().st_size < size:
                 raise InputError("is shorter than it was written", file=path, hint=f"remove {self.folder} and rerun the same command")
             os.truncate(path, size)

@@ -21,6 +21,7 @@ from dpr.formats import checkpoints
 from dpr.formats.checkpoints import read_parts, stored_shapes, write_parts
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
+from dpr.storage.inside import inside
 from dpr.storage.leftovers import HOST_BYTES, ProcessName, remove, remove_leftovers, temporary_beside, this_process
 from dpr.storage.run_lock import RunLock
 from dpr.training.callbacks.protocol import Callback
@@ -206,9 +207,12 @@ class CheckpointFolder:
         """Progress and identity as stored."""
         state = read_json(folder / checkpoints.STATE_FILE)
         try:
-            return Progress(**state["progress"]), dict(state["identity"])
+            progress, identity = Progress(**state["progress"]), dict(state["identity"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"lacks what is needed to resume ({error})", file=folder / checkpoints.STATE_FILE) from error
+        if progress.best_checkpoint is not None:
+            inside(folder.parent, progress.best_checkpoint, stated_in=f"{folder.name}/{checkpoints.STATE_FILE}")
+        return progress, identity
 
 
 def _step_of(folder: Path) -> int:

@@ -19,6 +19,7 @@ from dpr.formats.metrics_files import PerQuestion, per_question, require_consist
 from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
 from dpr.storage.durable import read_json
+from dpr.storage.inside import is_below, leads_inside
 from dpr.storage.strict_json import parsed
 
 METRICS_FILE = "metrics.json"
@@ -142,7 +143,7 @@ def _read_run(folder: Path) -> Training:
         compared = [each for each in _list(run.verdict.get("comparisons")) if isinstance(each, dict)]
         run.verdict["comparisons"] = [each for each in compared if all(is_finite_number(each.get(name)) for name in numbers)]
     name = facts.get("last_checkpoint")
-    if isinstance(name, str) and name and Path(name).name == name:
+    if is_below(name) and leads_inside(folder, folder / name):
         step = name.rpartition(".step")[2]
         run.saved_step = float(step) if step.isdecimal() else 0
         _read_settings(folder / name, run)

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
 from dpr.formats.delimited import require_distinct
-from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.rows import chosen_split
 from dpr.storage.durable import read_json
+from dpr.storage.inside import inside
 
 _BATCH_ROWS = 256
 _SPLIT_FILE = "dataset_dict.json"
@@ -76,27 +76,24 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
         return [path / name for name in _plain_names(path / "state.json", "_data_files")]
     by_split: dict[str, list[Path]] = {}
     for file in sorted(path.rglob("*.parquet")):
-        inside = file.relative_to(path).parent.name
+        parent = file.relative_to(path).parent.name
         name = file.name.partition("-")[0].removesuffix(".parquet")
-        by_split.setdefault(inside if inside not in ("", "data") and name.isdigit() else name, []).append(file)
+        by_split.setdefault(parent if parent not in ("", "data") and name.isdigit() else name, []).append(file)
     if not by_split:
         raise InputError("no Parquet or Arrow files in this folder", file=path)
     return by_split[chosen_split(list(by_split), split, path)]
 
 
 def _plain_names(file: Path, key: str) -> list[str]:
-    """The file or folder names that a description of a folder lists, all directly inside it."""
+    """The file or folder names that a description of a folder lists, all inside it."""
     value = read_json(file)
     listed = value.get(key) if isinstance(value, dict) else None
     names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in listed] if isinstance(listed, list) else []
-    plain = [name for name in names if isinstance(name, str) and _is_plain(name)]
-    if not plain or len(plain) < len(names):
+    if not names:
         raise InputError(f"no list {key!r} of names in this folder", file=file)
-    return plain
-
-
-def _is_plain(name: str) -> bool:
-    return 0 < len(name) < 256 and Path(name).name == name and "\0" not in name and not has_lone_surrogate(name)
+    for name in names:
+        inside(file.parent, name, stated_in=file.name)
+    return names
 
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:

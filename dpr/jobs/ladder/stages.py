@@ -17,6 +17,7 @@ from dpr.core.hashes import text_sha256
 from dpr.formats.checkpoints import RUN_FILE
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST, describe_file, read_json, read_manifest, write_json
+from dpr.storage.inside import inside
 
 RECORD = "stage.json"
 _FORMAT = 1
@@ -90,7 +91,7 @@ class Record:
         folder = self.stage.folder
         for name, facts in self.stored["outputs"].items():
             try:
-                file = _described(folder / name)
+                file = _described(inside(folder, name, stated_in=RECORD))
                 if file.stat().st_size != facts["bytes"]:
                     return f"{name} has changed"
                 for inner, entry in (read_manifest(folder / name)["files"] if file.name == MANIFEST else {}).items():
