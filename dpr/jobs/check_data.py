@@ -86,7 +86,7 @@ def run(config: CheckDataSettings) -> int:
             prefixes[side] = tensorizer.text.agreed_prefix(prefixes[side], prompt, key=key) or ""
     given = {"train": config.files, "dev": config.dev}
     sets = {name: check_files(expand_files(files), read_options(config)) for name, files in given.items() if files}
-    corpus, questions, qrels = (Path(name).expanduser() if name else None for name in (config.corpus, config.questions, config.qrels))
+    corpus, questions, qrels = (Path(name) if name else None for name in (config.corpus, config.questions, config.qrels))
     retrieval = RetrievalCheck(corpus, questions, qrels) if corpus or questions else None
     lines, problems = report(sets, retrieval, tensorizer, prefixes)
     print("\n".join(lines))

@@ -50,9 +50,9 @@ class RetrievalValidationSettings(Settings):
             if not getattr(self, key):
                 raise ConfigError(f"{prefix}{key} is not set; name a file")
         for key in ("corpus", "questions", "qrels"):
-            if file := getattr(self, key):
-                if not Path(file).is_file():
-                    raise ConfigError(f"{prefix}{key}={file} is not a file")
+            file = getattr(self, key)
+            if file and not Path(file).is_file():
+                raise ConfigError(f"{prefix}{key}={file} is not a file")
         if self.match == "qrels" and not self.qrels:
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
         if self.sample and not self.qrels:
