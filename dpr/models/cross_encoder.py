@@ -12,6 +12,7 @@ import torch
 
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.hashes import text_sha256
+from dpr.core.paths import user_path
 from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
@@ -78,7 +79,7 @@ class CrossEncoder:
         """
         from transformers import AutoModelForSequenceClassification
 
-        path = Path(folder).expanduser()
+        path = user_path(folder)
         if not (path / CONFIG).is_file():
             raise CheckpointError("has no config.json" if path.exists() else "there is no such folder", file=path, expected=EXPECTED)
         check_safetensors(path)
