@@ -17,8 +17,6 @@ from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_read
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.setting_keys import Setting, quoted
 from dpr.core.settings import leaves, put_back_idle
-from dpr.formats.yaml_files import read_yaml
-from dpr.storage.strict_json import describe
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 _TEXT_OPTIONS = (*KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is not a list there
@@ -209,6 +207,9 @@ def _plugins() -> tuple[type[Any], type[Any]]:
     from hydra.plugins.config_source import ConfigResult, ConfigSource
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+    from dpr.formats.yaml_files import read_yaml
+    from dpr.storage.strict_json import describe
+
     sources: list[Any] = Plugins.instance().discover(ConfigSource)
     files: Any = next(kind for kind in sources if kind.scheme() == "file")
 
@@ -219,7 +220,8 @@ def _plugins() -> tuple[type[Any], type[Any]]:
 
         def load_config(self, config_path: str) -> ConfigResult:
             file = Path(self.path, self._normalize_file_name(config_path))
-            if file.is_file() and not isinstance(value := read_yaml(file), dict | None):  # which names file and line of what is wrong
+            value = read_yaml(file) if file.is_file() else None  # names file and line of what is wrong
+            if not isinstance(value, dict | None):
                 raise InputError(f"holds {describe(value)}", file=file, expected="settings, each as key: value")
             loaded: ConfigResult = super().load_config(config_path)
             if loaded.header["package"] == "_group_":
