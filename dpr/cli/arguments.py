@@ -141,7 +141,7 @@ def _assigned(words: list[str], operands: Sequence[Setting]) -> dict[str, str | 
 def _trimmed(token: str) -> str:
     key, _, value = token.lstrip().partition("=")
     if is_one_of(KEEP_SPACES, key) and value.strip() and value[-1].isspace() and not is_ready(value.strip()):
-        return f"{key}={quoted(value)}"
+        return f"{key}={quoted(value, resolves=True)}"
     return token.strip().rstrip("\\").rstrip()
 
 
@@ -185,6 +185,6 @@ def unquoted(value: str) -> str:
     """What ``quoted`` was given, or the value itself where it has no quotes around it."""
     if _QUOTED.fullmatch(value) is None:
         return value
-    inner = re.sub(r"(\\*)\\(['\"])", lambda match: match.group(1)[: len(match.group(1)) // 2] + match.group(2), value[1:-1])
+    inner = re.sub(r"(\\*)\\(['\"]|\$\{)", lambda match: match.group(1)[: len(match.group(1)) // 2] + match.group(2), value[1:-1])
     kept = inner.rstrip("\\")
     return kept + "\\" * ((len(inner) - len(kept)) // 2)

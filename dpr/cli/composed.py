@@ -46,7 +46,7 @@ def run_composed(
     if missing := [path for path in [*extra, main] if not path.is_dir()]:
         raise ConfigError(f"there is no configuration folder {missing[0]}")
     if extra:
-        overrides = [*overrides, "hydra.searchpath=[" + ",".join(f"'{_FILES}://{path}'" for path in extra) + "]"]
+        overrides = [*overrides, "hydra.searchpath=[" + ",".join(quoted(f"{_FILES}://{path}") for path in extra) + "]"]
     name = (given.values_of("--config-name", "-cn") or [config_name])[-1]
     try:
         if given.is_sweep or given.is_for_hydra:
@@ -81,7 +81,7 @@ def _quote_override(override: str, known: Mapping[str, Setting], is_sweep: bool)
     if is_ready(value) or not (takes_text or takes_texts):
         return f"{key}={value}"
     if exists(value) or (takes_text and not is_sweep):
-        return f"{key}={quoted(value)}"
+        return f"{key}={quoted(value, resolves=not exists(value))}"
     return f"{key}={value if is_sweep else _quote_texts(value)}"
 
 
@@ -89,9 +89,12 @@ def _quote_texts(value: str) -> str:
     """A text or a list of texts; a comma separates without brackets too."""
     in_brackets = value.startswith("[") and value.endswith("]")
     if not in_brackets and (value.startswith("{") or "," not in value):
-        return value if value.startswith("{") or _PLAIN.fullmatch(value) else quoted(value)
+        return value if value.startswith("{") or _PLAIN.fullmatch(value) else quoted(value, resolves=True)
     # Braces are a set of options, which Hydra reads.
-    parts = [part if part.startswith("{") or is_ready(part) or _PLAIN.fullmatch(part) else quoted(part) for part in items_of(value)]
+    parts = [
+        part if part.startswith("{") or is_ready(part) or _PLAIN.fullmatch(part) else quoted(part, resolves=not exists(part))
+        for part in items_of(value)
+    ]
     return "[" + ",".join(parts) + "]"
 
 

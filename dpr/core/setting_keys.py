@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from dpr.core.setting_rules import Rule, rule_of
 from dpr.core.settings import without_none
 
-_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+_PLAIN = re.compile(r"(?!(null|true|false|yes|no|on|off|inf|infinity|nan)$)[a-z./][\w./+-]*", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,9 @@ def _field_docs(config_class: type) -> dict[str, str]:
     return docs
 
 
-def quoted(value: str) -> str:
-    """The value in quotes, so that all of it is taken as it is."""
-    escaped = re.sub(r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value)
+def quoted(value: str, *, resolves: bool = False) -> str:
+    """The value in quotes, so that all of it is taken as it is; with ``resolves``, but for ``${...}``, which stands for another setting."""
+    escaped = re.sub(r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value if resolves else unresolved(value))
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{chr(92) * trailing}'"
 
@@ -102,4 +103,20 @@ def typed(value: Any) -> str:
         return "{" + ",".join(f"{key}: {typed(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, Path):
+        value = str(value)
     return json.dumps(value) if not isinstance(value, str) else value if _PLAIN.fullmatch(value) else quoted(value)
+
+
+def overrides(values: Mapping[str, Any]) -> list[str]:
+    """The settings as a command line that is composed of them, each read back as it is; those that are None are left out."""
+    return [f"{key}={typed(value)}" for key, value in values.items() if value is not None]
+
+
+def unresolved(value: Any) -> Any:
+    """A value for a file of settings, every text in it read back as it is."""
+    if isinstance(value, Mapping):
+        return {key: unresolved(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [unresolved(item) for item in value]
+    return re.sub(r"(\\*)\$\{", lambda match: match.group(1) * 2 + "\\${", value) if isinstance(value, str) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +90,10 @@ def run(config: AdaptSettings) -> float | None:
     show_choice(plan)
     value = None if config.set is None else _evaluate(plan, config.set)
     print(f"\nIt took {(time.monotonic() - start) / 60:.1f} minutes.\n")
-    print(f'Search by hand:   dpr search {out} "your question"')
-    print(f"In a browser:     dpr serve {out}")
+    print(f'Search by hand:   dpr search {shlex.quote(str(out))} "your question"')
+    print(f"In a browser:     dpr serve {shlex.quote(str(out))}")
     if config.set is None:
-        print(f"How good is it?   dpr evaluate run={out} set=FOLDER, with questions and judgements of yours")
+        print(f"How good is it?   dpr evaluate run={shlex.quote(str(out))} set=FOLDER, with questions and judgements of yours")
     return value
 
 

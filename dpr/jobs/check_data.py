@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -119,7 +120,8 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
         print(f"  {record['doubt']:.2f}  {_short(record['question'])}\n        {record['label']}: {_short(record['passage']['text'])}")
         if "instead" in record:
             print(f"        found:    {_short(record['instead']['text'])}")
-    print(f"Delete the lines that are right, then dpr prepare {' '.join(config.files)} out=FILE suspects={out} (relabel=true)")
+    command = shlex.join(["dpr", "prepare", *config.files, "out=FILE", f"suspects={out}"])
+    print(f"Delete the lines that are right, then {command} (relabel=true)")
 
 
 def _short(text: str) -> str:

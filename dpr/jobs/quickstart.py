@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ def run(config: QuickstartSettings) -> int:
     else:
         print(f"\n{plan.counts()['passages']:,} passages, too few questions in them to train on: BM25 searches them.")
         print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
-        print(f'Search by hand:   dpr search {out} "your question"')
+        print(f'Search by hand:   dpr search {shlex.quote(str(out))} "your question"')
     if not config.serve:
         return 0
     if (port := _port(config.port)) != config.port and not port:
@@ -130,6 +131,6 @@ def show(plan: AdaptationPlan, config: QuickstartSettings, seconds: float) -> No
     if counts["unread files"]:
         print(f"{counts['unread files']:,} files could not be read: {plan.texts.prepared / 'unread.jsonl'} says why")
     print(f"It took {seconds / 60:.1f} minutes.\n")
-    print(f'Search by hand:   dpr search {plan.out} "your question"')
-    print(f"In a browser:     dpr serve {plan.out} metadata=file")
+    print(f'Search by hand:   dpr search {shlex.quote(str(plan.out))} "your question"')
+    print(f"In a browser:     dpr serve {shlex.quote(str(plan.out))} metadata=file")
     print(f"Curves, examples: {plan.out / 'report.html'}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpr.core.errors import InputError
-from dpr.core.setting_keys import typed
+from dpr.core.setting_keys import overrides
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.ladder.stages import Stage, trained_files
@@ -152,8 +152,8 @@ class _Builder:
         self.prepared = plan.texts.prepared
         self.evaluated = self.prepared / pseudo_questions.EVALUATION_CORPUS
         self.is_new = plan.encoder in (STATIC, TRANSFORMER)
-        self.device = [] if plan.device is None else [f"device={plan.device}"]
-        self.model = f"model_file={plan.out / 'model'}"
+        self.device = overrides({"device": plan.device})
+        self.model = {"model_file": plan.out / "model"}
 
     def build(self) -> list[Stage]:
         plan = self.plan
@@ -169,9 +169,9 @@ class _Builder:
             self._teach(first, plan.teacher)
         self._embed("vectors", plan.texts.corpus, "the passages, for searching")
         self._embed("evaluation", self.evaluated, "the passages, without the questions cut or made from them")
-        bm25 = ["indexer=bm25", f"bm25_index_path={plan.out / 'bm25' / 'index'}"]
-        dense = [self.model, f"encoded_ctx_files={plan.out / 'evaluation' / 'corpus_0'}", *self.device]
-        both = [*dense, f"bm25_index_path={plan.out / 'weight' / 'index'}", "hybrid=linear", f"hybrid_depth={_DEPTH}"]
+        bm25 = overrides({"indexer": "bm25", "bm25_index_path": plan.out / "bm25" / "index"})
+        dense = [*overrides({**self.model, "encoded_ctx_files": plan.out / "evaluation" / "corpus_0"}), *self.device]
+        both = [*dense, *overrides({"bm25_index_path": plan.out / "weight" / "index", "hybrid": "linear", "hybrid_depth": _DEPTH})]
         tuned = [*both, "tune_hybrid_weight=true", f"tune_metric={_METRIC}"]
         self._retrieve("weight", folder_data.DEV, lambda: tuned, "the hybrid's weight, on the dev questions", ["evaluation"], ["index"])
         if isinstance(plan.texts, FolderTexts):
@@ -204,11 +204,10 @@ class _Builder:
         plan = self.plan
         shape = {"layers": 0, "hidden": 1024} if plan.encoder == STATIC else {"layers": 1, "hidden": 256}
         shape["vocab_size"] = 30_000 if plan.encoder == STATIC else 8000
-        texts = [f"corpus={plan.texts.corpus}"]
+        given: dict[str, Any] = {"corpus": plan.texts.corpus, "out": plan.out / "encoder" / "untrained", **shape}
         if isinstance(plan.texts, FolderTexts):
-            texts += ["--questions", str(self.prepared / f"{folder_data.TRAIN}.jsonl")]
-        made = [f"out={plan.out / 'encoder' / 'untrained'}", *(f"{key}={value}" for key, value in shape.items())]
-        command = ["new-encoder", *texts, *made]
+            given["questions"] = [self.prepared / f"{folder_data.TRAIN}.jsonl"]
+        command = ["new-encoder", *overrides(given)]
         self._stage(plan.out / "encoder", "an encoder without weights", lambda: command, lambda: ["untrained"], settings=shape)
 
     def _train(self, folder: Path, what: str, after: Sequence[str], *, tried: Trial | None = None) -> None:
@@ -219,7 +218,7 @@ class _Builder:
         options = {f"datasets.{name}.{key}": value for name, entry in sets.items() for key, value in entry.items()}
         mixed = {"train.sampling.mixed": True} if len(sets) > 1 else {}
         given = {**start, "train_datasets": list(sets), **options, **mixed}
-        values = [*(f"{key}={typed(value)}" for key, value in given.items()), *self._judged(folder)]
+        values = [*overrides(given), *self._judged(folder)]
 
         def command() -> list[str]:
             share = 1.0 if tried is None else _SHARE_OF_TRIALS
@@ -252,20 +251,20 @@ class _Builder:
         files = {"corpus": str(self.evaluated), **{key: str(self.prepared / name) for key, name in names.items()}}
         values: dict[str, Any] = {"sanity_validation": 0, "eval_at_start": False, "best_metric": f"eval/dev/{_METRIC}", "keep_last": 1}
         values["validation"] = [{"kind": "retrieval", **files, "name": "dev"}]
-        return [*(f"train.{key}={typed(value)}" for key, value in values.items()), f"output_dir={typed(str(folder))}", *self.device]
+        return [*overrides({f"train.{key}": value for key, value in values.items()} | {"output_dir": folder}), *self.device]
 
     def _teach(self, first: Path, teacher: Path) -> None:
         """Trains the model in ``first`` on the teacher's margins between pairs and the negatives that BM25 and this model find for them,
         among the passages of the pairs: were those held back negatives, the dev questions would tell nothing."""
-        plan, model, pairs, own = self.plan, self.plan.out / "model", self.plan.out / "pairs", f"model_file={first}"
+        plan, model, pairs, own = self.plan, self.plan.out / "model", self.plan.out / "pairs", overrides({"model_file": first})
         (entry,), file, before = plan.texts.train_sets(plan.kinds).values(), pairs / "cut" / pseudo_questions.TRAIN, pairs.name
         config = (teacher / "config.json").read_text() if (teacher / "config.json").is_file() else ""
         kind = "cross_encoder" if "ForSequenceClassification" in config else "model_file"
 
         def cut() -> list[str]:
             rounds = -(-(plan.max_pairs or _LEAST_PAIRS) // plan.counts()["passages"])
-            how = [f"pairs={typed(plan.kinds)}", f"held_back={entry['held_back']}", f"rounds={rounds}"]
-            return ["prepare-pairs", entry["file"], f"out={pairs / 'cut'}", *how]
+            how = {"pairs": plan.kinds, "held_back": entry["held_back"], "rounds": rounds}
+            return ["prepare-pairs", *overrides({"corpus": entry["file"], "out": pairs / "cut", **how})]
 
         def train() -> list[str]:
             audit, temperature = read_json(file.with_name(f"{file.name}.audit.json")), float(plan.chosen().overrides[-1].partition("=")[2])
@@ -275,31 +274,31 @@ class _Builder:
             how = [*plan.batch(batch), "train.hard_negatives=6", "train.num_train_epochs=1", "loss.nll_weight=0"]
             how += [f"loss.margin_mse_weight={2 / temperature**2:g}", f"loss.margin_mse_scale={scale:g}"]
             how += ["train.learning_rate=0.005"] if self.is_new else []
-            start, data = f"model_file={typed(str(first))}", f"train_datasets={typed(str(file))}"
-            return ["train", start, data, "init=weights", *how, *self._judged(model)]
+            start = overrides({"model_file": first, "train_datasets": file, "init": "weights"})
+            return ["train", *start, *how, *self._judged(model)]
 
         self._stage(pairs, "pairs, as a file", cut, lambda: ["cut"], settings={"pairs": plan.kinds, "max_pairs": plan.max_pairs})
         for name, what, how, inputs in [
             ("mined_bm25", "negatives, by BM25", ["mine", "per_question=3"], {}),
-            ("mined", "negatives, by the encoder", ["mine", "per_question=3", "keep_existing=true", own, *self.device], {}),
-            ("scored", "the teacher's scores", ["score", f"{kind}={teacher}", *self.device], {"teacher": [teacher]}),
+            ("mined", "negatives, by the encoder", ["mine", "per_question=3", "keep_existing=true", *own, *self.device], {}),
+            ("scored", "the teacher's scores", ["score", *overrides({kind: teacher}), *self.device], {"teacher": [teacher]}),
         ]:
             read, file, after = file, plan.out / name / "pairs.jsonl", [first.name, before]
-            command, before = partial(list[str], [*how, str(read), f"out={file}"]), name
+            command, before = partial(list[str], [*how, *overrides({"files": [read], "out": file})]), name
             self._stage(file.parent, what, command, lambda: ["pairs.jsonl", "pairs.jsonl.audit.json"], after, settings={}, inputs=inputs)
         options = {"settings": {"seed": plan.seed}, "processes": plan.processes, "is_training": True}
         self._stage(model, "training, by the teacher", train, lambda: trained_files(model), [first.name, before], **options)
 
     def _embed(self, name: str, corpus: Path, what: str) -> None:
         folder = self.plan.out / name
-        command = ["embed", self.model, f"ctx_src={corpus}", f"out_file={folder / 'corpus'}", *self.device]
+        command = ["embed", *overrides({**self.model, "ctx_src": corpus, "out_file": folder / "corpus"}), *self.device]
         self._stage(folder, what, lambda: command, lambda: ["corpus_0"], ["model"], settings={}, processes=self.plan.processes)
 
     def _retrieve(
         self, name: str, split: str, how: Callable[[], list[str]], what: str, after: Sequence[str], more: Sequence[str] = ()
     ) -> None:
-        asked = [f"qa_dataset={self.prepared / f'{split}_questions.jsonl'}", f"qrels={self.prepared / f'{split}_qrels.tsv'}"]
-        asked += [f"ctx_datasets={self.evaluated}", f"metrics_file={self.plan.metrics(name)}"]
+        files = {"qa_dataset": self.prepared / f"{split}_questions.jsonl", "qrels": self.prepared / f"{split}_qrels.tsv"}
+        asked = overrides({**files, "ctx_datasets": self.evaluated, "metrics_file": self.plan.metrics(name)})
         settings = {"hybrid_depth": _DEPTH}
         outputs = ["metrics.json", *more]
         self._stage(self.plan.out / name, what, lambda: ["retrieve", *asked, *how()], lambda: outputs, after, settings=settings)
@@ -322,9 +321,9 @@ def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) 
         batch, pairs = min(batch, 32), max(1024, min(4 * passages, 20_000))
         known = Path(plan.encoder)
         how = (
-            [f"model_file={typed(plan.encoder)}"]
+            overrides({"model_file": plan.encoder})
             if known.is_dir()
-            else [f"encoder.pretrained_model_cfg={typed(plan.encoder)}", "encoder.shared=true"]
+            else overrides({"encoder.pretrained_model_cfg": plan.encoder, "encoder.shared": True})
         )
         if not (is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()):  # those state it
             how += ["encoder.pooling=mean", "encoder.normalize=true"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpr.core.hashes import text_sha256
+from dpr.core.setting_keys import overrides
 from dpr.jobs.ladder.stages import Stage
 from dpr.preparation import folder_data
 from dpr.preparation.folder_files import find_documents, name_in
@@ -54,7 +55,7 @@ class CorpusTexts:
             "pseudo",
             self.out / "pseudo",
             "pseudo-questions, to choose settings by",
-            lambda: ["prepare-pairs", str(self.corpus), f"out={self.prepared}", f"held_back={_HELD_BACK}"],
+            lambda: ["prepare-pairs", *overrides({"corpus": self.corpus, "out": self.prepared, "held_back": _HELD_BACK})],
             {"held_back": _HELD_BACK},
             lambda: [self.prepared.name],
             inputs={"corpus": [self.corpus]},
@@ -88,15 +89,15 @@ class FolderTexts:
         """
         files = find_documents(self.folder, self.reading.types)
         values = {key: value for key, value in asdict(self.reading).items() if key != "types"}
-        given = [f"{key}={value}" for key, value in values.items()]
-        given += [f"types={','.join(self.reading.types)}"] if self.reading.types else []
-        given += [f"questions={self.questions}"] if self.questions else []
+        given = {"folder": self.folder, "out": self.prepared, **values, "questions": self.questions, "few": True}
+        if self.reading.types:
+            given["types"] = self.reading.types
         names = text_sha256(json.dumps([name_in(self.folder, path) for path in files]))
         return Stage(
             "data",
             self.out / "data",
             f"{len(files)} files: passages, training questions, held-out questions",
-            lambda: ["prepare-folder", str(self.folder), f"out={self.prepared}", *given, "few=true"],
+            lambda: ["prepare-folder", *overrides(given)],
             {**values, "types": self.reading.types, "names": names},
             lambda: [self.prepared.name],
             inputs={"folder": files, **({"questions": [self.questions]} if self.questions else {})},
