@@ -244,8 +244,8 @@ class Retriever:
             return mode
         if mode not in ("dense", "bm25", "hybrid"):
             raise ConfigError(f"mode={mode!r} is not known; choose dense, bm25 or hybrid")
-        needed = "a model and its vectors; name them with model= and vectors= (--model, --vectors)"
-        raise ConfigError(f"mode={mode} needs {needed}, or search with mode={self.modes[0]}")
+        needed = "a model and its vectors of the passages, which dpr embed makes; name them with model= and vectors= (--model, --vectors)"
+        raise ConfigError(f"mode={mode} needs {needed}, or search by words with mode={self.modes[0]} (--mode {self.modes[0]})")
 
     def _chosen(self, where: Mapping[str, Any] | None, ids: Iterable[str] | np.ndarray | None) -> np.ndarray:
         """Ids (n,), ascending and distinct."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import logging
 import os
 import sys
@@ -45,6 +46,9 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     """
     from dpr.core.stopping import OWNED_PROCESS
 
+    for stream in (sys.stdin, sys.stdout):  # texts of a corpus are printed on any terminal; standard error replaces already
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     code: list[int] = []
     os.environ[OWNED_PROCESS] = str(os.getpid())
     if "RANK" in os.environ:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from dpr.core.compute_settings import DeviceSettings
+from dpr.core.errors import ConfigError
 from dpr.core.settings import setting
 
 if TYPE_CHECKING:
@@ -53,8 +54,15 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
     """module:Class of a model with a user-defined pooling."""
 
     def check_together(self, prefix: str) -> None:
-        if self.corpus and self.question is None and self.folder is not None and not Path(self.folder).is_dir():
-            self.folder, self.question = None, self.folder  # with corpus=, a single word is the question
+        from dpr.formats.text_input import matching_paths
+
+        names_files = self.corpus or self.model or self.vectors
+        if names_files and self.question is None and self.folder is not None and not Path(self.folder).is_dir():
+            self.folder, self.question = None, self.folder  # then a single word is the question
+        if self.question is None and len(self.vectors) > 1 and not matching_paths(last := self.vectors[-1]):
+            if len(last.split()) < 2:
+                raise ConfigError(f"--vectors {last}: no such files; if it is the question, write it before --vectors, not after")
+            self.question = self.vectors.pop()
 
 
 def run(config: SearchCommand) -> None:

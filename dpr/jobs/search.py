@@ -51,7 +51,7 @@ def search_settings(
         settings = replace(settings, passages=[] if corpus else settings.passages).confined(folder)
     elif folder is not None:
         here = [str(path.parent) for path in sorted(folder.glob(f"*/{MANIFEST}")) if _holds_vectors(path.parent)]
-        settings = SearchSettings(model_file=str(folder) if here or vectors else None, encoded_ctx_files=here)
+        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=here)
     if corpus:
         settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
     if model:
@@ -105,10 +105,13 @@ class StoredCorpus:
 
     @property
     def mode(self) -> str:
-        """How the folder says that it is searched."""
-        if index_class(str(self.settings.indexer.get("kind"))).reads == "texts":
+        """How the folder, or what was named, says that it is searched; whether the files for it are there is another matter (``modes``)."""
+        stored, kind = self.settings, str(self.settings.indexer.get("kind"))
+        if index_class(kind).reads == "texts":
             return "bm25"
-        return ("dense" if self.settings.hybrid == "none" else "hybrid") if self._has_dense else "bm25"
+        if stored.hybrid != "none":
+            return "hybrid"
+        return "dense" if stored.model_file or stored.encoded_ctx_files or stored.index_path or kind != "exact" else "bm25"
 
     @property
     def modes(self) -> tuple[str, ...]:

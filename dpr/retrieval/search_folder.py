@@ -73,7 +73,7 @@ class SearchSettings:
         if not file.is_file():
             hint = "an unfinished dpr quickstart: rerun its command, which goes on; or " if (folder / "data" / "texts").is_dir() else ""
             hint += f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and --model with --vectors"
-            raise InputError(f"no {FILE}", file=folder, hint=hint)
+            raise InputError(f"no {FILE}" if folder.is_dir() else "no such folder", file=folder, hint=hint)
         value = read_json(file)
         if not isinstance(value, dict) or value.pop("schema", None) != _SCHEMA:
             raise InputError("not search settings", file=file, expected=f"an object with schema {_SCHEMA}")

@@ -8,17 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.setting_keys import overrides
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
 from dpr.jobs.indexes import index_choice, open_text_index
-from dpr.jobs.ladder.stages import Stage, trained_files
+from dpr.jobs.ladder.stages import Record, Stage, trained_files
 from dpr.jobs.ladder.texts import FolderTexts, Texts
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.preparation import folder_data, pseudo_questions
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import IndexerConfig
 from dpr.storage.durable import read_json, read_manifest, remove_folder
+from dpr.storage.run_lock import LOCK_FILE
 
 STATIC, TRANSFORMER = "static", "transformer"
 SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
@@ -116,9 +117,16 @@ def stages(plan: AdaptationPlan) -> list[Stage]:
     """All stages, in order.
 
     Raises:
+        ConfigError: ``out`` holds files of something else.
         InputError: a folder of documents does not exist or holds none.
     """
-    return _Builder(plan).build()
+    made = _Builder(plan).build()
+    if plan.out.is_dir() and not any(Record(stage).is_started for stage in made):
+        own = {stage.folder.relative_to(plan.out).parts[0] for stage in made} | {LOCK_FILE}
+        if others := sorted(path.name for path in plan.out.iterdir() if path.name not in own and not path.name.startswith(".")):
+            kind = "a training run" if RUN_FILE in others else "other files"
+            raise ConfigError(f"out={plan.out} holds {kind} ({others[0]}); name a new folder, or one that this command made")
+    return made
 
 
 def write_search(plan: AdaptationPlan, *, is_trained: bool = True) -> None:
