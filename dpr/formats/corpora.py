@@ -17,23 +17,19 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage
-from dpr.formats.delimited import (
+from dpr.formats.column_names import (
     PASSAGE_IDS,
     PASSAGE_TEXTS,
     QUESTION_IDS,
     QUESTIONS,
     TITLES,
-    TableForm,
     are_names,
-    wrong_columns,
     named_columns,
     normal_name,
     require_known_names,
-    require_readable,
-    table_form,
-    table_rows,
     warn_of_header,
 )
+from dpr.formats.delimited import TableForm, require_readable, table_form, table_rows, wrong_columns
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.origins import origin_of, origin_record
 from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
@@ -241,7 +237,7 @@ def _columns(form: TableForm, columns: Columns, path: Path) -> tuple[Columns, li
     if columns == DEFAULT_COLUMNS:
         named = named_columns(first, _NAMES, {"titles": TITLES}, file=path, line=line)
         if named is None:
-            require_known_names(form, _NAMES, file=path)
+            require_known_names(form.rows, _NAMES, file=path)
             return columns, None
         return (named["ids"], named["texts"], named.get("titles", -1)), first
     names = [normal_name(name) for name in first]

@@ -2,7 +2,8 @@
 
 A tab separates fields, or a comma where the header or the name of the file says so. A newline ends a row. A field is quoted if it begins
 with ``"``, ends with ``"``, and every quote between is doubled; all other quotes are text. In a file that is not quoted as a whole (some
-quotes stand where no csv writer puts them, and too few where only one does; its first megabyte decides) all of them are text; one that is separated by commas is always quoted.
+quotes stand where no csv writer puts them, and too few where only one does; its first megabyte decides) all of them are text. Files
+separated by commas are always quoted.
 
 A quoted field may go on over the following lines if it closes there and the row then has as many columns as the first. This is decided
 from the row and the lines after it alone, so that reading can begin at any row.
@@ -13,37 +14,20 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 
 from dpr.core.errors import InputError
-from dpr.core.logs import get_logger
-from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, iter_lines
-
-logger = get_logger(__name__)
+from dpr.formats.column_names import ALL_NAMES, are_names, normal_name
+from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, iter_lines, warn_of_file
 
 _HEAD_CHARACTERS = 2**20
 _COMPARED_LINES = 20
 _SIGNS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "vertical bars"}
-_warned: set[tuple[Path, str]] = set()
 _INSIDE = re.compile(r'[^"]*(?:""[^"]*)*')  # what may stand between the quotes of a field
-_COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
-
-PASSAGE_IDS = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id", "corpus_id", "docno")
-PASSAGE_TEXTS = (
-    *("text", "contents", "content", "passage", "passage_text", "document_text", "doc_text", "body", "document", "paragraph", "context"),
-)
-TITLES = ("title", "passage_title", "document_title", "doc_title")
-QUESTION_IDS = ("_id", "id", "qid", "query_id", "question_id", "topic_id")
-QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
-ANSWERS = ("answers", "answer")
-POSITIVES = ("positive", "pos", "passage", "context", "document", "text", "answer")
-NEGATIVES = ("negative", "neg", "hard_negative")
-GRADES = ("score", "grade", "rel", "relevance", "relevancy", "label", "rating", "judgement", "judgment", "qrel")
-_ALL_NAMES = {*PASSAGE_IDS, *PASSAGE_TEXTS, *TITLES, *QUESTION_IDS, *QUESTIONS, *ANSWERS, *POSITIVES, *NEGATIVES, *GRADES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +108,12 @@ def rows_of(lines: Iterator[tuple[int, int, str]], form: TableForm, path: Path, 
                     found = f"a quote opens here and closes in line {last}: one row, or {1 + inside} rows with quotes in their texts"
                     raise InputError(found, file=path, line=line, hint="write the file as JSON lines, or put quotes around every field")
                 if inside > (opened == 0):
-                    _warn(path, line, f"a quoted field goes on to line {last} over lines that look like rows; is a quote missing?")
+                    warn_of_file(path, line, f"a quoted field goes on to line {last} over lines that look like rows; is a quote missing?")
                 fields = joined
                 for _ in taken:
                     line = ahead.popleft()[0]
             elif is_quoted:
-                _warn(path, line, "a quote opens here that does not close; it is read as text")
+                warn_of_file(path, line, "a quote opens here that does not close; it is read as text")
         yield line, fields
 
 
@@ -184,7 +168,11 @@ def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = Fals
                 else:
                     enclosed[column] += 1
                     strong += '"' in raw[1:-1] or delimiter in raw or "\n" in raw
-    is_csv = delimiter == "," or any(2 * number > count and number > 4 * wrong for number in enclosed.values()) or (strong > 0 and strong >= wrong)
+    is_csv = (
+        delimiter == ","
+        or any(2 * number > count and number > 4 * wrong for number in enclosed.values())
+        or (strong > 0 and strong >= wrong)
+    )
     return TableForm(delimiter, width, True if is_csv else False if wrong or stray else None, tuple(rows))
 
 
@@ -198,11 +186,12 @@ def _first_width(alone: list[str], joined: list[str], texts: list[str], delimite
 
 
 def _delimiter(texts: list[str], commas: bool) -> str:
-    """A tab if the first line has one; else a comma, where a header or ``commas`` say so."""
-    if "\t" in texts[0]:
+    """A tab if the first line has one, not in quotes; else a comma, where a header or ``commas`` say so."""
+    with_tabs = [raw for raw in _raw_fields(texts[0], ",") if "\t" in raw]
+    if with_tabs and not (commas and all(raw.startswith('"') and _end_of_quoted(raw, 1) >= len(raw) - 1 for raw in with_tabs)):
         return "\t"
     cells = [normal_name(cell) for cell in _cells(texts[0], ",")]
-    if len(cells) > 1 and are_names(cells) and {*cells} & _ALL_NAMES:
+    if len(cells) > 1 and are_names(cells) and {*cells} & ALL_NAMES:
         return ","
     compared = texts[:_COMPARED_LINES]
     comma_counts, other_counts = ({text.count(sign) for text in compared} for sign in ",;")
@@ -285,14 +274,6 @@ def _rows_inside(texts: Sequence[str], width: int, delimiter: str) -> int:
     return sum(text.count(delimiter) + 1 == width and bool(text) for text in texts)
 
 
-def _warn(path: Path, line: int, message: str) -> None:
-    """Warns of a file, once in a process for each kind of message."""
-    key = path, message.partition(" line ")[0]
-    if key not in _warned:
-        _warned.add(key)
-        logger.warning("%s:%d: %s", path, line, message)
-
-
 def require_readable(fields: Sequence[str], file: Path) -> None:
     """Refuses to write a row of which the lines could be read as rows."""
     first, *others = "\t".join(fields).split("\n")
@@ -324,66 +305,3 @@ def _cells(line: str, sign: str) -> list[str]:
         return [field.strip() for field in next(csv.reader([line.replace("\r", " ")], delimiter=sign), [])]
     except csv.Error:
         return []
-
-
-def normal_name(field: str) -> str:
-    """The name of a column in small letters, words joined by underscores: ``Query-ID`` is ``query_id``."""
-    return field.strip().lower().replace("-", "_").replace(" ", "_")
-
-
-def are_names(row: Sequence[str]) -> bool:
-    """Whether a row may be a header: each field is one word or two, or empty as above a column of row numbers."""
-    return any(row) and all(not field or _COLUMN_NAME.fullmatch(field.strip()) for field in row)
-
-
-def named_columns(
-    row: Sequence[str], needed: dict[str, tuple[str, ...]], optional: dict[str, tuple[str, ...]], *, file: Path, line: int
-) -> dict[str, int] | None:
-    """The columns that a header names, by role, in any order; None if the row is no header, or lacks a name that is known and needed.
-
-    Raises:
-        InputError: a known name is there twice.
-    """
-    if not are_names(row):
-        return None
-    names = [normal_name(field) for field in row]
-    roles = {**needed, **optional}
-    columns: dict[str, int] = {}
-    for role, known in roles.items():
-        name = next((name for name in known if name in names and names.index(name) not in columns.values()), None)
-        if name is not None:
-            columns[role] = names.index(name)
-        elif role in needed:
-            return None
-    require_distinct({name for known in roles.values() for name in known}, names, file=file, line=line)
-    return columns
-
-
-def require_distinct(known: Collection[str], names: Sequence[str], *, file: Path, line: int) -> None:
-    """Refuses a header in which a known name is there twice."""
-    for name, count in Counter(names).items():
-        if count > 1 and name in known:
-            places = " and ".join(str(number) for number, other in enumerate(names, 1) if other == name)
-            raise InputError(f"columns {places} are both called {name!r}", file=file, line=line, expected="each name once")
-
-
-def require_known_names(form: TableForm, needed: dict[str, tuple[str, ...]], *, file: Path) -> None:
-    """Refuses a first row that seems to be a header and lacks a name that is needed; warns where only the look of the row speaks for it."""
-    if len(form.rows) < 2 or not _are_words(form.first) or _are_words(form.rows[1][1]):
-        return
-    line, row = form.rows[0]
-    shown = ", ".join(map(repr, row))
-    expected = " and ".join(f"a column of {role} ({', '.join(known)})" for role, known in needed.items())
-    if {normal_name(field) for field in row} & {name for known in needed.values() for name in known}:
-        hint = "rename the columns; if this row is data, write a header above it"
-        raise InputError(f"the header {shown} has names that are not known", file=file, line=line, expected=expected, hint=hint)
-    _warn(file, line, f"{shown} is read as data; if it is a header, it needs {expected}")
-
-
-def _are_words(row: Sequence[str]) -> bool:
-    return all(row) and are_names(row) and len({*row}) == len(row) and not any(map(str.isdigit, "".join(row)))
-
-
-def warn_of_header(path: Path, line: int, row: Sequence[str]) -> None:
-    """Warns that a row is left out as a header although its names are not known."""
-    _warn(path, line, f"{', '.join(map(repr, row))} is read as a header; if it is data, write a header above it")

@@ -13,21 +13,9 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Question
+from dpr.formats.column_names import ANSWERS, GRADES, QUESTION_IDS, QUESTIONS, are_names, named_columns, warn_of_header
 from dpr.formats.corpora import durable_text, first_id, is_csv_name, is_json_name, require_word
-from dpr.formats.delimited import (
-    ANSWERS,
-    GRADES,
-    QUESTION_IDS,
-    QUESTIONS,
-    are_names,
-    wrong_columns,
-    named_columns,
-    require_readable,
-    separator_of,
-    table_form,
-    table_rows,
-    warn_of_header,
-)
+from dpr.formats.delimited import require_readable, separator_of, table_form, table_rows, wrong_columns
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.text_input import located
 from dpr.formats.training_records import checked_answers, checked_text
@@ -40,6 +28,7 @@ _JUDGED = {
     "passage": ("corpus_id", "docid", "doc_id", "pid", "passage_id", "document_id", "docno", "doc", "passage", "document"),
     "grade": GRADES,
 }
+_ITERATIONS = ("0", "q0")  # the second of TREC's four columns
 _ASKED = {"questions": (*QUESTIONS, "text")}
 _ASKED_WITH = {"ids": QUESTION_IDS, "answers": ANSWERS}
 _DEFAULT_COLUMNS = (0, 1, -1)  # of question, answers and id, as in DPR
@@ -58,8 +47,8 @@ def read_questions(
     """Reads a question set; names in .json/.jsonl are JSON, all others DPR's tab-separated CSV.
 
     CSV: answers are a Python list literal; a negative ``answers_col`` or ``id_col`` means there is none. A first row with known names (id,
-    qid; question, query; answers) is a header, and says where the columns are unless others than the default are given. JSON: if the named key is
-    missing, BEIR's ``text`` and ``_id`` and NQ-open's ``answer`` are read. The row number (from 0) replaces a missing id.
+    qid; question, query; answers) is a header, and says where the columns are unless others than the default are given. JSON: if the
+    named key is missing, BEIR's ``text`` and ``_id`` and NQ-open's ``answer`` are read. The row number (from 0) replaces a missing id.
 
     Raises:
         InputError: a row is invalid, a question empty, or an id used twice; names the file and line.
@@ -159,7 +148,8 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, list[str], Judgement | str
             if order is not None:
                 width = len(columns)
                 continue
-            if len(columns) == 3 and grade_of(columns[-1]) is None and are_names(columns) and all(columns):
+            is_header = len(columns) == 3 and columns[1].lower() not in _ITERATIONS and grade_of(columns[-1]) is None
+            if is_header and are_names(columns) and all(columns):
                 warn_of_header(file, line, columns)
                 continue
         if order is None:
@@ -181,7 +171,7 @@ def _judgement(columns: list[str]) -> Judgement | str:
         found = f"{len(columns)} columns" + (f", separated by {separator}" if separator and len(columns) == 1 else "")
         return f"{found}, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade), separated by tabs or spaces"
     question, passage, grade = columns[0], columns[-2], grade_of(columns[-1])
-    if len(columns) == 3 and passage.lower() == "q0":
+    if len(columns) == 3 and grade is None and passage.lower() in _ITERATIONS:
         return f"column 2 is {passage}, so column 3 would be a passage without a grade; expected question, {passage}, passage, grade"
     if grade is None:
         return f"the grade {columns[-1]!a} is not an integer"
@@ -191,8 +181,8 @@ def _judgement(columns: list[str]) -> Judgement | str:
 
 
 def require_judged(asked: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:
-    """Refuses judgements of which none is about a question of ``of`` with one of these ids, and those whose columns are the other way round:
-    the ids of questions stand where passages should."""
+    """Refuses judgements of which none is about one of these questions (ids; read from ``of``), and those whose columns are the other way
+    round: ids of questions where passages should be."""
     known = {*asked}
     passages = {passage for grades in qrels.values() for passage in grades}
     num_judged = len(qrels.keys() & known)

@@ -24,6 +24,7 @@ MAX_LINE_BYTES = 16 * 2**20
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
 _SHORT_BUFFER = 2**15  # where few rows may be wanted
+_warned: set[tuple[Path, str]] = set()
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -156,6 +157,14 @@ class NulWarning:
         if self._path is not None:
             logger.warning("%s:%d: NUL characters are read as spaces", self._path, line)
             self._path = None
+
+
+def warn_of_file(path: Path, line: int, message: str) -> None:
+    """Warns of a line, once in a process for a file and kind of message, whatever its numbers."""
+    key = path, re.sub(r"\d+", "", message)
+    if key not in _warned:
+        _warned.add(key)
+        logger.warning("%s:%d: %s", path, line, message)
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
-from dpr.formats.delimited import require_distinct
+from dpr.formats.column_names import require_distinct
 from dpr.formats.training_files.rows import chosen_split
 from dpr.storage.durable import read_json
 from dpr.storage.inside import inside

@@ -13,7 +13,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.delimited import QUESTIONS, require_distinct
+from dpr.formats.column_names import QUESTIONS, require_distinct
 from dpr.formats.training_files.arrow_rows import arrow_columns, arrow_rows, is_arrow
 from dpr.formats.training_files.lookup import Lookup, open_lookups
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, json_rows, parsed_row

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.delimited import (
+from dpr.formats.column_names import (
     GRADES,
     NEGATIVES,
     PASSAGE_IDS,
@@ -22,10 +22,9 @@ from dpr.formats.delimited import (
     are_names,
     named_columns,
     normal_name,
-    table_form,
-    table_rows,
     warn_of_header,
 )
+from dpr.formats.delimited import table_form, table_rows
 from dpr.formats.text_input import open_input
 from dpr.formats.training_files.lookup import Lookup, open_lookups
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, parsed_row

@@ -120,9 +120,21 @@ def test_a_record_says_where_its_passage_was_taken_from(tmp_path: Path, fields: 
         ("c.tsv", "1\ttext\ttitle\n2\ttext\n", "c.tsv:2: 2 columns, expected 3, as in the first row"),
         ("c.tsv", "1 text\n", "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs"),
         ("c.tsv", "1\ta\tt\n\tb\tt\n", "c.tsv:2: empty passage id"),
-        ("c.tsv", '1\ta\n2\t"one or\n3\ttwo"\n', "c.tsv:2: a quote opens here and closes in line 3: one row, or 2 rows with quotes in their texts"),
-        ("c.tsv", "id;text;title\n1;a;t\n", "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3 separated by semicolons"),
-        ("c.csv", "1;a, b;t\n2;c;t\n", "c.csv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3 separated by semicolons"),
+        (
+            "c.tsv",
+            '1\ta\n2\t"one or\n3\ttwo"\n',
+            "c.tsv:2: a quote opens here and closes in line 3: one row, or 2 rows with quotes in their texts",
+        ),
+        (
+            "c.tsv",
+            "id;text;title\n1;a;t\n",
+            "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3 separated by semicolons",
+        ),
+        (
+            "c.csv",
+            "1;a, b;t\n2;c;t\n",
+            "c.csv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3 separated by semicolons",
+        ),
         ("c.tsv", "id\ttext\ttext\n1\ta\tb\n", "c.tsv:1: columns 2 and 3 are both called 'text', expected each name once"),
         ("c.tsv", "id\tbeschreibung\tname\n1\tx y\tT\n", "c.tsv:1: the header 'id', 'beschreibung', 'name' has names that are not known"),
         ("c.tsv", f"1\ta\tt\n{'x' * 1025}\ta\tt\n", "c.tsv:2: a passage id of 1025 bytes, expected at most 1024"),
@@ -220,7 +232,9 @@ def test_a_first_row_that_only_looks_like_a_header_is_data_with_a_warning(tmp_pa
     for _ in range(2):
         assert [passage.id for passage in read_passages(tmp_path / "c.tsv")] == ["nummer", "1"]
     (record,) = caplog.records
-    assert record.message.startswith(f"{tmp_path}/c.tsv:1: 'nummer', 'beschreibung' is read as data; if it is a header, it needs a column of ids")
+    assert record.message.startswith(
+        f"{tmp_path}/c.tsv:1: 'nummer', 'beschreibung' is read as data; if it is a header, it needs a column of ids"
+    )
 
 
 def test_columns_that_are_given_win_over_a_header_and_a_header_without_title_means_none(tmp_path: Path) -> None:

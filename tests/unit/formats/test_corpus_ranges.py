@@ -35,10 +35,12 @@ def rows_of(file: Path, processes: int = 1) -> np.ndarray | str:
 
 
 def random_corpus(rng: random.Random, folder: Path) -> Path:
-    """A file of some rows with newlines, quotes and what looks like rows inside quotes; now and then with a byte that does not belong."""
+    """A file of some rows with newlines, quotes and what looks like rows inside quotes, or without quoting; now and then with a byte that
+    does not belong."""
     file = folder / rng.choice(["c.tsv", "c.csv", "c.jsonl"])
     out = io.StringIO()
     write = csv.writer(out, delimiter="," if file.suffix == ".csv" else "\t", lineterminator=rng.choice(["\n", "\r\n"])).writerow
+    is_quoted = file.suffix != ".tsv" or rng.random() < 0.7
     if file.suffix != ".jsonl" and rng.random() < 0.5:
         write(("id", "text", "title"))
     for number in range(rng.randrange(1, 40)):
@@ -46,13 +48,18 @@ def random_corpus(rng: random.Random, folder: Path) -> Path:
         text = "".join(rng.choices(PIECES, k=rng.randrange(9)))
         if file.suffix == ".jsonl":
             out.write(json.dumps({"_id": key, "text": text}) + rng.choice(["\n", "\n\n", "\r\n"]))
+        elif not is_quoted:
+            out.write("\t".join((key, " ".join(text.split()), "t")) + "\n")
         else:
             write((key, text, "t"))
             out.write("\n" * (rng.random() < 0.1))
     content = out.getvalue()
-    if rng.random() < 0.15:
+    if rng.random() < 0.25:
         place = rng.randrange(len(content))
-        content = content[:place] + rng.choice('"\t\n{') + content[place:]
+        mark = rng.choice('"\t\n{')
+        if file.suffix == ".jsonl":  # a key that is damaged is not seen by those who read the ids alone
+            place, mark = content.rfind("\n", 0, place) + 1, "{"
+        content = content[:place] + mark + content[place:]
     file.write_bytes(b"\xef\xbb\xbf" * (rng.random() < 0.2) + content.encode())
     return file
 

@@ -1,0 +1,95 @@
+"""Names of columns in the tables of this and of other toolkits, and the columns that a header names, in any order."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from dpr.core.errors import InputError
+from dpr.formats.text_input import warn_of_file
+
+_COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
+
+PASSAGE_IDS = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id", "corpus_id", "docno")
+# fmt: off
+PASSAGE_TEXTS = (
+    "text", "contents", "content", "passage", "passage_text",
+    "document_text", "doc_text", "body", "document", "paragraph", "context",
+)
+# fmt: on
+TITLES = ("title", "passage_title", "document_title", "doc_title")
+QUESTION_IDS = ("_id", "id", "qid", "query_id", "question_id", "topic_id")
+QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
+ANSWERS = ("answers", "answer")
+POSITIVES = ("positive", "pos", "passage", "context", "document", "text", "answer")
+NEGATIVES = ("negative", "neg", "hard_negative")
+GRADES = ("score", "grade", "rel", "relevance", "relevancy", "label", "rating", "judgement", "judgment", "qrel")
+ALL_NAMES = {*PASSAGE_IDS, *PASSAGE_TEXTS, *TITLES, *QUESTION_IDS, *QUESTIONS, *ANSWERS, *POSITIVES, *NEGATIVES, *GRADES}
+
+
+def normal_name(field: str) -> str:
+    """The name of a column in small letters, words joined by underscores: ``Query-ID`` is ``query_id``."""
+    return field.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def are_names(row: Sequence[str]) -> bool:
+    """Whether a row may be a header: each field is one word or two, or empty as above a column of row numbers."""
+    return any(row) and all(not field or _COLUMN_NAME.fullmatch(field.strip()) for field in row)
+
+
+def named_columns(
+    row: Sequence[str], needed: Mapping[str, tuple[str, ...]], optional: Mapping[str, tuple[str, ...]], *, file: Path, line: int
+) -> dict[str, int] | None:
+    """The columns that a header names, by role, in any order; None if the row is no header, or lacks a name that is known and needed.
+
+    Raises:
+        InputError: a known name is there twice.
+    """
+    if not are_names(row):
+        return None
+    names = [normal_name(field) for field in row]
+    roles = {**needed, **optional}
+    columns: dict[str, int] = {}
+    for role, known in roles.items():
+        name = next((name for name in known if name in names and names.index(name) not in columns.values()), None)
+        if name is not None:
+            columns[role] = names.index(name)
+        elif role in needed:
+            return None
+    require_distinct({name for known in roles.values() for name in known}, names, file=file, line=line)
+    return columns
+
+
+def require_distinct(known: Collection[str], names: Sequence[str], *, file: Path, line: int) -> None:
+    """Refuses a header in which a known name is there twice."""
+    for name, count in Counter(names).items():
+        if count > 1 and name in known:
+            places = " and ".join(str(number) for number, other in enumerate(names, 1) if other == name)
+            raise InputError(f"columns {places} are both called {name!r}", file=file, line=line, expected="each name once")
+
+
+def require_known_names(rows: Sequence[tuple[int, list[str]]], needed: Mapping[str, tuple[str, ...]], *, file: Path) -> None:
+    """Refuses a first row that seems to be a header and lacks a name that is needed; warns where only the look of the row speaks for it.
+
+    ``rows`` are the first two, of which a header is the only one that consists of single words.
+    """
+    if len(rows) < 2 or not _are_words(rows[0][1]) or _are_words(rows[1][1]):
+        return
+    line, row = rows[0]
+    shown = ", ".join(map(repr, row))[:200]
+    expected = " and ".join(f"a column of {role} ({', '.join(known)})" for role, known in needed.items())
+    if {normal_name(field) for field in row} & {name for known in needed.values() for name in known}:
+        hint = "rename the columns; if this row is data, write a header above it"
+        raise InputError(f"the header {shown} has names that are not known", file=file, line=line, expected=expected, hint=hint)
+    warn_of_file(file, line, f"{shown} is read as data; if it is a header, it needs {expected}")
+
+
+def _are_words(row: Sequence[str]) -> bool:
+    return all(row) and are_names(row) and len({*row}) == len(row) and not any(map(str.isdigit, "".join(row)))
+
+
+def warn_of_header(path: Path, line: int, row: Sequence[str]) -> None:
+    """Warns that a row is left out as a header although its names are not known."""
+    warn_of_file(path, line, f"{', '.join(map(repr, row))} is read as a header; if it is data, write a header above it")
