@@ -10,20 +10,20 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 
-IDENTITY, WARNED, START, CONTENT, NO_EFFECT = "identity", "warned", "start", "content", "no effect"
+IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT = "identity", "warned", "start", "content", "model", "no effect"
 """What a changed value means for a resumed run, ``setting(on_resume=...)``:
 
 identity   it decides the batches or the objective; the change is refused
 warned     it decides something else about the result; the change is accepted with a warning
 start      it is read only when a run starts
 content    it names files, whose content is compared instead of their names
+model      it names a model, whose files' content is compared instead of their names
 no effect  it decides where, how fast and how closely monitored a run is, but not its result
 """
 Conditions = str | tuple[str, ...]
 TRAINING = ("train_datasets", "model_file=null")
 """What a setting requires that has no effect where a model is evaluated only."""
-DECIDING = (IDENTITY, WARNED, START)
-ROLES = (IDENTITY, WARNED, START, CONTENT, NO_EFFECT)
+ROLES = (IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT)
 
 
 def setting(default: Any, *, entries: type | None = None, **rule: Any) -> Any:

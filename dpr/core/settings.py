@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, ge
 from dpr.core.errors import ConfigError
 from dpr.core.paths import is_replaced, matching_paths, odd_kind, texts_in, with_home
 from dpr.core.setting_rules import CONTENT as CONTENT
-from dpr.core.setting_rules import DECIDING as DECIDING
 from dpr.core.setting_rules import IDENTITY as IDENTITY
+from dpr.core.setting_rules import MODEL as MODEL
 from dpr.core.setting_rules import NO_EFFECT as NO_EFFECT
 from dpr.core.setting_rules import ROLES, Conditions, Leaf, Rule, why_idle
 from dpr.core.setting_rules import START as START

@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError, InputError
-from dpr.models.pretrained import CONFIG, load_weights, read_config
+from dpr.models.pretrained import CONFIG, load_weights, read_config, without_running
 from dpr.storage.durable import MANIFEST, read_manifest
 
 
@@ -75,6 +76,22 @@ def set_dropout(config: Any, dropout: float | None, attention_dropout: float | N
 def dropout_of(config: Any) -> dict[str, float]:
     """The probabilities of a config by setting; the largest where a config has several."""
     return {key: max([getattr(config, name) or 0.0 for name in names], default=0.0) for key, names in _dropout_names(config).items()}
+
+
+# Keys of a config that decide no vector: of heads, of how files are written, and of dropout, which has settings.
+_UNDECIDING = re.compile(r"architectures|(torch_)?dtype|transformers_version|(id2)?label(2id)?|problem_type|use_cache|.*drop.*|_.*")
+
+
+def deciding_config(config: Any) -> dict[str, Any]:
+    """The keys of a config that decide a vector, with their values, where these are not the default of its family.
+
+    A version of transformers that adds a key with a default changes nothing in it.
+    """
+    defaults: dict[str, Any] = {}
+    with suppress(Exception):  # some families have no default
+        defaults = type(config)().to_dict()
+    values = without_running({name: value for name, value in config.to_dict().items() if not _UNDECIDING.fullmatch(name)})
+    return {name: value for name, value in values.items() if value != defaults.get(name)}
 
 
 def _dropout_names(config: Any) -> dict[str, list[str]]:

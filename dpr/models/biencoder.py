@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,7 +23,7 @@ from dpr.core.temperature import Temperature
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, is_stored, update_digest
-from dpr.models.backbones import check_vocabulary, check_weights, distinct_weights, is_without_weights, load_backbone
+from dpr.models.backbones import check_vocabulary, check_weights, deciding_config, distinct_weights, is_without_weights, load_backbone
 from dpr.models.encoder import Encoder
 from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
 from dpr.models.encoding import TextEncoding
@@ -141,8 +142,9 @@ class BiEncoder(TextEncoding):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any weight of the towers or any setting that changes vectors."""
+        """Changes with any weight of the towers and any setting, of theirs or of their config, that changes vectors."""
         digest = sha256(repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode())
+        digest.update(json.dumps([deciding_config(tower.config) for tower in self.towers], sort_keys=True).encode())
         digest.update(b"" if self.base is None else self.base.fingerprint.encode())
         update_digest(digest, {name: full_tensor(tensor) for name, tensor in self.weights().items()})
         return digest.hexdigest()[:32]

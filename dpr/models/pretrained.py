@@ -53,7 +53,7 @@ def read_config(source: str | Path) -> Any:
             with reading(source):
                 values = PretrainedConfig.get_config_dict(str(source))[0]
         check_numbers(values, file)
-        values = _without_running(values)
+        values = without_running(values)
         if values.get("model_type") not in list(CONFIG_MAPPING.keys()):
             raise InputError(f"model_type is {describe(values.get('model_type'))}", file=file, expected="a family that transformers knows")
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values, name_or_path=str(source))
@@ -67,9 +67,10 @@ def read_config(source: str | Path) -> Any:
     return config
 
 
-def _without_running(values: dict[str, Any]) -> dict[str, Any]:
+def without_running(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a config, nested ones included, without what decides how a model is run."""
     kept = {name: value for name, value in values.items() if not _RUNNING.fullmatch(name)}
-    return {name: _without_running(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {name: without_running(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], file: str | Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, NO_EFFECT, START, TRAINING, WARNED, Settings, setting
+from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, TRAINING, WARNED, Settings, setting
 from dpr.data.settings import TextOptions, TextSettings
 
 PRETRAINED_MODEL = "bert-base-uncased"
@@ -56,11 +56,11 @@ class BackboneSettings(Settings):
     )
     """DPR's key; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any Hugging Face encoder. static: the folder
     must be that of a static encoder."""
-    pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=START, path="input")
+    pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=MODEL, path="input")
     """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config and tokenizer it uses."""
     pretrained: bool = setting(True, on_resume=START, excludes="model_file")
     """False: random weights from the folder's config.json."""
-    token_frequencies: str | None = setting(None, on_resume=START, requires=_WITH_TOKEN_WEIGHTS, excludes="model_file", path="input")
+    token_frequencies: str | None = setting(None, on_resume=MODEL, requires=_WITH_TOKEN_WEIGHTS, excludes="model_file", path="input")
     """Folder whose token_frequencies.json encoder.pooling=idf, idf_sqrt and bm25 begin with; absent = pretrained_model_cfg."""
     bm25_k1: float = setting(0.9, least=0, on_resume=START, requires="pooling=bm25", excludes="model_file")
     """encoder.pooling=bm25: how soon more occurrences of a token stop counting. Stored with the weights, as is bm25_b."""

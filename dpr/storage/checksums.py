@@ -68,6 +68,15 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
     return text_sha256(json.dumps(listed))
 
 
+def shared_content(files: Sequence[Path]) -> list[str]:
+    """``content_sha256`` of files, on all ranks; rank 0 reads them first, and the others find what it has noted in the cache."""
+    from dpr.core.distributed import on_main
+
+    hashes: list[str] = []
+    on_main(lambda: hashes.extend(map(content_sha256, files)))
+    return hashes or list(map(content_sha256, files))
+
+
 def _cached_sha256(path: Path) -> str:
     if kind := odd_kind(path):
         raise InputError(f"is {kind}", file=path, expected="a file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import torch
 from dpr.core.distributed import Ranks, current_ranks, from_main
 from dpr.core.errors import CheckpointError, DprError
 from dpr.core.logs import get_logger
-from dpr.core.settings import IDENTITY, WARNED, flat_values, idle_settings
+from dpr.core.settings import IDENTITY, MODEL, WARNED, flat_values, idle_settings
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
-from dpr.models.backbones import dropout_of
+from dpr.models.backbones import deciding_config, dropout_of
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import TowerSettings
+from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.checkpointing import StoredRun
@@ -41,12 +42,15 @@ class RunIdentity:
 
     fixed: dict[str, Any]
     free: dict[str, Any]
+    models: dict[str, list[str]] = field(default_factory=dict)
+    """By the settings that name models on this machine, what was read of them: names of files and their content. May not change either."""
 
 
 _DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.") | {"encoder.dpr_trailing_sep": False}
 del _DEFAULTS["loss.learn_temperature"]  # never stored by earlier versions; the optimizer's state shows it
 
 
+_OF_MODELS = (".json", ".safetensors", ".bin", ".pt", ".txt", ".model", ".jinja")
 _OF_METRICS = ("dev_datasets.", "train.validation.", "train.metrics", "train.dev_batch_size", "train.val_av_rank_")
 """With another value of these, metrics of one name are not those of before."""
 
@@ -90,15 +94,19 @@ def run_identity(
     dev_sets: Sequence[DevSet] = (),
     validations: Sequence[Validation] = (),
     callbacks: Sequence[Callback] = (),
+    output_dir: Path,
 ) -> RunIdentity:
     """What decides the batches and the objective of this run (fixed), and what else decides its outcome (free).
 
     Both are the settings of these roles, except where the data, the model or the process group decide what is in effect, and the content of
-    all files that are read: those of train and dev sets, and what validations and callbacks state as theirs.
+    all files that are read: those of train and dev sets, of models, and what validations and callbacks state as theirs.
     """
+    named = {key: value for key, value in flat_values(settings, (MODEL,)).items() if value}
+    models = {key: content for key, value in named.items() if (content := _model_content(Path(value), output_dir))}
     options, sources = flat_values(model.options, (IDENTITY, WARNED)), plan.dataset.sources
     files = [source.fingerprint for source in sources]
     return RunIdentity(
+        models=models,
         fixed=flat_values(settings, (IDENTITY,))
         | {
             "train_datasets": files,
@@ -114,6 +122,7 @@ def run_identity(
             "loss.learn_temperature": options["learn_temperature"],
             "encoder": {**model.settings.as_dict(), "fix_ctx_encoder": options["fix_ctx_encoder"]},
             "encoder.plain_apostrophes": None if model.settings.plain_apostrophes else False,  # the default depends on the model
+            "encoder_config": [deciding_config(tower.config) for tower in (model.question_model, model.ctx_model)],
             "encoder.tokenizer": model.tensorizer.fingerprint,
             **({} if model.base is None else {"encoder.base": model.base.fingerprint}),
             **{f"train.callbacks.{each.state_key}": content for each in callbacks if (content := dict(each.content()))},
@@ -137,6 +146,17 @@ def run_identity(
             **_environment(ranks, model.device),
         },
     )
+
+
+def _model_content(path: Path, run: Path) -> list[str]:
+    """Name and content of each file that a model is read from; none where it is no local one, or a checkpoint of this run, which changes."""
+    if not path.exists() or path.resolve().is_relative_to(run.resolve()):
+        return []
+    if path.is_file():
+        return shared_content([path])
+    folder = checkpoints.resolve_checkpoint(path)
+    files = sorted(file for file in folder.rglob("*") if file.suffix in _OF_MODELS and file.is_file())
+    return [f"{file.relative_to(folder).as_posix()} {content}" for file, content in zip(files, shared_content(files), strict=True)]
 
 
 def _environment(ranks: Ranks, device: torch.device) -> dict[str, Any]:
@@ -175,6 +195,9 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
     differences = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS | before)
     idle = idle_settings(settings, any_value=True)  # earlier versions took settings without effect
     changed = {key: values for key, values in differences.items() if key not in idle}
+    for key, (was, now) in _differences(identity.get("models", {}), own.models, {}).items():
+        if was and now:
+            changed[key] = was, now
     if changed and settings.resume != "force":
         name, (was, now) = next(iter(changed.items()))
         key, was, now = _narrowed(name, was, now)

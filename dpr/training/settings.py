@@ -8,7 +8,7 @@ from typing import Any
 from dpr.core import retired
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TRAINING, WARNED, Settings, setting, store_name
+from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, TRAINING, WARNED, Settings, setting, store_name
 from dpr.core.suggestions import same_elsewhere, suggestion
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
@@ -187,7 +187,7 @@ class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings,
 class TrainingSettings(Settings):
     """The settings of a trainer."""
 
-    model_file: str | None = setting(None, on_resume=CONTENT, path="input")
+    model_file: str | None = setting(None, on_resume=MODEL, path="input")
     """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers; original DPR checkpoint."""
     init: str | None = setting(None, choices=("scratch", "weights", "resume"), on_resume=START, requires=TRAINING)
     """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh

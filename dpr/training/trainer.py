@@ -171,6 +171,7 @@ class BiEncoderTrainer(Run):
             dev_sets=self._dev_sets,
             validations=self.validations,
             callbacks=self.callbacks,
+            output_dir=self.output_dir,
         )
         if stored is not None:
             check_identity(self.identity, stored, self.settings)

@@ -29,7 +29,7 @@ from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.checksums import cache_root, content_sha256
+from dpr.storage.checksums import cache_root, content_sha256, shared_content
 from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import cache_key, ensure_built
 from dpr.training.metrics import Metrics
@@ -108,13 +108,6 @@ class JudgedQuestions:
         return by_metric
 
 
-def shared_content(files: Sequence[str]) -> list[str]:
-    """SHA-256 of files, on all ranks; rank 0 reads them first, and the others find what it has noted in the cache."""
-    hashes: list[str] = []
-    on_main(lambda: hashes.extend(content_sha256(Path(file)) for file in files))
-    return hashes or [content_sha256(Path(file)) for file in files]
-
-
 def lexical_search(source: PassageSource, questions: Sequence[Question], depth: int) -> SearchResult:
     """What BM25 ranks highest in the whole corpus, which it indexes in memory."""
     ids = [str(passage.id) for passage in source.read()]
@@ -152,7 +145,7 @@ class RetrievalValidation(Validation):
 
     def content(self) -> dict[str, Any]:
         files = flat_values(self.options, (CONTENT,))
-        return flat_values(self.options, (IDENTITY,)) | {key: shared_content(listed(named)) for key, named in files.items()}
+        return flat_values(self.options, (IDENTITY,)) | {key: shared_content(list(map(Path, listed(named)))) for key, named in files.items()}
 
     def __call__(self, model: BiEncoder) -> Metrics:
         return self._measured(model)

@@ -48,6 +48,14 @@ def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(folder: Path
     assert same == bool(settings.get("shared"))
 
 
+@pytest.mark.parametrize(("key", "value"), [("hidden_act", "relu"), ("layer_norm_eps", 1e-3), ("hidden_dropout_prob", 0.3)])
+def test_the_fingerprint_changes_with_what_of_the_config_decides_a_vector(folder: Path, tmp_path: Path, key: str, value: object) -> None:
+    """So vectors that were embedded before are not searched with what the folder gives now."""
+    model, other = tiny_model(folder), tiny_model(encoder_folder(tmp_path, **{key: value}))
+    assert all(torch.equal(tensor, other.weights()[name]) for name, tensor in model.weights().items())
+    assert (other.fingerprint == model.fingerprint) == np.array_equal(other.encode_questions(TEXTS), model.encode_questions(TEXTS))
+
+
 def test_save_writes_a_folder_that_load_reads_and_never_overwrites_unasked(folder: Path, tmp_path: Path) -> None:
     model = tiny_model(folder, dtype=torch.float32)
     model.save(str(tmp_path / "model"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def job(folder: Path, *, resume: str = "auto", max_steps: int = 2, loss: LossSettings | None = None, **validation: Any) -> BiEncoderTrainer:
+def job(
+    folder: Path,
+    *,
+    resume: str = "auto",
+    max_steps: int = 2,
+    loss: LossSettings | None = None,
+    encoder: str = "encoder",
+    **validation: Any,
+) -> BiEncoderTrainer:
     files = {key: str(folder / name) for key, name in zip(("corpus", "questions", "qrels"), FILES, strict=True)}
     entry = {"kind": "retrieval", **files, **validation}
     config = BiEncoderTrainConfig(
@@ -51,7 +60,7 @@ def job(folder: Path, *, resume: str = "auto", max_steps: int = 2, loss: LossSet
         resume=resume,
         loss=loss or LossSettings(),
         train=TrainSettings(batch_size=4, max_steps=max_steps, eval_every_steps=1, num_workers=0, token_store="off", validation=[entry]),
-        encoder=TowerSettings(pretrained_model_cfg=str(folder / "encoder"), pretrained=False, sequence_length=24),
+        encoder=TowerSettings(pretrained_model_cfg=str(folder / encoder), pretrained=False, sequence_length=24),
     )
     config.check()
     sets, dev_sets = (open_sets(resolve_training_files([str(folder / name)], {}), config) for name in ("train.json", "dev.json"))
@@ -79,6 +88,29 @@ def test_a_changed_file_of_a_validation_is_told_and_its_best_forgotten(folder: P
         CHANGES[name](folder / name)
         assert job(folder).resume().best_checkpoint is None
     assert BEST in caplog.text and ("dev_datasets" if name == "dev.json" else "train.validation.content") in caplog.text
+
+
+ENCODER = {
+    "config.json": (None, '"relu"', r"encoder_config\[0\]\.hidden_act was None, is now relu \(and 1 more\)"),
+    "model.safetensors": ("1", "2", r"encoder\.pretrained_model_cfg\[1\] was model\.safetensors \w+, is now model\.safetensors"),
+    "token_frequencies.json": ("1", "2", r"encoder\.pretrained_model_cfg\[1\] was token_frequencies\.json \w+, is now token_freq"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODER)
+def test_another_content_of_the_encoders_folder_is_refused_wherever_it_lies(folder: Path, name: str) -> None:
+    first, second, told = ENCODER[name]
+    file = folder / "encoder" / name
+    file.write_text(first or file.read_text())
+    job(folder).train()
+    shutil.move(folder / "encoder", folder / "moved")
+    (folder / "moved" / "README.md").write_text("decides nothing")
+    assert job(folder, encoder="moved").resume().step == 2
+    file = folder / "moved" / name
+    file.write_text(file.read_text().replace(first or '"gelu"', second))
+    with pytest.raises(CheckpointError, match=f"different run: {told}"):
+        job(folder, encoder="moved").resume()
+    assert job(folder, encoder="moved", resume="force").resume().step == 2
 
 
 def test_another_setting_of_a_validation_is_told_but_a_copy_of_its_files_is_the_same(

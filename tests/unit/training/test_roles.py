@@ -14,7 +14,8 @@ import torch
 from dpr.core.errors import CheckpointError
 from dpr.core.records import TrainingSample
 from dpr.core.setting_keys import Setting, settings
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, flat_values
+from dpr.core.setting_rules import ROLES
+from dpr.core.settings import IDENTITY, WARNED, flat_values
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
@@ -163,7 +164,7 @@ def start(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json") -
 
 
 def test_every_setting_says_what_a_change_means() -> None:
-    assert not [entry.key for entry in SETTINGS if entry.rule.on_resume not in (IDENTITY, WARNED, START, CONTENT, NO_EFFECT)]
+    assert not [entry.key for entry in SETTINGS if entry.rule.on_resume not in ROLES]
 
 
 @pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry.rule.on_resume in (IDENTITY, WARNED)], ids=lambda entry: entry.key)
