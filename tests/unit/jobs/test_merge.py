@@ -19,6 +19,7 @@ from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.jobs import merge
 from dpr.jobs.merge import mixed
 from dpr.models.biencoder import BiEncoder
+from dpr.storage import steps
 from dpr.storage.durable import verify_folder
 from tests.helpers.adapters import base_folder, randomize_adapters
 from tests.helpers.jobs import raising
@@ -110,7 +111,7 @@ def test_the_same_command_again_does_nothing_and_another_is_refused(place: Path,
         run([*with_dev(place, chosen)[:1], f"tuned={place / 'bad'}", *with_dev(place, chosen)[2:]])
 
 
-@pytest.mark.parametrize("moment", ["a candidate", "the model"])
+@pytest.mark.parametrize("moment", ["a candidate", "the model", "the manifest"])
 def test_killed_anywhere_it_ends_with_the_same_bytes(
     place: Path, chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -123,6 +124,9 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(
             raise KeyboardInterrupt
         return measure(*arguments)
 
+    def before_the_manifest(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
     def stop(source: Any, target: Any) -> None:
         target.write(source.read(5))
         target.flush()
@@ -132,6 +136,8 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(
     with monkeypatch.context() as patch:
         if moment == "the model":
             patch.setattr(shutil, "copyfileobj", stop)
+        if moment == "the manifest":
+            patch.setattr(steps, "write_manifest", before_the_manifest)
         with pytest.raises(KeyboardInterrupt):
             run(with_dev(place, tmp_path / "out"))
     assert not (tmp_path / "out").exists() and shutil.copyfileobj is copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,24 @@ def test_a_run_needs_the_vectors_it_began_with_wherever_they_lie(folder: Path) -
     write_shards(folder, "other", vectors_of(1))
     with pytest.raises(CheckpointError, match=r"different run: loss\.teacher\.content was"):
         job(folder, "run", "other_*").resume()
+
+
+@pytest.mark.parametrize("setting", ["teacher", "guide"])
+def test_vectors_that_changed_since_they_were_written_are_refused_at_every_start(folder: Path, setting: str) -> None:
+    def loss() -> Any:
+        named = LossSettings(
+            **{"nll_weight": 0.0, "teacher": str(folder / "stored_*")} if setting == "teacher" else {"guide": [str(folder / "stored_*")]}
+        )
+        return make_loss(named, candidates="distinct", model=job(folder, "run").model, namespaces=["mine"])
+
+    loss()
+    file = folder / "stored_1" / "vectors-00000.npy"
+    before, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 0x80
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(InputError, match=r"stored_1: vectors-00000\.npy: content has changed"):
+        loss()
 
 
 def test_a_passage_without_a_vector_is_named(folder: Path) -> None:
