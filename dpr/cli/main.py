@@ -58,6 +58,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "compare": Command("a table of several retrieval results, and tests of their differences", "dpr.jobs.compare:CompareSettings"),
     "report": Command("a page of curves, metrics and example questions of a run", "dpr.jobs.report:ReportSettings"),
+    "tune-index": Command(
+        "measure the recall of an index against the time of its search", "dpr.retrieval.settings:TuneIndexConfig", "tune_index"
+    ),
     "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
     "serve": Command("answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"),
     "export": Command("write a model in another program's format", "dpr.export.settings:ExportConfig", "export"),

@@ -1,21 +1,13 @@
 """What earlier versions had: it is refused with one sentence that says what to do instead, and nothing else of it is left."""
 
 COMMANDS = {
-    "tune-index": "the recall of an index is measured when it is built, and shown when it is opened (docs/indexes.md)",
     "ladder": "examples/rounds.sh trains, mines and trains again; rerun it to go on (docs/recipes.md)",
     "reproduce": "python repro/run.py NAME, in a clone, runs a recipe of repro/*.yaml and compares (docs/reproduction.md)",
     "pretrain": 'dpr train "train_datasets=[{file: corpus.jsonl, pairs: mixed}]" trains on text alone (docs/pretraining.md)',
 }
 _ROUNDS = "examples/rounds.sh mines with a model and trains a new one, round after round (docs/recipes.md)"
 _SAMPLE = "sample=N searches the relevant passages and N others; its metrics are optimistic, and estimate nothing"
-_LISTS = "indexer=faiss makes lists of any kind: indexer.factory=IVF4096,SQ8, or IVF4096,RaBitQ (docs/indexes.md)"
 SETTINGS = {
-    "indexer=ivf": _LISTS,
-    "indexer=small": _LISTS,
-    "indexer.lists": _LISTS,
-    "indexer.probes": "indexer.search=nprobe=32 says how many lists are searched",
-    "indexer.candidates": "indexer.factory=IVF4096,PQ64,RFlat scores candidates again; indexer.search=k_factor_rf=4 says how many",
-    "indexer.target_recall": "the recall of an index is measured when it is built; indexer.search=nprobe=64 raises it",
     "deep": "make test, in a clone, runs the whole way",
     "questions_by": "examples/write_questions.py writes questions with transformers",
     "train.renew_negatives": _ROUNDS,

@@ -28,7 +28,6 @@ from dpr.formats.column_names import (
     normal_name,
     require_known_names,
     warn_of_header,
-    wrong_columns,
 )
 from dpr.formats.delimited import TableForm, require_readable, table_form, table_rows, wrong_columns
 from dpr.formats.json_records import iter_json_objects

@@ -1,5 +1,4 @@
-"""Search by faiss: ``flat`` (all products, in memory), ``hnsw`` (approximate, a graph), ``hnsw_sq`` (the same over 8-bit vectors) and
-``faiss`` (whatever a string of its factory names).
+"""Search by faiss: ``flat`` (all products, in memory), ``hnsw`` (approximate, a graph) and ``hnsw_sq`` (the same over 8-bit vectors).
 
 HNSW finds the smallest L2 distance, not the largest dot product. As in DPR, phi is the largest squared norm of all passage vectors; a
 passage gets the extra coordinate sqrt(phi - |x|^2), a query 0. Then all passages are equally long and both orders agree. Scores returned
@@ -14,6 +13,7 @@ Building reads the vectors as a stream: once for phi and the ranges of the 8-bit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,15 +21,13 @@ import numpy as np
 import torch
 
 from dpr.core import retired
-from dpr.core.errors import ConfigError, InputError
-from dpr.core.seeding import generator_for
+from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds, pack_ids
 from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
-from dpr.indexer.settings import FactorySettings, FlatSettings, GraphSettings
+from dpr.indexer.settings import FlatSettings, GraphSettings
 from dpr.indexer.vectors import (
-    AllRows,
     RowSource,
     VectorSource,
     blocks,
@@ -42,7 +40,6 @@ from dpr.indexer.vectors import (
 )
 from dpr.storage.durable import durable_file, read_json, write_json
 
-_SAMPLED_PER_LIST, _LEAST_SAMPLE = 64, 1 << 16
 _INDEX_FILE, _IDS_FILE, _FACTS_FILE = "index.faiss", "ids.npy", "facts.json"
 
 
@@ -124,7 +121,7 @@ class FlatIndex(Index):
             raise InputError(f"has no {_FACTS_FILE}", file=folder, hint=f"remove the folder to build the index again; {retired.FILES}")
         facts = read_json(folder / _FACTS_FILE)
         dimension = facts["dimension"]
-        if problem := cls._unlike(engine, dimension, settings):
+        if problem := cls._unlike(engine, dimension):
             raise InputError(f"is not an index of {len(ids)} vectors of {dimension} dimensions: {problem}", file=file)
         return cls(engine, ids, settings, float(facts["longest"]))
 
@@ -139,7 +136,7 @@ class FlatIndex(Index):
         return np.asarray(self._engine.search(tile, k)[1])
 
     @classmethod
-    def _unlike(cls, engine: Any, dimension: int, settings: Any) -> str | None:
+    def _unlike(cls, engine: Any, dimension: int) -> str | None:
         return _header_problem(engine, cls._engine_for(dimension, None), engine.ntotal)
 
 
@@ -148,11 +145,18 @@ class HnswIndex(FlatIndex):
 
     Settings = GraphSettings
     _augments = True
+    breadth_setting = "ef_search"
     _links: ClassVar[int] = 512
 
     @property
-    def breadth(self) -> dict[str, Any]:
-        return {"ef_search": self._settings.ef_search}
+    def breadth(self) -> int:
+        return int(self._settings.ef_search)
+
+    def breadths(self, k: int) -> list[int]:
+        return [k, *(size for size in (1 << power for power in range(5, 12)) if size > k)]
+
+    def search_with(self, breadth: int) -> None:
+        self._settings = replace(self._settings, ef_search=breadth)
 
     @classmethod
     def _engine_for(cls, dimension: int, settings: Any) -> Any:
@@ -171,7 +175,7 @@ class HnswIndex(FlatIndex):
         return super()._nearest(np.hstack([tile, np.zeros((len(tile), 1), dtype=np.float32)]), k)
 
     @classmethod
-    def _unlike(cls, engine: Any, dimension: int, settings: Any) -> str | None:
+    def _unlike(cls, engine: Any, dimension: int) -> str | None:
         import faiss
 
         if type(engine) is not type(cls._empty(dimension + 1, 4)):
@@ -220,98 +224,6 @@ class HnswSqIndex(HnswIndex):
 
         make: Any = faiss.IndexHNSWSQ  # its stub has the arguments of another constructor
         return make(dimension, faiss.ScalarQuantizer.QT_8bit, links)
-
-
-class FactoryIndex(FlatIndex):
-    """What faiss makes of a string of its factory, e.g. ``IVF4096,PQ64``: learned from a sample, filled part by part. Its scores are those
-    of faiss, of what it stores of a vector.
-
-    Questions are asked few at a time: faiss compares these with centres one by one, so that what is found does not depend on who else asks.
-    """
-
-    Settings = FactorySettings
-
-    def __init__(self, engine: Any, ids: PackedIds, settings: Any, longest: float) -> None:
-        super().__init__(engine, ids, settings, longest)
-        import faiss
-
-        lists = faiss.try_extract_index_ivf(engine)
-        self._search = settings.search or ("" if lists is None else f"nprobe={min(max(8, lists.nlist // 16), lists.nlist)}")
-        try:
-            parameters: Any = faiss.ParameterSpace()  # its stub has the arguments of another overload
-            parameters.set_index_parameters(engine, self._search)
-        except (RuntimeError, ValueError) as error:
-            raise ConfigError(f"indexer.search={self._search}: faiss says {_reason(error)}") from None
-
-    @property
-    def breadth(self) -> dict[str, Any]:
-        return {"search": self._search} if self._search else {}
-
-    @classmethod
-    def build(cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu") -> FactoryIndex:
-        import faiss
-
-        dimension, rows = common_dimension(corpus), AllRows(corpus)
-        if not rows.num_rows:
-            raise InputError("no vectors to index")
-        engine = cls._engine_for(dimension, settings)
-        if not engine.is_trained:
-            lists = faiss.try_extract_index_ivf(engine)
-            wanted = settings.train_vectors or max(_SAMPLED_PER_LIST * (0 if lists is None else lists.nlist), _LEAST_SAMPLE)
-            count = min(wanted, rows.num_rows)
-            ids, sample = rows.take(np.sort(generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False)))
-            check_finite(ids, sample)
-            try:
-                engine.train(sample)
-            except RuntimeError as error:
-                raise ConfigError(
-                    f"indexer.factory={settings.factory} cannot be learned from {count:,} vectors: {_reason(error)}"
-                ) from None
-        longest = 0.0
-        for ids, vectors in blocks(corpus, settings.buffer_size):
-            check_finite(ids, vectors)
-            longest = max(longest, float(np.sqrt(_squared_norms(vectors).max())))
-            refuse_overflow(longest**2)
-            engine.add(vectors)
-        return cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings, longest)
-
-    def search(self, questions: np.ndarray, k: int, *, query_rows: int = 16) -> SearchResult:
-        queries = check_queries(questions, self.dimension)
-        best = RunningTopK(len(queries), min(k, self.num_passages) if k >= 1 else k)
-        for start in range(0, len(queries), query_rows):
-            tile = queries[start : start + query_rows]
-            refuse_overflow(float(np.sqrt(_squared_norms(tile)).max()) * self._longest * self.dimension)
-            scores, nearest = self._engine.search(tile, best.k)
-            rows, places = np.nonzero(nearest >= 0)
-            positions = nearest[rows, places]
-            if len(positions) and int(positions.max()) >= self.num_passages:
-                raise InputError(f"the index names a passage number {int(positions.max())}, but holds {self.num_passages}")
-            best.add(rows + start, scores[rows, places], self._ids[positions])
-        return best.result()
-
-    @classmethod
-    def _engine_for(cls, dimension: int, settings: Any) -> Any:
-        import faiss
-
-        if not settings.factory:
-            raise ConfigError('indexer.factory is not set; name what faiss is to make, e.g. indexer.factory="IVF4096,SQ8"')
-        try:
-            return faiss.index_factory(dimension, settings.factory, faiss.METRIC_INNER_PRODUCT)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"indexer.factory={settings.factory}, for vectors of {dimension} numbers: faiss says {_reason(error)}"
-            ) from None
-
-    @classmethod
-    def _unlike(cls, engine: Any, dimension: int, settings: Any) -> str | None:
-        fresh = cls._engine_for(dimension, settings)
-        is_like = isinstance(engine, type(fresh)) and (engine.d, engine.metric_type) == (fresh.d, fresh.metric_type) and engine.is_trained
-        return None if is_like else f"it is {type(engine).__name__} of {engine.d} dimensions"
-
-
-def _reason(error: Exception) -> str:
-    """What faiss says, without the place in its code."""
-    return str(error).strip().splitlines()[-1].rpartition(": ")[2] or type(error).__name__
 
 
 def _header_problem(engine: Any, fresh: Any, count: int) -> str | None:

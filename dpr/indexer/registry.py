@@ -14,7 +14,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import NO_EFFECT, Settings, rule_of
 from dpr.core.user_classes import load_class
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
-from dpr.indexer.recall import Recall, breadth_in_words
+from dpr.indexer.recall import Recall
 from dpr.indexer.settings import KINDS, require_known
 
 
@@ -48,6 +48,10 @@ class Index(ABC):
     """A dataclass of what can be set, as ``indexer.options.<name>`` for a user-defined class."""
     needs_vectors: ClassVar[bool] = False
     """True for an index over vectors that reads them while it searches: it gets them by ``use_vectors`` when it is opened."""
+    is_built_in_steps: ClassVar[bool] = False
+    """True for an index with ``build_in``, which writes a folder without holding the index."""
+    breadth_setting: ClassVar[str] = ""
+    """The setting that makes a search broader: slower, with a higher recall. Empty: there is none."""
     recall: Recall | None = None
     """What was measured when the index was built; None where it was not."""
 
@@ -78,20 +82,36 @@ class Index(ABC):
         """The index that was saved there, its files verified before; raises InputError where they cannot be read."""
         raise NotImplementedError(f"{cls.__name__} cannot be opened; define save and open, or set is_saved = False")
 
+    @classmethod
+    def build_in(cls, folder: Path, corpus: Any, settings: Any, *, work: Path, made_of: Mapping[str, Any]) -> None:
+        """Builds and saves at once: writes into an empty folder what ``open`` needs.
+
+        ``work`` is a folder for steps that are kept when the process is killed; they are of the corpus and settings that ``made_of`` names.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no build_in")
+
     def use_vectors(self, corpus: Sequence[Any]) -> None:  # noqa: B027  (most need none)
         """Gets the ``VectorSource``s that it was built of."""
 
     @property
-    def breadth(self) -> dict[str, Any]:
-        """The settings that make its search broader, slower and better, as they are; empty where there are none."""
-        return {}
+    def breadth(self) -> int:
+        """How broad the next search is, in terms of ``breadth_setting``."""
+        return 0
+
+    def breadths(self, k: int) -> Sequence[int]:
+        """Values worth trying where ``k`` passages are wanted, ascending."""
+        return ()
+
+    def search_with(self, breadth: int) -> None:  # noqa: B027
+        """Sets the breadth of later searches."""
 
     def recall_in_words(self) -> str:
         """The recall that was measured at build, as far as it holds for the present breadth."""
         if self.recall is None:
-            return "recall not measured"
-        if self.recall.breadth != self.breadth:
-            return f"recall not measured with {', '.join(breadth_in_words(self.breadth))}; at build {self.recall}"
+            return "recall not measured, as it was built without questions; dpr tune-index measures it"
+        name = self.breadth_setting
+        if name and self.recall.breadth.get(name) != self.breadth:
+            return f"recall not measured with {name}={self.breadth}; at build {self.recall}; dpr tune-index measures it"
         return f"{self.recall}, measured at build"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from dpr.core import retired
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, setting
 
@@ -18,7 +17,7 @@ class ExactSettings(Settings, requires="kind=exact"):
 
 
 @dataclass
-class FlatSettings(Settings, requires="kind=flat|hnsw|hnsw_sq|hnsw32|faiss"):
+class FlatSettings(Settings, requires="kind=flat|hnsw|hnsw_sq|hnsw32|ivf|small"):
     """Of faiss indexes."""
 
     buffer_size: int = setting(50000, least=1, on_resume=NO_EFFECT)
@@ -43,16 +42,26 @@ class GraphSettings(FlatSettings, requires="kind=hnsw|hnsw_sq|hnsw32"):
 
 
 @dataclass
-class FactorySettings(FlatSettings, requires="kind=faiss"):
-    """Of an index that faiss makes of a string."""
+class ListSettings(FlatSettings, requires="kind=ivf|small"):
+    """Of inverted lists."""
 
-    factory: str = setting("", on_resume=IDENTITY)
-    """Any string of faiss's index_factory, e.g. IVF4096,SQ8 or OPQ64,IVF65536,PQ64 or HNSW32 (docs/indexes.md)."""
+    lists: int = setting(0, unit="lists", least=0, most=1 << 20, on_resume=WARNED)
+    """Lists into which ivf and small sort the vectors; 0 = the power of two next to twice the root of their number, at most 65,536."""
     train_vectors: int = setting(0, unit="vectors", least=0, on_resume=WARNED)
-    """Vectors, drawn at random, that it is learned from; 0 = 64 for each of its lists, at least 65,536."""
-    search: str = setting("", on_resume=NO_EFFECT)
-    """How broadly it is searched, in faiss's words, e.g. nprobe=32 or nprobe=32,k_factor_rf=8; absent = a sixteenth of its lists, at least
-    8."""
+    """Vectors, drawn at random, from which ivf and small learn their lists; 0 = 64 per list, at least 16,384."""
+    target_recall: float = setting(0.95, above=0, most=1, on_resume=WARNED)
+    """Recall@100 that probes=0 reaches on half of the questions at hand when the index is built."""
+    probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)
+    """Lists that are searched for a question; 0 = the number that the build found, or where it had no questions a quarter of them, at
+    least 8."""
+
+
+@dataclass
+class SmallSettings(ListSettings, requires="kind=small"):
+    """Of the compressed index."""
+
+    candidates: int = setting(400, unit="passages", least=1, on_resume=NO_EFFECT)
+    """Passages per question that small scores again, exactly; 4 * n_docs where that is larger."""
 
 
 @dataclass
@@ -86,7 +95,8 @@ KINDS = {
     "hnsw": IndexKind("dpr.indexer.faiss_index:HnswIndex", GraphSettings),
     "hnsw_sq": IndexKind("dpr.indexer.faiss_index:HnswSqIndex", GraphSettings),
     "hnsw32": IndexKind("dpr.indexer.faiss_index:Hnsw32Index", GraphSettings),
-    "faiss": IndexKind("dpr.indexer.faiss_index:FactoryIndex", FactorySettings),
+    "ivf": IndexKind("dpr.indexer.inverted_lists:IvfIndex", ListSettings),
+    "small": IndexKind("dpr.indexer.inverted_lists:SmallIndex", SmallSettings, needs_vectors=True),
     "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings, is_exact=True),
 }
 """Any other kind is an import path, ``module:Class``."""
@@ -94,7 +104,5 @@ KINDS = {
 
 def require_known(kind: str) -> None:
     """Raises ConfigError for a kind that is neither built in nor an import path."""
-    if sentence := retired.SETTINGS.get(f"indexer={kind}"):
-        raise ConfigError(f"indexer={kind} is gone: {sentence}")
     if kind not in KINDS and ":" not in kind:
         raise ConfigError(f"indexer={kind} is not known; choose one of {', '.join(KINDS)}, or a user-defined indexer.kind=module:Class")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,13 @@ import torch
 from dpr.core import retired
 from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
-from dpr.core.seeding import generator_for
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, rule_of
-from dpr.indexer.recall import DEPTH, NUM_QUESTIONS, Recall, held_back, recall_values
+from dpr.indexer.recall import DEPTH, Recall, held_back, least_breadth, recall_values
 from dpr.indexer.registry import Index, IndexChoice, index_class
-from dpr.indexer.settings import KINDS
-from dpr.indexer.vectors import AllRows
 from dpr.storage.checksums import folder_problems
 from dpr.storage.durable import durable_folder, read_manifest, writing
-from dpr.storage.leftovers import this_process
-from dpr.storage.run_lock import RunLock, lock_of
+from dpr.storage.leftovers import remove, this_process
+from dpr.storage.run_lock import RunLock, held, lock_of
 
 logger = get_logger(__name__)
 
@@ -94,11 +91,27 @@ class IndexStore:
         facts: dict[str, Any] = {"kind": self.choice.kind, "settings": asdict(settings), "source": {**self.source, **made.made_by}}
         facts |= {"corpora": list(self.corpora)} if self.corpora else {}
 
+        def state(index: Index) -> None:
+            facts.update({"num_passages": index.num_passages, "recall": index.recall and index.recall.as_dict()})
+
+        if not made.is_built_in_steps:
+            with durable_folder(folder, metadata=facts) as temporary:
+                index = made.build(corpus, settings, device=self.device)
+                index.save(temporary)
+                index.recall = self._measured(index, corpus, questions)
+                state(index)
+            return index
+        made_of = self.choice.facts() | {"source": dict(self.source), "num_vectors": sum(part.num_vectors for part in corpus)}
         with durable_folder(folder, metadata=facts) as temporary:
-            index = made.build(corpus, settings, device=self.device)
-            index.save(temporary)
-            index.recall = self._measured(index, corpus, questions)
-            facts |= {"num_passages": index.num_passages, "recall": index.recall and index.recall.as_dict()}
+            made.build_in(temporary, corpus, settings, work=_unfinished(folder), made_of=made_of)
+            index = made.open(temporary, settings)
+            index.use_vectors(corpus)
+            index.recall = recall = self._measured(index, corpus, questions)
+            state(index)
+            del index  # its files are open, and some systems do not rename these
+        remove(_unfinished(folder))
+        index = self._with_recall(made.open(folder, settings), recall)
+        index.use_vectors(corpus)
         return index
 
     def _load(self, folder: Path, corpus: Callable[[], Any] | None) -> Index:
@@ -137,8 +150,10 @@ class IndexStore:
         stated = metadata.get("num_passages", metadata.get("num_vectors"))
         if index.num_passages != stated:
             raise fault(f"holds {index.num_passages} passages, its manifest says {stated}")
-        index.recall = Recall.read(metadata.get("recall"))
-        return index
+        if lock_of(folder).is_file():  # of a build that was killed when all was done
+            with suppress(DprError), held(folder, file=lock_of(folder)):
+                remove(_unfinished(folder))
+        return self._with_recall(index, Recall.read(metadata.get("recall")))
 
     def _compare_settings(self, settings: Mapping[str, Any], fault: Callable[..., InputError]) -> None:
         """Refuses a saved index of other settings, or warns, as each setting says."""
@@ -153,21 +168,31 @@ class IndexStore:
             logger.warning("%s %s; %s=%s has no effect on it. Remove it to build it again", self.folder, message, item.name, ours)
 
     def _measured(self, index: Index, corpus: Any, questions: Questions | None) -> Recall | None:
-        """The recall of a new index, on questions or, where there are none, on vectors of a saved approximate one."""
-        if not index.is_saved or index.reads != "vectors" or not index.num_passages:
+        """The recall of a new index. One that chooses its breadth does so by every other question, and is measured on the rest."""
+        if questions is None or not index.is_saved or index.reads != "vectors":
             return None
-        is_exact = self.choice.kind in KINDS and KINDS[self.choice.kind].is_exact
-        if questions is None and (is_exact or self.folder is None):
-            return None
-        asked = np.zeros((0, 0), dtype=np.float32) if questions is None else questions()
-        is_stored = not len(asked)
-        if is_stored:
-            rows = generator_for(0, index.num_passages).choice(index.num_passages, min(NUM_QUESTIONS, index.num_passages), replace=False)
-            asked = AllRows(corpus).take(np.sort(rows))[1]
+        asked = questions()
         asked = asked[held_back(len(asked))]
-        exact = index_class("exact")
+        if not len(asked):
+            return None
+        exact, settings = index_class("exact"), self.choice.settings
         truth = exact.build(corpus, exact.Settings(), device=self.device).search(asked, DEPTH)[1]
-        return Recall(recall_values(index.search(asked, DEPTH)[1], truth), len(asked), index.breadth, is_stored)
+        name = index.breadth_setting
+        if name and not getattr(settings, name) and len(asked) > 1:
+            reached = least_breadth(index, asked[::2], truth[::2], settings.target_recall)
+            if reached < settings.target_recall:
+                message = f"no indexer.{name} reaches recall@{DEPTH} {settings.target_recall:g} in this {self.choice.kind} index"
+                logger.warning("%s; %d reaches %.3f, and more add less than 0.005", message, index.breadth, reached)
+            asked, truth = asked[1::2], truth[1::2]
+        values = recall_values(index.search(asked, DEPTH)[1], truth)
+        return Recall(values, len(asked), {name: index.breadth} if name else {})
+
+    def _with_recall(self, index: Index, recall: Recall | None) -> Index:
+        """An opened index with what was measured of it; where its breadth is left open, with the one that the build chose."""
+        index.recall, name = recall, index.breadth_setting
+        if recall and name in recall.breadth and not getattr(self.choice.settings, name):
+            index.search_with(recall.breadth[name])
+        return index
 
     def _say_recall(self, index: Index, what: str) -> None:
         if index.is_saved and index.reads == "vectors":
@@ -193,3 +218,8 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _unfinished(folder: Path) -> Path:
+    """Where an index is built in steps."""
+    return folder.with_name(f"{folder.name}.unfinished")

@@ -103,7 +103,7 @@ def index_facts(retriever: Retriever) -> dict[str, Any]:
     return {
         "index": {
             "recall": index.recall and index.recall.as_dict(),
-            "breadth": index.breadth,
+            "breadth": {index.breadth_setting: index.breadth} if index.breadth_setting else {},
         }
     }
 

@@ -76,7 +76,7 @@ class MiningIndex(Settings):
     """What is searched."""
 
     kind: str | None = None
-    """bm25; with model_file exact, hnsw32, flat, hnsw, hnsw_sq or faiss; or a user-defined index, module:Class. Absent = the first."""
+    """bm25; with model_file exact, hnsw32, ivf, small, flat, hnsw or hnsw_sq; or a user-defined index, module:Class. Absent = the first."""
     options: dict[str, Any] = setting(dict, also=("indexer_options",))
     """Its settings as JSON, e.g. indexer.options='{"store_n": 32}'."""
 

@@ -17,18 +17,18 @@ from tests.helpers.needs import away, entries, fulfil, put, spoil
 
 ALWAYS = {
     "what the command works on, or writes": "resource resources train_datasets dev_datasets output_dir model_file suite set run "
-    "run_file qa_dataset ctx_src ctx_datasets ctx_datatsets out_file out trec_run_file metrics_file search_folder folder "
+    "run_file qa_dataset ctx_src ctx_datasets ctx_datatsets out_file out trec_run_file metrics_file search_folder curve_file folder "
     "repo qrels",
     "a catalogue: its entries are read where a name of theirs is given": "datasets ctx_sources suites",
     "where the work is done, and how": "no_cuda rank_timeout_s cluster.kind precision train.precision attention encoder.attention "
     "encoder.packed batch_size batch_tokens chunk_size token_store train.token_store num_shards",
     "which rules hold, which others refer to": "compat match hybrid indexer.kind to encoder_type skip_same_id",
-    "how much is done": "n_docs step questions on_bad_row",
+    "how much is done": "n_docs num_questions step questions on_bad_row",
     "it decides vectors": "encoder.pooling encoder.projection_dim "
     "encoder.normalize encoder.shared encoder.sequence_length encoder.question_length encoder.dpr_trailing_sep encoder.append_eos "
     "encoder.adapter encoder.residual_words encoder.dimensions encoder.pretrained_model_cfg encoder.query_prompt encoder.passage_prompt "
     "encoder.prompts encoder.title_template encoder.plain_apostrophes special_tokens dimensions out_dtype",
-    "training and validation compare scores by it": "loss.temperature loss.candidates train.validation",
+    "training and validation compare scores by it": "loss.temperature loss.candidates train.validation indexer.target_recall",
     "refused by the bounds of num_shards": "shard_id",
 }
 

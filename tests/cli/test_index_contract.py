@@ -135,7 +135,7 @@ def test_retrieval_searches_texts_with_it(world: Path, tmp_path: Path) -> None:
     assert sum(f"p{int(key[1:]):03d}" in dict(hits) for key, hits in found.items()) >= 8
 
 
-@pytest.mark.parametrize("kind", [WORDS, VECTORS, "hnsw"])
+@pytest.mark.parametrize("kind", [WORDS, VECTORS, "hnsw", "small"])
 def test_mining_uses_it_on_one_and_two_processes(world: Path, tmp_path: Path, kind: str) -> None:
     model = [] if kind == WORDS else [f"model_file={world / 'model'}", "device=cpu"]
     options = ["near_duplicate=0", "per_question=3", f"indexer={kind}", f"corpus={world / 'corpus.tsv'}"]

@@ -24,7 +24,8 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.results import write_trec_run
 from dpr.formats.training_sets import write_training_set
-from dpr.storage.durable import durable_folder
+from dpr.storage.checksums import verify_file
+from dpr.storage.durable import CHECKSUM, durable_folder
 from tests.faults.runs import REPOSITORY, final_hash
 from tests.helpers.original import flat_params, original_names, write_original
 from tests.helpers.patience import patient
@@ -81,9 +82,15 @@ JOBS = {
             "corpus.tsv",
         ),
         Job(
-            "retrieve indexer=faiss",
-            f"retrieve indexer=faiss indexer.factory=IVF2,SQ8 {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0] "
-            "index_path=out/index out_file=out/results.json",
+            "retrieve indexer=ivf",
+            f"retrieve indexer=ivf {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0] index_path=out/index "
+            "out_file=out/results.json",
+            "questions.jsonl",
+        ),
+        Job(
+            "tune-index",
+            f"tune-index indexer=small {' '.join(DENSE)} encoded_ctx_files=[in/vectors_0] qa_dataset=in/questions.jsonl "
+            "index_path=out/index curve_file=out/curve.svg",
             "questions.jsonl",
         ),
         Job(
@@ -233,14 +240,22 @@ class Commands:
 
 
 def left_by(name: str, folder: Path) -> dict[str, bytes]:
-    """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues."""
+    """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues; of a curve all but its times."""
     files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
     if name == TRAINING:
         run = json.loads((folder / "out" / "run" / "run.json").read_text())
         return {"checkpoint": final_hash(folder / "out" / "run").encode(), "run.json": run["last_checkpoint"].encode()}
     if name in STAGED:
         files = [path for path in files if path.name not in _WITH_TIMES]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {str(path.relative_to(folder)): _timeless(path) if "curve." in path.name else path.read_bytes() for path in files}
+
+
+def _timeless(path: Path) -> bytes:
+    if path.suffix != ".json":
+        return b"" if path.suffix == CHECKSUM else str(verify_file(path)).encode()
+    curve = json.loads(path.read_text())
+    points = [{**point, "time": None} for point in curve["points"]]
+    return json.dumps({**curve, "exact": None, "points": points, "problems": verify_file(path)}).encode()
 
 
 def unfinished_business(folder: Path) -> list[str]:

@@ -63,6 +63,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "retrieve, faiss": lambda folder: ["retrieve", *retrieval(folder, "indexer=flat", f"index_path={folder / 'index'}")],
     "search": lambda folder: ["search", str(folder), "ba be"],
     "search, dense": lambda folder: ["search", str(folder), "ba be", "--mode", "dense"],
+    "tune-index": lambda folder: ["tune-index", *retrieval(folder, "indexer=ivf")[:2], *retrieval(folder, "indexer=ivf")[3:]],
     "export": exporting,
     "mine": mining,
 }
