@@ -30,7 +30,7 @@ FIELD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
     lambda text: bool(text.strip()) and text.strip().lower() not in QUESTIONS and number_of(text) is None and text[0] != '"'
 )
 PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT), max_size=3).map(tuple)
-ANSWERS = st.lists(TEXT, max_size=2).map(tuple)
+ANSWERS = st.lists(TEXT, max_size=2, unique=True).map(tuple)
 SAMPLES = st.lists(st.builds(TrainingSample, SOLID, PASSAGES.filter(bool), PASSAGES, PASSAGES, ANSWERS), min_size=1, max_size=4)
 QUICK = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
