@@ -33,13 +33,28 @@ class TrainingMetrics:
         towers = {"question": model.question_model, "ctx": model.ctx_model}
         self._packed = {side: tower.is_packed for side, tower in towers.items()}
         self._cost = {side: TowerCost(tower) for side, tower in towers.items()}
-        self._reset()
+        self.begin()
 
-    def _reset(self) -> None:
+    def begin(self, stored: Sequence[float] = ()) -> None:
+        """Begins anew, or with what ``settled`` gave of the steps before a checkpoint."""
         self._sums = torch.zeros(max(len(self._names), 1), 3, dtype=torch.float64, device=self._device)
-        self._questions = self._tokens = self._computed = 0
-        self._flops = 0.0
+        self._questions = self._tokens = self._computed = self._flops = 0.0
         self._start = time.perf_counter()
+        if len(stored) == self._sums.numel() + 4 and current_ranks().is_main:
+            *sums, self._questions, self._tokens, self._computed, self._flops = stored
+            self._sums += torch.tensor(sums, dtype=torch.float64).view_as(self._sums).to(self._device)
+
+    def settled(self) -> list[float]:
+        """All sums, of all ranks; rank 0 keeps them from now on. All ranks must call it together."""
+        start, totals = self._start, self._totals()
+        self.begin(totals)
+        self._start = start
+        return totals
+
+    def _totals(self) -> list[float]:
+        counts = torch.tensor([self._questions, self._tokens, self._computed, self._flops], dtype=torch.float64, device=self._device)
+        totals: list[float] = sum_over_ranks(torch.cat([self._sums.flatten(), counts])).tolist()
+        return totals
 
     def add(self, result: StepResult, batch: BiEncoderBatch) -> None:
         """Adds one micro-batch; ``batch`` is the one on the CPU."""
@@ -61,12 +76,11 @@ class TrainingMetrics:
 
         ``peak``: operations per second that a device could do; ``perf/mfu`` is the share of it that the model's arithmetic took.
         """
-        counts = torch.tensor([self._questions, self._tokens, self._computed, self._flops], dtype=torch.float64, device=self._device)
-        *sums, questions, tokens, computed, flops = sum_over_ranks(torch.cat([self._sums.flatten(), counts])).tolist()
+        *sums, questions, tokens, computed, flops = self._totals()
         of_sets = [sums[start : start + 3] for start in range(0, len(sums), 3)]
         loss, correct, judged = map(sum, zip(*of_sets, strict=True))
         elapsed = max(time.perf_counter() - self._start, 1e-9)
-        self._reset()
+        self.begin()
         if not questions:
             return {}
         metrics = {

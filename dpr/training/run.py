@@ -39,6 +39,10 @@ class Progress:
     """Metrics of the last validation."""
     start_metrics: Metrics = field(default_factory=dict)
     """Metrics of step 0, and what stands beside them, where they were measured."""
+    unlogged: list[float] = field(default_factory=list)
+    """Of a checkpoint between two log lines, the sums of the training metrics since the first of them."""
+    skipped: int = 0
+    """Of a checkpoint, how many updates were skipped."""
 
     def summary(self) -> dict[str, Any]:
         """What ``metrics.json`` holds: the metrics of the last validation, and the best."""

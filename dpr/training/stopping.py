@@ -69,10 +69,16 @@ class FiniteGuard:
     def __init__(self, device: torch.device, *, most_in_row: int = 5, has_loss_scale: bool = False) -> None:
         self._most = most_in_row + (_HALVINGS_OF_THE_SCALE if has_loss_scale else 0)
         self._has_loss_scale, self._is_hooked = has_loss_scale, False
-        self._counts = torch.zeros(2, dtype=torch.int32, device=device)  # skipped in a row, skipped in all
+        self._device = device
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None
         self._on_host = torch.zeros(2, dtype=torch.int32, pin_memory=self._arrived is not None)
-        self._reported = 0
+        self.begin(0)
+
+    def begin(self, num_skipped: int) -> None:
+        """Goes on from a checkpoint's number of skipped updates."""
+        self._counts = torch.tensor([0, num_skipped], dtype=torch.int32, device=self._device)  # in a row, in all
+        self._on_host.copy_(self._counts)
+        self._reported = num_skipped
 
     def check(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         """Has ``optimizer``, which must be fused, skip its next step if ``grad_norm``, () on the device, is NaN or infinite. The norm of a
@@ -116,5 +122,5 @@ class FiniteGuard:
 
     @property
     def num_skipped(self) -> int:
-        """Updates skipped so far in this process; waits for the device."""
+        """Updates skipped so far; waits for the device."""
         return int(self._counts[1])

@@ -199,6 +199,8 @@ class BiEncoderTrainer(Run):
 
     def _run(self, batches: Iterator[BiEncoderBatch]) -> None:
         self.emit("on_train_begin")
+        self.metrics.begin(self.progress.unlogged)
+        self.guard.begin(self.progress.skipped)
         # Whether to stop is one question to all ranks: it stands here, where every rank passes, and nowhere else.
         self.is_stopping = self._stopping.reached(self.progress.step)  # a run that early stopping ended stays ended
         if self._changed and self._is_over() and not self._stopping.signal and self.settings.resume != "force":
@@ -316,7 +318,7 @@ class BiEncoderTrainer(Run):
         # The best is what can be opened: a step that the disk refused is not it, and nothing is removed in its favour.
         if self._better.get("best_checkpoint") != f"{self.checkpoints.name}.step{self.progress.step}":
             self._better = {}  # of a step that was not saved
-        progress = replace(self.progress, **self._better)
+        progress = replace(self.progress, **self._better, unlogged=self.metrics.settled(), skipped=self.guard.num_skipped)
         with self.optimizer.averaged():
             folder = self.checkpoints.save(progress, self._state.collect, asdict(self.identity), self.config)
         if folder is not None:

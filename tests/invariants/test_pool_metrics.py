@@ -196,7 +196,7 @@ def test_nobody_waits_for_the_device_before_the_log_line(tmp_path: Path, monkeyp
     pool = Pool(vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids)
     pool_metrics.PoolMetrics(1).on_pool(trainer, vectors[:12], pool, batch)
     trainer.metrics._device = meta
-    trainer.metrics._reset()
+    trainer.metrics.begin()
     trainer.metrics.add(StepResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta), 12), batch)
     assert [tensor.shape for tensor in seen] == [(2, 7), (36, 36)] and {tensor.device for tensor in seen} == {meta}
 

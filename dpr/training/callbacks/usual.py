@@ -83,7 +83,6 @@ class LogEvery(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.progress.step < run.last_step:
             self._peak = matrix_peak(run.device, dtype_of(run.settings.train.precision))
-        run.take_metrics()  # the time until now does not count for the first line
         self._start = (time.perf_counter(), run.progress.step)
 
     def on_step_end(self, run: Run) -> None:

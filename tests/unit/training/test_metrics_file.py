@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,11 @@ from dpr.core.distributed import Ranks
 from dpr.evaluation.report.reading import read_training
 from dpr.evaluation.report.write import write_report
 from dpr.formats.text_input import MAX_LINE_BYTES
-from dpr.training.callbacks import usual
+from dpr.training.callbacks import Callback, usual
 from dpr.training.callbacks.usual import MetricsFile
 from tests.helpers.jobs import verify
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import KilledAt, make_trainer
 
 WHOLE = '{"step": 1, "eval/ünï": 0.5}\n{"step": 2, "eval/ünï": 0.4}\n'
 
@@ -82,6 +84,42 @@ def test_metrics_that_are_not_those_that_were_written_are_reported_everywhere(
     assert reported not in caplog.text
     finished_run(tmp_path)
     assert f"metrics.jsonl {reported}" in caplog.text
+
+
+@pytest.mark.parametrize("killed_at", [3, 4, 6])
+def test_a_line_after_a_kill_is_that_of_the_undisturbed_run(tmp_path: Path, killed_at: int) -> None:
+    """A checkpoint lies between two log lines, and an update before it was skipped."""
+
+    def lines(name: str, *callbacks: Callback) -> list[dict[str, Any]]:
+        model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
+        sets = [ListSource(make_samples(16)), ListSource(make_samples(16, seed=4))]
+        how = {"max_steps": 7, "save_every_steps": 2, "log_batch_step": 5, "num_train_epochs": 9}
+        run = make_trainer(model, sets, [ListSource(make_samples(6))], tmp_path / name, SpoiltAt(2), *callbacks, **how)
+        with suppress(KeyboardInterrupt):
+            run.train()
+        file = tmp_path / name / "metrics.jsonl"
+        written = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [{key: value for key, value in line.items() if not key.startswith("perf/") or "padding" in key} for line in written]
+
+    whole = lines("whole")
+    assert [line["step"] for line in whole if "train/loss" in line] == [5, 7]
+    lines("killed", KilledAt(killed_at))
+    assert lines("killed") == whole
+
+
+class SpoiltAt(Callback):
+    """An update with a gradient that is none."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_pool(self, run: Any, questions: Any, pool: Any, batch: Any) -> None:
+        if run.progress.step + 1 == self.step:
+            self.hook = next(run.model.parameters()).register_hook(lambda gradient: gradient * torch.nan)
+
+    def on_step_end(self, run: Any) -> None:
+        if run.progress.step == self.step:
+            self.hook.remove()
 
 
 def test_metrics_that_are_gone_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
