@@ -3,7 +3,7 @@
     dpr evaluate suite=data/sets model_file=models/good output_dir=runs/good systems=[bm25,dense,static]
     python benchmarks/hybrid_weight.py runs/good:dense runs/good:static
 
-reads the TREC runs that `dpr evaluate` wrote of each collection, fuses BM25's with the encoder's, and prints for each way nDCG@10 as a share
+reads the TREC runs that `dpr evaluate` wrote of each, fuses BM25's with the encoder's, and prints for each way nDCG@10 as a share
 of the better side's: the worst of all pairs of a collection and an encoder, and the mean; and the gain over BM25 alone.
 """
 
@@ -30,7 +30,7 @@ def ndcg(rankings: list[Ranking], judged: list[dict[str, int]]) -> float:
     for ranking, grades in zip(rankings, judged, strict=True):
         gains = [max(grades.get(passage, 0), 0) for passage, _ in ranking[:10]]
         best = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:10]
-        values.append(gains @ discounts[: len(gains)] / (best @ discounts[: len(best)]) if best else 0.0)
+        values.append(float(gains @ discounts[: len(gains)] / (best @ discounts[: len(best)])) if best else 0.0)
     return float(np.mean(values))
 
 

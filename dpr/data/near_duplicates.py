@@ -70,7 +70,8 @@ def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
     sets = []
     for text in texts:
         words = split_words(text.casefold(), _WORD)
-        sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in [*words, *pairwise(words)]]))
+        found: list[str | tuple[str, str]] = [*words, *pairwise(words)]
+        sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in found]))
     counts = np.zeros(len(numbers), dtype=np.int64)
     for members in sets:
         counts[members.astype(np.int64)] += 1

@@ -34,7 +34,8 @@ def read_yaml(path: str | Path) -> Any:
         raise InputError(f"0x{content[error.start]:02x} is not UTF-8", file=file, line=line, hint="save the file as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         found = ", ".join(filter(None, (error.context, error.problem)))
-        raise InputError(f"not YAML: {found}", file=file, line=error.problem_mark and error.problem_mark.line + 1) from None
+        mark = error.problem_mark
+        raise InputError(f"not YAML: {found}", file=file, line=mark.line + 1 if mark else None) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that does not exist
         raise InputError(f"not YAML: {str(error).splitlines()[0]}", file=file) from None
 

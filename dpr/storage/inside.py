@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dpr.core.errors import CheckpointError
 from dpr.storage.strict_json import describe
@@ -25,7 +25,7 @@ def inside(folder: Path, name: Any, *, stated_in: str | Path) -> Path:
     raise CheckpointError(found, file=folder / stated_in, expected="a file or folder inside its own, and nothing elsewhere")
 
 
-def is_below(name: Any) -> bool:
+def is_below(name: Any) -> TypeGuard[str]:
     """Whether a name is one of something below a folder, as far as its letters tell."""
     if not isinstance(name, str) or "\\" in name or "\0" in name or len(name) > _LONGEST:
         return False

@@ -102,7 +102,7 @@ def run_identity(
     all files that are read: those of train and dev sets, of models, and what validations and callbacks state as theirs.
     """
     named = {key: value for key, value in flat_values(settings, (MODEL,)).items() if value}
-    models = {key: content for key, value in named.items() if (content := _model_content(Path(value), output_dir))}
+    models = {key: read for key, value in named.items() if (read := _model_content(Path(value), output_dir))}
     options, sources = flat_values(model.options, (IDENTITY, WARNED)), plan.dataset.sources
     files = [source.fingerprint for source in sources]
     return RunIdentity(
@@ -149,7 +149,7 @@ def run_identity(
 
 
 def _model_content(path: Path, run: Path) -> list[str]:
-    """Name and content of each file that a model is read from; none where it is no local one, or a checkpoint of this run, which changes."""
+    """Name and content of each file that a model is read from; none where it is not local, or is this run's."""
     if not path.exists() or path.resolve().is_relative_to(run.resolve()):
         return []
     if path.is_file():

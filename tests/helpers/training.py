@@ -8,6 +8,7 @@ from typing import Any
 
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback
+from dpr.training.run import Run
 from dpr.training.trainer import BiEncoderTrainer
 
 DEFAULTS: dict[str, Any] = {"batch_size": 8, "num_train_epochs": 2, "log_batch_step": 1, "num_workers": 0, "warmup_steps": 0}
@@ -26,6 +27,6 @@ class KilledAt(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_before_optimizer_step(self, trainer: BiEncoderTrainer) -> None:
-        if trainer.progress.step + 1 == self.step:
+    def on_before_optimizer_step(self, run: Run) -> None:
+        if run.progress.step + 1 == self.step:
             raise KeyboardInterrupt

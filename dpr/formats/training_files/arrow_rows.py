@@ -93,7 +93,7 @@ def _plain_names(file: Path, key: str) -> list[str]:
         raise InputError(f"no list {key!r} of names in this folder", file=file)
     for name in names:
         inside(file.parent, name, stated_in=file.name)
-    return names
+    return [str(name) for name in names]
 
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:

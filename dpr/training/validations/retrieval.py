@@ -145,7 +145,9 @@ class RetrievalValidation(Validation):
 
     def content(self) -> dict[str, Any]:
         files = flat_values(self.options, (CONTENT,))
-        return flat_values(self.options, (IDENTITY,)) | {key: shared_content(list(map(Path, listed(named)))) for key, named in files.items()}
+        return flat_values(self.options, (IDENTITY,)) | {
+            key: shared_content(list(map(Path, listed(named)))) for key, named in files.items()
+        }
 
     def __call__(self, model: BiEncoder) -> Metrics:
         return self._measured(model)
