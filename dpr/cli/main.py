@@ -65,7 +65,6 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"),
     "export": Command("write a model in another program's format", "dpr.export.settings:ExportConfig", "export"),
     "merge": Command("write the model between a model and what it was tuned to, or the mean of several", "dpr.export.settings:MergeConfig"),
-    "push": Command("upload an exported folder to the Hugging Face hub", "dpr.export.settings:PushConfig"),
     "verify": Command("check output folders and files against their checksums", "dpr.jobs.verify:VerifySettings"),
     "doctor": Command("print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"),
 }

@@ -1,6 +1,7 @@
 """What earlier versions had: it is refused with one sentence that says what to do instead, and nothing else of it is left."""
 
 COMMANDS = {
+    "push": "hf upload USER/NAME FOLDER, of huggingface_hub, uploads a folder that dpr export wrote (docs/interop.md)",
     "ladder": "examples/rounds.sh trains, mines and trains again; rerun it to go on (docs/recipes.md)",
     "reproduce": "python repro/run.py NAME, in a clone, runs a recipe of repro/*.yaml and compares (docs/reproduction.md)",
     "pretrain": 'dpr train "train_datasets=[{file: corpus.jsonl, pairs: mixed}]" trains on text alone (docs/pretraining.md)',

@@ -80,28 +80,17 @@ class Difference(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A line of an export's report: which files a program reads, and how far the vectors that it makes of them are from the model's."""
+    """A line of an export's report: how far the vectors that a program makes of the folder are from the model's."""
 
     program: str
-    reads: str
-    by: str
-    """What was run: the program itself, or its rules."""
-    difference: Difference | None
-    refusal: str = ""
-    """Why it cannot serve the folder."""
+    difference: Difference
 
     def __str__(self) -> str:
-        if self.difference is None:
-            return f"{self.program} cannot serve the folder, by {self.by}: {self.refusal}"
-        *_, most, top10 = self.columns()
-        texts = f"{self.difference.texts} texts, vectors differ by at most {most}"
-        return f"{self.program}, checked by {self.by}: {texts}; of the ten best passages {top10} stay"
-
-    def columns(self) -> tuple[str, str, str, str, str]:
-        """Program, what it reads, what was run, the largest difference, and the share of the ten best that stay; or why it cannot."""
-        if self.difference is None:
-            return self.program, self.reads, self.by, self.refusal, ""
-        return self.program, self.reads, self.by, f"{max(self.difference[:2]):.1e}", f"{self.difference.top10:.3f}"
+        most, top10 = max(self.difference[:2]), self.difference.top10
+        return (
+            f"checked by {self.program}: {self.difference.texts} texts, vectors differ by at most {most:.1e}; "
+            f"of the ten best passages {top10:.3f} stay"
+        )
 
 
 class Texts(NamedTuple):

@@ -170,14 +170,7 @@ def _usual(metrics: Mapping[str, float]) -> Mapping[str, float]:
 def _checks(report: Sequence[Checked], precisions: Mapping[str, Mapping[str, float]]) -> str:
     lines = []
     if report:
-        lines = [
-            "## Who can serve it",
-            "",
-            "Largest difference of a number of a vector from the model's own, and share of the ten best that stay.",
-            "",
-        ]
-        lines += ["| program | reads | checked by | difference | ten best |", "|---|---|---|---|---:|"]
-        lines += [f"| {' | '.join(cell.replace('|', '/') for cell in line.columns())} |" for line in report]
+        lines = ["## Checked", "", *(f"This folder was {line}." for line in report)]
     rows = [
         f"| {name} | {found['bytes'] / 1e6:.1f} | {found['top10_overlap']:.3f} | {found['least_cosine']:.5f} |"
         for name, found in precisions.items()

@@ -1,4 +1,4 @@
-"""Settings of ``dpr export``, ``dpr push`` and ``dpr merge``."""
+"""Settings of ``dpr export`` and ``dpr merge``."""
 
 from __future__ import annotations
 
@@ -134,23 +134,6 @@ class ExportConfig(StoreSettings):
     def patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""
         return list(map(str, listed(self.encoded_ctx_files)))
-
-
-@dataclass
-class PushConfig(Settings):
-    """Uploads a folder that ``dpr export`` wrote to the Hugging Face hub, with the login of that machine (``hf auth login``)."""
-
-    folder: str | None = setting(None, path="input")
-    """The folder. Only files that it was written with are uploaded, as they were written; README.md may have been edited since."""
-    repo: str | None = None
-    """The repository, user/name, made where it is absent; absent = list the files and upload nothing."""
-    private: bool = setting(True, requires="repo")
-    """Only you see a repository that is made; one that exists stays as it is."""
-    message: str = setting("A model exported by dpr", requires="repo")
-    """The message of the commit."""
-
-    def check_together(self, prefix: str) -> None:
-        require_set(self, {"folder": "exported/first", "message": '"First version"'})
 
 
 @dataclass

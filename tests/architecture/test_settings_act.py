@@ -11,14 +11,12 @@ import pytest
 from dpr.core.errors import ConfigError
 from dpr.core.setting_rules import Condition, Leaf, conditions_of
 from dpr.core.settings import Settings, idle_settings, leaves
-from dpr.export.settings import PushConfig
 from tests.helpers.jobs import LaunchedJob, launched_jobs
 from tests.helpers.needs import away, entries, fulfil, put, spoil
 
 ALWAYS = {
     "what the command works on, or writes": "resource resources train_datasets dev_datasets output_dir model_file suite set run "
-    "run_file qa_dataset ctx_src ctx_datasets ctx_datatsets out_file out trec_run_file metrics_file search_folder curve_file folder "
-    "repo qrels",
+    "run_file qa_dataset ctx_src ctx_datasets ctx_datatsets out_file out trec_run_file metrics_file search_folder curve_file qrels",
     "a catalogue: its entries are read where a name of theirs is given": "datasets ctx_sources suites",
     "where the work is done, and how": "no_cuda rank_timeout_s cluster.kind precision train.precision attention encoder.attention "
     "encoder.packed batch_size batch_tokens chunk_size token_store train.token_store num_shards",
@@ -35,7 +33,7 @@ ALWAYS = {
 
 def cases(*, stated: bool) -> Iterator[tuple[LaunchedJob, str]]:
     """The keys of every command that state, or do not state, what they need of another setting of the command."""
-    for job in (*launched_jobs(), LaunchedJob("push", "", PushConfig)):
+    for job in launched_jobs():
         known = leaves(job.config_class())
         for key in known:
             if bool(list(breakable(key, known))) == stated:

@@ -35,5 +35,5 @@ def raising(name: str) -> Callable[[list[str]], int]:
     return lambda argv: answer(COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}")
 
 
-embed, evaluate, explain, export, push, retrieve, train = map(command, "embed evaluate explain export push retrieve train".split())
+embed, evaluate, explain, export, retrieve, train = map(command, "embed evaluate explain export retrieve train".split())
 compare, new_encoder, report, search, verify = map(raising, "compare new-encoder report search verify".split())

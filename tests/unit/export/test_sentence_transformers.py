@@ -167,7 +167,7 @@ def test_the_command_compares_given_texts_too_and_rerun_finds_its_work_done(tmp_
         f"check_texts={tmp_path / 'texts'}",
     ]
     assert main(arguments) == 0
-    assert "checked by the library: " in "".join(capsys.readouterr())
+    assert "checked by sentence-transformers" in "".join(capsys.readouterr())
     before = (tmp_path / "out" / "manifest.json").read_bytes()
     assert main(arguments) == 0
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
