@@ -1,4 +1,4 @@
-"""Names of columns in the tables of this and of other toolkits, and the columns that a header names, in any order."""
+"""Names of columns and keys in the tables and records of this and of other toolkits, and the columns that a header names, in any order."""
 
 from __future__ import annotations
 
@@ -6,27 +6,54 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.formats.text_input import warn_of_file
 
 _COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
 
-PASSAGE_IDS = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id", "corpus_id", "docno")
+# The first one that is there counts. A passage's own id stands before that of the document it was cut from: MS MARCO's have pid and docid.
+PASSAGE_IDS = ("_id", "id", "passage_id", "psg_id", "pid", "docid", "doc_id", "document_id", "docno", "corpus_id")
 # fmt: off
 PASSAGE_TEXTS = (
     "text", "contents", "content", "passage", "passage_text",
-    "document_text", "doc_text", "body", "document", "paragraph", "context",
+    "document_text", "doc_text", "segment", "body", "document", "paragraph", "context",
 )
 # fmt: on
 TITLES = ("title", "passage_title", "document_title", "doc_title")
-QUESTION_IDS = ("_id", "id", "qid", "query_id", "question_id", "topic_id")
+QUESTION_IDS = ("_id", "id", "query_id", "qid", "question_id", "topic_id")
 QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
 ANSWERS = ("answers", "answer")
-POSITIVES = ("positive", "pos", "passage", "context", "document", "text", "answer")
+POSITIVES = ("positive", "positives", "pos", "positive_passages", "positive_ctxs", "pos_doc", "pos_docs", "passage", "context", "document")
 NEGATIVES = ("negative", "neg", "hard_negative")
 GRADES = ("score", "grade", "rel", "relevance", "relevancy", "label", "rating", "judgement", "judgment", "qrel")
+# fmt: off
+LABELS = (
+    "label", "labels", "relevance", "is_relevant", "relevant", "grade", "rating", "score", "scores", "similarity", "similarity_score",
+)
+# fmt: on
 ALL_NAMES = {*PASSAGE_IDS, *PASSAGE_TEXTS, *TITLES, *QUESTION_IDS, *QUESTIONS, *ANSWERS, *POSITIVES, *NEGATIVES, *GRADES}
+
+
+def keys_of(record: Mapping[str, Any]) -> str:
+    """The keys of a record, as messages show them."""
+    shown = ", ".join(map(str, list(record)[:12]))
+    return shown + (" ..." if len(record) > 12 else "") if record else "none"
+
+
+def name_in(record: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of ``names`` that the record has with more than null, else with null, else empty."""
+    held = next((name for name in names if record.get(name) is not None), "")
+    return held or next((name for name in names if name in record), "")
+
+
+def require_name(record: Mapping[str, Any], names: Sequence[str], what: str) -> str:
+    """As ``name_in``; ValueError says which keys the record has where it has none of ``names``."""
+    if name := name_in(record, names):
+        return name
+    listed = ", ".join(dict.fromkeys(names))
+    raise ValueError(f"no {what} among the keys {keys_of(record)}, expected {'one of ' if ',' in listed else ''}{listed}")
 
 
 def normal_name(field: str) -> str:

@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -24,17 +24,19 @@ from dpr.formats.column_names import (
     QUESTIONS,
     TITLES,
     are_names,
+    name_in,
     named_columns,
     normal_name,
     require_known_names,
+    require_name,
     warn_of_header,
 )
 from dpr.formats.delimited import TableForm, require_readable, table_form, table_rows, wrong_columns
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.origins import origin_of, origin_record
 from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
-from dpr.formats.text_input import LinePlace, has_lone_surrogate, located
-from dpr.formats.training_records import checked_text
+from dpr.formats.text_input import LinePlace, located
+from dpr.formats.training_records import checked_text, title_in
 from dpr.storage.durable import durable_file
 from dpr.storage.strict_json import describe
 
@@ -73,8 +75,8 @@ def read_passages(
     names columns of ids and texts (``id``, ``docid``, ``pid``; ``text``, ``contents``, ``passage`` ...) is a header, there and wherever it
     is repeated, and says where they are, unless others than the default are given. There are no titles if ``title_col`` is negative or
     beyond the row. Empty texts are passed on. A .csv file without a tab in its first line is separated by commas. Names in .json/.jsonl
-    are read as BEIR corpora (``_id``, ``title``, ``text``), .parquet by the same column names. Plain or gzip. An id has at most
-    MAX_ID_BYTES bytes, prefix included.
+    and .parquet hold records: BEIR's ``_id``, ``title``, ``text``, or other tools' names for these (``dpr.formats.column_names``). Plain or
+    gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
 
     Raises:
         InputError: names the file and line.
@@ -198,7 +200,7 @@ def numbered_ids(path: Path, columns: Columns, place: LinePlace | None = None) -
         return
     for line, value in read_records(path, place):
         with located(path, line):
-            key = first_id(value, ("_id", "id"))
+            key = first_id(value, PASSAGE_IDS)
         yield line, key
 
 
@@ -253,26 +255,25 @@ def _record_rows(path: Path, start: int, place: LinePlace | None) -> Iterator[_R
     """Every record; before ``start`` only ids are checked."""
     for index, (line, value) in enumerate(read_records(path, place)):
         with located(path, line):
-            key, text, title, origin = first_id(value, ("_id", "id")), "", "", None
+            key, text, title, origin = first_id(value, PASSAGE_IDS), "", "", None
             if index >= start:
-                text = checked_text(value, "text")
-                title = "" if value.get("title") is None else checked_text(value, "title")
+                title, text = title_in(value), checked_text(value, require_name(value, PASSAGE_TEXTS, "text"))
                 origin = origin_of(value)
         yield line, key, text, title, origin
 
 
-def first_id(value: dict[str, Any], keys: tuple[str, ...], default: str | None = None) -> str:
-    """The id under the first of ``keys`` that the record has, as a string; ``default`` if there is none or it is null.
+def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:
+    """The id under the first of ``names`` that the record has, as a string; ``default`` if there is none or it is null.
 
     Raises:
         ValueError: there is no usable id.
     """
-    chosen = next((value[key] for key in keys if key in value), None)
-    if chosen is None and default is not None:
+    name = name_in(value, names)
+    if default is not None and (not name or value[name] is None):
         return default
+    chosen = value[name or require_name(value, names, "id")]
     if isinstance(chosen, int) and not isinstance(chosen, bool):
         return str(chosen)
-    if not isinstance(chosen, str) or not chosen or has_lone_surrogate(chosen):
-        problem = f"no {keys[0]!r}" if chosen is None else f"{keys[0]} is {describe(chosen)}"
-        raise ValueError(f"{problem}, expected a string that is not empty, or an integer")
-    return chosen
+    if not isinstance(chosen, str) or not chosen:
+        raise ValueError(f"{name} is {describe(chosen)}, expected a string that is not empty, or an integer")
+    return checked_text(value, name)

@@ -1,24 +1,30 @@
-"""Questions for evaluation (DPR's CSV, JSON and JSON lines, BEIR's ``queries.jsonl``) and relevance judgements (BEIR, TREC)."""
+"""Questions for evaluation (DPR's CSV, JSON and JSON lines, BEIR's ``queries.jsonl``, Parquet) and relevance judgements (BEIR, TREC)."""
 
 from __future__ import annotations
 
-import ast
 import csv
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Question
-from dpr.formats.column_names import ANSWERS, GRADES, QUESTION_IDS, QUESTIONS, are_names, named_columns, warn_of_header
-from dpr.formats.corpora import durable_text, first_id, is_csv_name, is_json_name, require_word
+from dpr.formats.column_names import (
+    ANSWERS,
+    GRADES,
+    QUESTION_IDS,
+    QUESTIONS,
+    are_names,
+    name_in,
+    named_columns,
+    require_name,
+    warn_of_header,
+)
+from dpr.formats.corpora import durable_text, first_id, has_records, is_csv_name, is_json_name, read_records, require_word
 from dpr.formats.delimited import require_readable, separator_of, table_form, table_rows, wrong_columns
-from dpr.formats.json_records import iter_json_objects
 from dpr.formats.text_input import located
-from dpr.formats.training_records import checked_answers, checked_text
+from dpr.formats.training_records import answers_in, checked_answers, checked_text
 
 Qrels = dict[str, dict[str, int]]
 Judgement = tuple[str, str, int]
@@ -44,18 +50,19 @@ def read_questions(
     answers_attr: str = "answers",
     id_attr: str = "id",
 ) -> list[Question]:
-    """Reads a question set; names in .json/.jsonl are JSON, all others DPR's tab-separated CSV.
+    """Reads a question set; names in .json/.jsonl and .parquet hold records, all others are DPR's tab-separated CSV.
 
     CSV: answers are a Python list literal; a negative ``answers_col`` or ``id_col`` means there is none. A first row with known names (id,
-    qid; question, query; answers) is a header, and says where the columns are unless others than the default are given. JSON: if the
-    named key is missing, BEIR's ``text`` and ``_id`` and NQ-open's ``answer`` are read. The row number (from 0) replaces a missing id.
+    qid; question, query; answers) is a header, and says where the columns are unless others than the default are given. Records: if the
+    named key is missing, other tools' names for it are read (``dpr.formats.column_names``, BEIR's ``text``). The row number (from 0)
+    replaces a missing id.
 
     Raises:
         InputError: a row is invalid, a question empty, or an id used twice; names the file and line.
     """
     file = user_path(path)
-    if is_json_name(file):
-        rows = _json_questions(file, question_attr, answers_attr, id_attr)
+    if has_records(file):
+        rows = _record_questions(file, question_attr, answers_attr, id_attr)
     else:
         rows = _csv_questions(file, question_col, answers_col, id_col)
     questions = []
@@ -226,7 +233,7 @@ def _csv_questions(path: Path, question_col: int, answers_col: int, id_col: int)
             hint = "answers_col=-1 reads questions without answers"
             raise wrong_columns(path, line, row, form, f"at least {needed}", hint=hint)
         try:
-            answers = checked_answers(_literal(row[answers_col])) if answers_col >= 0 else ()
+            answers = checked_answers(answers_in(row[answers_col])) if answers_col >= 0 else ()
         except ValueError as error:
             columns = "id_col=0 question_col=1 answers_col=-1".replace(" ", " datasets.mine.")
             options = f"datasets.mine.file={path} datasets.mine.{columns} qa_dataset=mine"
@@ -235,21 +242,11 @@ def _csv_questions(path: Path, question_col: int, answers_col: int, id_col: int)
         yield line, Question(row[question_col], row[id_col] if id_col >= 0 else str(index), answers, line)
 
 
-def _literal(text: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # regex answers such as '\d' are legal literals for which Python warns
-            value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        shown = ascii(text[:60]) + ("..." if len(text) > 60 else "")
-        raise ValueError(f"the answers {shown} cannot be read, expected a Python list literal such as ['Paris', 'Paris, France']") from None
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _json_questions(path: Path, question_attr: str, answers_attr: str, id_attr: str) -> Iterator[tuple[int, Question]]:
-    for index, (line, value) in enumerate(iter_json_objects(path)):
+def _record_questions(path: Path, question_attr: str, answers_attr: str, id_attr: str) -> Iterator[tuple[int, Question]]:
+    for index, (line, value) in enumerate(read_records(path)):
         with located(path, line):
-            text = checked_text(value, question_attr if question_attr in value or "text" not in value else "text")
-            key = first_id(value, (id_attr, "_id"), default=str(index))
-            question = Question(text, key, checked_answers(value.get(answers_attr, value.get("answer"))), line)
+            text = checked_text(value, require_name(value, (question_attr, *QUESTIONS, "text"), "question"))
+            key = first_id(value, (id_attr, *QUESTION_IDS), default=str(index))
+            held = name_in(value, (answers_attr, *ANSWERS))
+            question = Question(text, key, checked_answers(value[held] if held else None), line)
         yield line, question

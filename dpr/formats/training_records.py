@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import io
+import re
+import tokenize
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.column_names import PASSAGE_IDS, TITLES, keys_of, name_in
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.storage.strict_json import describe
 
-_ID_KEYS = ("passage_id", "id", "psg_id")
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")
 """Where a passage has a teacher's score, the first that is there."""
 _LARGEST_SCORE = 3.4e38  # training computes in float32
+_PRINTED_LIST = re.compile(r"""\s*(\[\s*(['"\]]|np\.str_\()|(np\.|numpy\.)?array\(|\{\s*['"]text['"]\s*:)""")
+_SIDE_BY_SIDE = re.compile(r"""['"]\s*['"]""")
 
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
@@ -25,7 +33,8 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
     if not question.strip():
         raise ValueError("question is empty, expected some text")
     if record.get("positive_ctxs") is None:
-        raise ValueError(f"positive_ctxs is {'null' if 'positive_ctxs' in record else 'missing'}, expected a list of passages")
+        found, keys = ("null", "") if "positive_ctxs" in record else ("missing", f"; the keys are {keys_of(record)}")
+        raise ValueError(f"positive_ctxs is {found}, expected a list of passages{keys}")
     return TrainingSample(
         question=question,
         positives=_passages(record, "positive_ctxs"),
@@ -62,10 +71,15 @@ def passage_from_json(item: Any, where: str) -> Passage:
     text = checked_text(item, "text", f"{where}.text")
     if not text.strip():
         raise ValueError(f"{where} has an empty text, expected some text")
-    title = "" if item.get("title") is None else checked_text(item, "title", f"{where}.title")
-    key = next((key for key in _ID_KEYS if item.get(key) is not None), None)
-    name = None if key is None else checked_id(item, key, f"{where}.{key}")
-    return Passage(text, title, name, "score" in item, teacher_score_in(item, where))
+    key = name_in(item, PASSAGE_IDS)
+    name = checked_id(item, key, f"{where}.{key}") if key and item[key] is not None else None
+    return Passage(text, title_in(item, f"{where}.title"), name, "score" in item, teacher_score_in(item, where))
+
+
+def title_in(holder: Mapping[str, Any], where: str = "") -> str:
+    """The title of a passage under any of its known names; empty where there is none."""
+    name = name_in(holder, TITLES)
+    return checked_text(holder, name, where) if name and holder[name] is not None else ""
 
 
 def teacher_score_in(item: dict[str, Any], where: str, keys: tuple[str, ...] = TEACHER_KEYS) -> float | None:
@@ -83,11 +97,12 @@ def checked_score(value: Any, where: str) -> float | None:
     return float(value)
 
 
-def checked_text(holder: dict[str, Any], key: str, where: str = "") -> str:
+def checked_text(holder: Mapping[str, Any], key: str, where: str = "") -> str:
     """The string under ``key``; ValueError says what is there instead."""
     value = holder.get(key)
     if not isinstance(value, str):
-        raise ValueError(f"{where or key} is {describe(value) if key in holder else 'missing'}, expected a string")
+        found, keys = (describe(value), "") if key in holder else ("missing", f"; the keys are {keys_of(holder)}")
+        raise ValueError(f"{where or key} is {found}, expected a string{keys}")
     if has_lone_surrogate(value):
         raise ValueError(f"{where or key} holds half of a character (a lone surrogate), expected valid Unicode")
     return value
@@ -100,8 +115,15 @@ def checked_id(holder: dict[str, Any], key: str, where: str = "") -> str:
 
 
 def checked_answers(value: Any) -> tuple[str, ...]:
-    """Answers given as a string or a list of strings and numbers; ValueError says what else was found."""
-    answers = [] if value is None else [value] if isinstance(value, str) else value
+    """Answers given as a string, a list of strings and numbers, such a list as text, or SQuAD's object with a list ``text``.
+
+    ValueError says what else was found.
+    """
+    if isinstance(value, dict) and "text" in value:
+        value = value["text"]
+    if isinstance(value, str):
+        value = answers_in(value) if is_printed_list(value) else [value]
+    answers = [] if value is None else value
     if not isinstance(answers, list):
         raise ValueError(f"answers is {describe(value)}, expected a list of strings")
     for index, answer in enumerate(answers):
@@ -109,6 +131,60 @@ def checked_answers(value: Any) -> tuple[str, ...]:
         if not is_number and (not isinstance(answer, str) or has_lone_surrogate(answer)):
             raise ValueError(f"answers[{index}] is {describe(answer)}, expected a string")
     return tuple(str(answer) for answer in answers)
+
+
+def is_printed_list(text: str) -> bool:
+    """Whether a text begins as a list of texts that Python, JSON, numpy or pandas printed."""
+    return _PRINTED_LIST.match(text) is not None
+
+
+def answers_in(text: str) -> Any:
+    """The value of a literal of Python or JSON, or of a list as numpy prints it, with spaces between its items; tuples become lists.
+
+    ``['a' 'b']``, ``array(['a', 'b'], dtype=object)`` and ``[np.str_('a')]`` are lists of texts, although Python would join the texts of
+    the first.
+
+    Raises:
+        ValueError: the text is no such literal.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # regex answers such as '\d' are legal literals for which Python warns
+            tree = ast.parse(_with_commas(text.strip()), mode="eval")
+            value = ast.literal_eval(_WithoutNumpy().visit(tree))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
+        shown = ascii(text[:60]) + ("..." if len(text) > 60 else "")
+        raise ValueError(f"the answers {shown} cannot be read, expected a Python list literal such as ['Paris', 'Paris, France']") from None
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _with_commas(literal: str) -> str:
+    """A literal with a comma between texts that only white space separates, as numpy prints them."""
+    if not _SIDE_BY_SIDE.search(literal):
+        return literal
+    parts: list[str] = []
+    end_of_text = None
+    for token in tokenize.generate_tokens(io.StringIO(literal).readline):
+        if token.type not in (tokenize.STRING, tokenize.OP, tokenize.NAME, tokenize.NUMBER):
+            continue
+        if token.type == tokenize.STRING and end_of_text is not None:
+            if token.start == end_of_text:
+                raise ValueError("two texts without anything between them")  # a doubled quote, perhaps
+            parts.append(",")
+        end_of_text = token.end if token.type == tokenize.STRING else None
+        parts.append(token.string)
+    return " ".join(parts)
+
+
+class _WithoutNumpy(ast.NodeTransformer):
+    """``array([...], dtype=...)`` becomes the list, ``np.str_('a')`` the text."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        if name not in ("array", "str_") or len(node.args) != 1:
+            return node
+        inner: ast.expr = self.visit(node.args[0])
+        return inner
 
 
 def passage_to_json(passage: Passage) -> dict[str, Any]:

@@ -153,7 +153,9 @@ class _Builder:
         self._usable.list_rejected(self._cache / f"rejected-{self._digest.hexdigest()[:16]}.jsonl")
 
     def _named(self, note: str) -> str:
-        return note.replace(f"{self._paths[0]}:", f"{self._origin}, row ", 1) if self._origin else note
+        if not self._origin:
+            return note
+        return note.replace(f"{self._paths[0]}: ", f"{self._origin}: ", 1).replace(f"{self._paths[0]}:", f"{self._origin}, row ", 1)
 
     def _samples(self, path: Path) -> Iterator[TrainingSample]:
         content = hashlib.sha256()

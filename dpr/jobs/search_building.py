@@ -18,10 +18,11 @@ from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
+from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
 from dpr.formats.corpora import durable_text, first_id, has_records, read_passages, read_records
 from dpr.formats.corpus_metadata import checked_field
 from dpr.formats.origins import field_of, origin_of, origin_record
-from dpr.formats.training_records import checked_text
+from dpr.formats.training_records import checked_text, title_in
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
@@ -83,9 +84,8 @@ def _passage(record: Record, number: str) -> Passage:
     elif isinstance(record, Passage):
         made = record if record.id else replace(record, id=number)
     elif isinstance(record, Mapping):
-        value = dict(record)
-        title = "" if value.get("title") is None else checked_text(value, "title")
-        made = Passage(checked_text(value, "text"), title, first_id(value, ("_id", "id"), number), origin=origin_of(value))
+        text = checked_text(record, require_name(record, PASSAGE_TEXTS, "text"))
+        made = Passage(text, title_in(record), first_id(record, PASSAGE_IDS, number), origin=origin_of(record))
     else:
         raise ValueError(f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage")
     if len(str(made.id).encode(errors="replace")) > MAX_ID_BYTES or "\0" in str(made.id):
@@ -253,7 +253,8 @@ def _write(file: Path, passages: Passages, known: int) -> None:
     count = 0
     with durable_text(target) as out:
         for count, (passage, record) in enumerate(records_of(passages, known=known), 1):
-            metadata = {key: value for key, value in record.items() if key not in ("_id", "id", "title", "text", "metadata")}
+            read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)} | {"_id", "id", "title", "text", "metadata"}
+            metadata = {key: value for key, value in record.items() if key not in read}
             inner = record.get("metadata")
             metadata |= dict(inner) if isinstance(inner, Mapping) else {}
             metadata |= origin_record(passage.origin) if passage.origin is not None else {}

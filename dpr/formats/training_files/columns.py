@@ -13,44 +13,37 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.column_names import QUESTIONS, require_distinct
-from dpr.formats.training_files.arrow_rows import arrow_columns, arrow_rows, is_arrow
+from dpr.formats.column_names import LABELS, POSITIVES, QUESTION_IDS, QUESTIONS, TITLES, name_in, require_distinct, require_name
+from dpr.formats.training_files.arrow_rows import is_arrow
 from dpr.formats.training_files.lookup import Lookup, open_lookups
-from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, json_rows, parsed_row
+from dpr.formats.training_files.records import record_rows
+from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, parsed_row, preparing
 from dpr.formats.training_files.tables import is_table, training_rows
 from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of, with_scores
 from dpr.formats.training_records import checked_answers
 
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
-_POSITIVES = ("positive", "positives", "pos", "positive_passages", "positive_ctxs", "passage", "context")
-_NEGATIVES = re.compile(r"(hard_)?neg(ative)?s?([_-]?\d+)?|(hard_)?negative_(passages|ctxs)")
-_QUESTION_IDS = ("query_id", "qid", "question_id")
+_NEGATIVES = re.compile(r"(hard_)?neg(ative)?s?([_-]?\d+)?|neg_docs?|(hard_)?negative_(passages|ctxs)")
+_QUESTION_IDS = tuple(name for name in QUESTION_IDS if name not in ("_id", "id"))  # which are the row's
 _POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
 _NEGATIVE_IDS = re.compile(r"(negative|neg)_(document_|passage_)?ids?|negative_id_\d+")
-# fmt: off
-_LABELS = (
-    "label", "labels", "relevance", "is_relevant", "relevant", "grade", "rating", "score", "scores", "similarity", "similarity_score",
-)
-# fmt: on
 _KNOWN = KnownKeys(
-    (*QUESTIONS, *_POSITIVES, *_QUESTION_IDS, *_POSITIVE_IDS, *_LABELS, "negative", "negatives", "hard_negatives", "title", "answers"),
+    (*QUESTIONS, *POSITIVES, *QUESTION_IDS, *_POSITIVE_IDS, *LABELS, *TITLES, "negative", "negatives", "hard_negatives", "answers"),
     re.compile(f"{_NEGATIVES.pattern}|{_NEGATIVE_IDS.pattern}"),
 )
-# JSON lines with these keys are other formats of this package.
-_OTHER_FORMATS = {"pos", "positive_passages", "positive_ctxs", "positive_document_ids"}
 
 
-def has_columns(keys: Iterable[str], *, is_json: bool) -> bool:
+def has_columns(keys: Iterable[str]) -> bool:
     """Whether the columns of records with these keys can be found by their names."""
-    names = set(keys) - (_OTHER_FORMATS if is_json else set())
+    names = set(keys)
     if "paragraphs" in names:  # SQuAD's, where questions lie deeper
         return False
-    return bool(names & {*QUESTIONS, *_QUESTION_IDS}) and bool(names & {*_POSITIVES, *_POSITIVE_IDS})
+    return bool(names & {*QUESTIONS, *_QUESTION_IDS}) and bool(names & {*POSITIVES, *_POSITIVE_IDS})
 
 
 def is_header(fields: Sequence[str]) -> bool:
     """Whether the first row of a table names columns that can be read."""
-    return has_columns((name.strip().lower() for name in fields), is_json=False)
+    return has_columns(name.strip().lower() for name in fields)
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -59,23 +52,14 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     if unknown:
         raise ConfigError(f"unknown role of a column: {', '.join(sorted(unknown))}; choose one of {', '.join(ROLES)}")
     parser = _Parser(path, options, *open_lookups(options))
-    if is_arrow(path):
-        return joined(_arrow_rows(path, options, parser))
-    if is_table(path):
+    if not is_arrow(path) and is_table(path):
         return joined(_table_rows(path, options, parser))
-    return joined(json_rows(path, parser, options, _known(options)))
+    return joined(record_rows(path, parser, options, _known(options)))
 
 
 def _known(options: ReadOptions) -> KnownKeys:
     named = (name.partition(".")[0] for name in options.columns.values())
     return KnownKeys((*_KNOWN.names, *named), _KNOWN.others)
-
-
-def _arrow_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[SourceRow]:
-    names = arrow_columns(path, options.split)  # fails first if the file cannot be read at all
-    options.unread.look(names, _known(options), file=path, line=1)
-    for file, number, value in arrow_rows(path, split=options.split):
-        yield parsed_row(file, number, parse, value)
 
 
 def _table_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[SourceRow]:
@@ -108,15 +92,13 @@ class _Parser:
     def __call__(self, record: dict[str, Any]) -> TrainingSample:
         question, answers = self._question(record)
         value = _at(record, self.options.columns["answers"]) if "answers" in self.options.columns else record.get("answers")
-        if isinstance(value, dict):  # SQuAD's in Parquet: one object of lists
-            value = value.get("text")
         if value is not None:
             answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
-        title_column = self.options.columns.get("title", "title")
+        title_column = self.options.columns.get("title") or name_in(record, TITLES) or "title"
         title = title_of(_at(record, title_column) if title_column.split(".")[0] in record else None, title_column)
-        positives = self._passages(record, "positive", _POSITIVES, _POSITIVE_IDS, title)
+        positives = self._passages(record, "positive", POSITIVES, _POSITIVE_IDS, title)
         negatives, has_negatives = self._negatives(record)
-        label = self.options.columns.get("label") or next((name for name in _LABELS if record.get(name) is not None), "")
+        label = self.options.columns.get("label") or next((name for name in LABELS if record.get(name) is not None), "")
         if label and has_negatives:  # then numbers are a teacher's scores or margins and do not tell positives from negatives
             positives, negatives = self._scored(positives, negatives, _at(record, label), label)
         elif label:
@@ -135,7 +117,7 @@ class _Parser:
         return passages[:count], passages[count:]
 
     def _question(self, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-        name = self.options.columns.get("question") or _first(record, _QUESTION_IDS if self.queries else QUESTIONS, "question")
+        name = self.options.columns.get("question") or _named(record, _QUESTION_IDS if self.queries else QUESTIONS, "question")
         value = _at(record, name)
         if self.queries is None:
             return text_of(value, name), ()
@@ -143,7 +125,7 @@ class _Parser:
         return text_of(text, name), answers
 
     def _passages(self, record: dict[str, Any], role: str, texts: tuple[str, ...], ids: tuple[str, ...], title: str) -> tuple[Passage, ...]:
-        name = self.options.columns.get(role) or _first(record, (*ids, *texts) if self.corpus else texts, role)
+        name = self.options.columns.get(role) or _named(record, (*ids, *texts) if self.corpus else texts, role)
         return passages_of(_at(record, name), name, self.corpus, title=title)
 
     def _negatives(self, record: dict[str, Any]) -> tuple[tuple[Passage, ...], bool]:
@@ -155,12 +137,11 @@ class _Parser:
         return tuple(passage for name in names for passage in passages_of(record[name], name, self.corpus)), bool(names)
 
 
-def _first(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:
-    present = [name for name in names if name in record]
-    if not present:
-        shown = ", ".join(list(record)[:12])
-        raise ValueError(f"no column for the {role} among {shown}, expected {', '.join(names)}, or {role}=COLUMN")
-    return present[0]
+def _named(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:
+    try:
+        return require_name(record, names, role)
+    except ValueError as error:
+        raise ValueError(f"{error}; {preparing(f'{role}=COLUMN')} reads others") from None
 
 
 def _at(record: Any, path: str) -> Any:

@@ -1,9 +1,10 @@
-"""Formats of one JSON object per question: DPR's own (an array or JSON lines), Tevatron's and FlagEmbedding's JSON lines; and SQuAD's."""
+"""Formats of one record per question: DPR's own, Tevatron's and FlagEmbedding's, each as JSON array or lines or in Parquet; and SQuAD's."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,27 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.column_names import keys_of, name_in, require_name
 from dpr.formats.corpora import durable_text
 from dpr.formats.json_records import indented_record, iter_member_records
 from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.rows import KnownKeys, Note, ReadOptions, SourceRow, content_id, json_rows, parsed_row
-from dpr.formats.training_files.values import passages_of, text_of, title_of, with_scores
+from dpr.formats.training_files.records import record_rows
+from dpr.formats.training_files.rows import KnownKeys, Note, ReadOptions, SourceRow, content_id, parsed_row, preparing
+from dpr.formats.training_files.values import passages_of, text_of, title_of, with_ids, with_scores
 from dpr.formats.training_records import checked_answers, sample_from_json, sample_to_json
 from dpr.storage.strict_json import describe
 
 _DPR_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"))
 _LISTS = ("positive_passages", "negative_passages", "positive_document_ids", "negative_document_ids")
 _TEVATRON_KEYS = KnownKeys(("query", "query_text", "query_id", "answers", *_LISTS))
-_FLAG_EMBEDDING_KEYS = KnownKeys(("query", "pos", "neg", "pos_scores", "neg_scores"))
+_FLAG_EMBEDDING_KEYS = KnownKeys(
+    ("query", "pos", "neg", "pos_scores", "neg_scores", "pos_id", "neg_id", "pos_ids", "neg_ids", "prompt", "type", "answers")
+)
 
 
 def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """DPR's training files."""
-    return json_rows(path, sample_from_json, options, _DPR_KEYS)
+    return record_rows(path, sample_from_json, options, _DPR_KEYS)
 
 
 def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
@@ -53,26 +58,45 @@ def join_record_files(parts: Iterable[Path], out: Path) -> None:
 def read_tevatron(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """Tevatron's records: version 1 with the passages in the row, version 2 with their ids and ``options.corpus``. Both may be mixed."""
     corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
-    return json_rows(path, partial(_tevatron_sample, corpus), options, _TEVATRON_KEYS)
+    return record_rows(path, partial(_tevatron_sample, corpus), options, _TEVATRON_KEYS)
 
 
 def read_flag_embedding(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """FlagEmbedding's ``query``, ``pos`` and ``neg``, all plain texts, with their teacher's ``pos_scores`` and ``neg_scores``."""
-    return json_rows(path, _flag_embedding_sample, options, _FLAG_EMBEDDING_KEYS)
+    """FlagEmbedding's ``query``, ``pos`` and ``neg``, all plain texts, with their teacher's ``pos_scores`` and ``neg_scores``.
+
+    A row's ``prompt`` becomes the beginning of its question, as FlagEmbedding's default ``query_instruction_format`` has it. Rows of
+    another ``type`` than normal are read as those are.
+    """
+
+    def parse(record: dict[str, Any]) -> TrainingSample:
+        sample = _flag_embedding_sample(record)
+        if kind := record.get("type") or "":
+            if not isinstance(kind, str):
+                raise ValueError(f"type is {describe(kind)}, expected a string")
+            if kind != "normal":
+                options.unread.count(f"are of type {kind[:40]!a}, and are read as those of type normal: questions and passages", file=path)
+        if prompt := record.get("prompt"):
+            sample = replace(sample, question=text_of(prompt, "prompt") + sample.question)
+            options.unread.count(
+                "have a prompt, which becomes the beginning of their question; ask the model with the same prompt", file=path
+            )
+        return sample
+
+    return record_rows(path, parse, options, _FLAG_EMBEDDING_KEYS)
 
 
 def _tevatron_sample(corpus: Lookup | None, record: dict[str, Any]) -> TrainingSample:
-    question = record.get("query", record.get("query_text"))
-    if "positive_document_ids" not in record:
-        if record.get("positive_passages") is None:
-            raise ValueError("no positive_passages and no positive_document_ids, expected one of them")
-        positives, negatives, corpus = "positive_passages", "negative_passages", None
+    question = require_name(record, ("query", "query_text"), "question")
+    positives = require_name(record, ("positive_document_ids", "positive_passages"), "positive passage")
+    if record[positives] is None:
+        raise ValueError(f"{positives} is null, expected a list")
+    negatives = positives.replace("positive", "negative")
+    if positives == "positive_passages":
+        corpus = None
     elif corpus is None:
-        raise ValueError("the row names passages by id (positive_document_ids); say where they are: corpus=corpus.jsonl")
-    else:
-        positives, negatives = "positive_document_ids", "negative_document_ids"
+        raise ValueError(f"the row names passages by id ({positives}); say where they are: {preparing('corpus=corpus.jsonl')}")
     return TrainingSample(
-        text_of(question, "query"),
+        text_of(record[question], question),
         positives=passages_of(record.get(positives), positives, corpus),
         hard_negatives=passages_of(record.get(negatives), negatives, corpus),
         answers=checked_answers(record.get("answers")),
@@ -95,14 +119,20 @@ def _tevatron_passage(passage: Passage) -> dict[str, Any]:
 
 
 def _flag_embedding_sample(record: dict[str, Any]) -> TrainingSample:
-    if record.get("pos") is None:
-        raise ValueError("no pos, expected a list of texts")
-    question = text_of(record.get("query"), "query")
-    positives, negatives = (
-        passages if record.get(f"{key}_scores") is None else with_scores(passages, record[f"{key}_scores"], f"{key}_scores")
-        for key, passages in ((key, passages_of(record.get(key), key)) for key in ("pos", "neg"))
-    )
-    return TrainingSample(question, positives, hard_negatives=negatives)
+    question = require_name(record, ("query",), "question")
+    if record[require_name(record, ("pos",), "positive passage")] is None:
+        raise ValueError("pos is null, expected a list of texts")
+    lists = []
+    for key in ("pos", "neg"):
+        passages = passages_of(record.get(key), key)
+        if record.get(scores := f"{key}_scores") is not None:
+            passages = with_scores(passages, record[scores], scores)
+        ids = name_in(record, (f"{key}_id", f"{key}_ids"))
+        if ids and record[ids] is not None:
+            passages = with_ids(passages, record[ids], ids)
+        lists.append(passages)
+    positives, negatives = lists
+    return TrainingSample(text_of(record[question], question), positives, negatives, answers=checked_answers(record.get("answers")))
 
 
 def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
@@ -150,7 +180,11 @@ def _article(path: Path, line: int, article: dict[str, Any], where: str) -> Iter
     title = article.get("title")
     # File names of Wikipedia pages have underscores for spaces.
     title = title.replace("_", " ") if isinstance(title, str) else title
-    for index, paragraph in enumerate(_objects(article.get("paragraphs"))):
+    if not isinstance(article.get("paragraphs"), list):
+        problem = InputError(f"{where} has no list of paragraphs among the keys {keys_of(article)}", file=path, line=line)
+        yield SourceRow(path, line, None, problem)
+        return
+    for index, paragraph in enumerate(_objects(article["paragraphs"])):
         inside = f"{where}.paragraphs[{index}]"
         if paragraph is None or not isinstance(paragraph.get("qas"), list):
             problem = InputError(f"{inside} is not a paragraph", file=path, line=line, expected="an object with context and a list qas")
@@ -175,6 +209,6 @@ def _squad_sample(paragraph: dict[str, Any], title: Any, inside: str, place: int
     return TrainingSample(question, (passage,), answers=tuple(answer for answer in answers if answer))
 
 
-def _objects(listed: Any) -> list[dict[str, Any] | None]:
-    """The items of a list, None in place of what is not an object; a single None if it is not a list."""
-    return [item if isinstance(item, dict) else None for item in (listed if isinstance(listed, list) else [None])]
+def _objects(listed: list[Any]) -> list[dict[str, Any] | None]:
+    """The items of a list, None in place of what is not an object."""
+    return [item if isinstance(item, dict) else None for item in listed]

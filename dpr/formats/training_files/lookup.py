@@ -20,13 +20,14 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
 from dpr.formats.arrow_batches import MappedBatches, write_batches
-from dpr.formats.corpora import is_json_name, read_passages
+from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, QUESTION_IDS, QUESTIONS, require_name
+from dpr.formats.corpora import first_id, is_json_name, read_passages
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.sorted_hashes import HashIndex
-from dpr.formats.text_input import has_lone_surrogate, located
+from dpr.formats.text_input import located
 from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
 from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_records import checked_answers
+from dpr.formats.training_records import checked_answers, checked_text, title_in
 from dpr.storage.checksums import cache_root
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import cache_key, ensure_built
@@ -34,8 +35,8 @@ from dpr.storage.outputs import cache_key, ensure_built
 _VERSION = 3
 _ROWS, _INDEX = "rows.arrow", "index.npy"
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string(), "title": pa.string(), "answers": pa.list_(pa.string())})
-_IDS = ("_id", "docid", "query_id", "passage_id", "id", "qid", "pid")
-_TEXTS = ("text", "document_text", "query_text", "query", "question", "passage", "contents")
+_IDS = (*PASSAGE_IDS, *QUESTION_IDS)
+_TEXTS = (*PASSAGE_TEXTS, *QUESTIONS)
 Entry = tuple[str, str, str, tuple[str, ...]]
 
 
@@ -134,19 +135,12 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def _entry(value: dict[str, Any], path: Path, line: int) -> Entry:
-    key = next((value[name] for name in _IDS if value.get(name) is not None), None)
-    text = next((value[name] for name in _TEXTS if value.get(name) is not None), None)
-    title = value.get("title") or ""
-    if isinstance(key, int) and not isinstance(key, bool):
-        key = str(key)
-    if not isinstance(key, str) or not key or not isinstance(text, str) or not isinstance(title, str):
-        raise InputError("no id or no text", file=path, line=line, expected="strings under _id (docid, query_id ...) and text (query ...)")
-    if any(has_lone_surrogate(part) for part in (key, text, title)):
-        raise InputError("half of a character (lone surrogate)", file=path, line=line, expected="valid Unicode")
-    metadata = value.get("metadata")
-    answers = value.get("answers") or (metadata.get("answers") if isinstance(metadata, dict) else None)
     with located(path, line):
-        return key, text, title, checked_answers(answers)
+        key = first_id(value, _IDS)
+        text = checked_text(value, require_name(value, _TEXTS, "text"))
+        metadata = value.get("metadata")
+        answers = value.get("answers") or (metadata.get("answers") if isinstance(metadata, dict) else None)
+        return key, text, title_in(value), checked_answers(answers)
 
 
 def _store(path: Path, folder: Path) -> None:

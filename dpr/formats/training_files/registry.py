@@ -13,8 +13,9 @@ from dpr.formats.delimited import separator_of
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.question_sets import grade_of, names_judgements
 from dpr.formats.training_files import arrow_rows, beir, columns, json_formats, tables
-from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, preparing
 from dpr.formats.training_files.values import number_of
+from dpr.formats.training_records import is_printed_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Glimpse:
     @property
     def is_training_data(self) -> bool:
         """Whether some format fits."""
-        return any(entry.matches(self) for entry in FORMATS.values())
+        return bool(_fitting(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,14 @@ class TrainingFormat:
     write: Callable[[Path, Iterable[TrainingSample], Note], int] | None = None
 
 
-def _is_json_with(*keys: str) -> Callable[[Glimpse], bool]:
-    return lambda seen: seen.kind == "json" and any(key in seen.keys for key in keys)
+def _has_key(*keys: str) -> Callable[[Glimpse], bool]:
+    return lambda seen: any(key in seen.keys for key in keys)
+
+
+def _fitting(seen: Glimpse) -> list[TrainingFormat]:
+    """The formats that fit; "columns", which are found by many names, where no other one does."""
+    fitting = [entry for entry in FORMATS.values() if entry.matches(seen)]
+    return [entry for entry in fitting if entry.name != "columns"] or fitting
 
 
 def _is_qrels(seen: Glimpse) -> bool:
@@ -71,7 +78,7 @@ def _is_triple(seen: Glimpse) -> bool:
 def _is_pair(seen: Glimpse) -> bool:
     if seen.kind != "table" or _has_header(seen):
         return False
-    is_question_set = seen.fields[1:] and seen.fields[1].lstrip().startswith(("['", '["', "[]"))  # DPR's: a question and its answers
+    is_question_set = seen.fields[1:] and is_printed_list(seen.fields[1])  # DPR's: a question and its answers
     return (len(seen.fields) == 2 and not is_question_set) or _is_scored_pair(seen.fields)
 
 
@@ -85,7 +92,7 @@ def _has_judgements_header(seen: Glimpse) -> bool:
 
 def _has_columns(seen: Glimpse) -> bool:
     if seen.kind == "json":
-        return columns.has_columns(seen.keys, is_json=True)
+        return columns.has_columns(seen.keys)
     return seen.kind == "arrow" or (seen.kind == "table" and columns.is_header(seen.fields))
 
 
@@ -97,7 +104,7 @@ FORMATS = {
             "DPR's JSON or JSON lines: what training reads and what is written by default",
             '{"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}], "hard_negative_ctxs": [...]}',
             json_formats.read_dpr,
-            _is_json_with("positive_ctxs"),
+            _has_key("positive_ctxs"),
             json_formats.write_training_set,
         ),
         TrainingFormat(
@@ -110,18 +117,18 @@ FORMATS = {
         ),
         TrainingFormat(
             "tevatron",
-            "Tevatron's JSON lines, version 1 (passages in the row) and 2 (ids, with corpus=)",
+            "Tevatron's JSON lines or Parquet, version 1 (passages in the row) and 2 (ids, with corpus=)",
             '{"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text": "..."}], "negative_passages": []}',
             json_formats.read_tevatron,
-            _is_json_with("positive_passages", "positive_document_ids"),
+            _has_key("positive_passages", "positive_document_ids"),
             json_formats.write_tevatron,
         ),
         TrainingFormat(
             "flagembedding",
-            "FlagEmbedding's JSON lines: plain texts",
+            "FlagEmbedding's JSON lines or Parquet: plain texts; a prompt becomes the beginning of its question",
             '{"query": "...", "pos": ["..."], "neg": ["..."]}',
             json_formats.read_flag_embedding,
-            lambda seen: seen.kind == "json" and {"query", "pos"} <= seen.keys,
+            lambda seen: {"query", "pos"} <= seen.keys,
             json_formats.write_flag_embedding,
         ),
         TrainingFormat(
@@ -178,17 +185,18 @@ def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "",
     if name or (options is not None and options.columns):
         return format_named(name or "columns")
     seen = look_at(path)
-    fitting = [entry for entry in FORMATS.values() if entry.matches(seen)]
+    fitting = _fitting(seen)
     if len(fitting) == 1:
         return fitting[0]
-    if fallback and not fitting and seen.kind in ("json", "empty"):
+    if fallback and not fitting and seen.kind in ("json", "empty") and (not seen.keys or "question" in seen.keys):
         return FORMATS[fallback]
     found = f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
     found = f"{len(seen.fields)} columns" if seen.kind == "table" else found
     if fitting:
         names = " and ".join(entry.name for entry in fitting)
-        raise InputError(f"fits the formats {names} ({found})", file=path, hint=f"say which, e.g. format={fitting[0].name}")
-    hint = "or name columns: dpr prepare FILE question=... positive=... out=train.jsonl"
+        hint = f"say which, e.g. {preparing(f'format={fitting[0].name}')}"
+        raise InputError(f"fits the formats {names} ({found})", file=path, hint=hint)
+    hint = f"or name columns: {preparing('question=... positive=...')}"
     separator, cells = separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
     if separator:
         found = f"the first row has {len(cells)} columns, separated by {separator}: {' | '.join(cells)[:80]}"
@@ -206,10 +214,10 @@ def files_read(path: Path) -> list[Path]:
 
 def look_at(path: Path) -> Glimpse:
     """Reads the beginning of a file, or a folder's names."""
-    if path.is_dir():
-        return Glimpse(path, "folder" if (path / "qrels").is_dir() or not arrow_rows.is_arrow(path) else "arrow")
+    if path.is_dir() and ((path / "qrels").is_dir() or not arrow_rows.is_arrow(path)):
+        return Glimpse(path, "folder")
     if arrow_rows.is_arrow(path):
-        return Glimpse(path, "arrow", frozenset(arrow_rows.arrow_columns(path)))
+        return Glimpse(path, "arrow", frozenset(arrow_rows.any_columns(path)))
     head = tables.head_of(path).lstrip()
     if not head:
         return Glimpse(path, "empty")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.json_records import JsonRecord, iter_json_records
+from dpr.formats.json_records import JsonRecord
 
 _SCORES = re.compile(r"(.*_)?(scores?|labels?|similarity|relevance|margin)")
+_INSTRUCTION = re.compile(r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?")
 _SIDES = (re.compile(r"hard_?neg(ative)?s?(_|\d|$)"), re.compile(r"neg(ative)?s?(_|\d|$)"), re.compile(r"pos(itive)?s?(_|\d|$)"))
 Note = Mapping[str, Any] | None
 """What a written file was made of, for the checksum beside it."""
@@ -30,12 +32,13 @@ class KnownKeys:
 
 
 class UnreadKeys:
-    """Collects warnings about keys that a reader does not know, each key once."""
+    """Collects warnings about keys that a reader does not know, each key once, and about rows that are read in a way to know of."""
 
     def __init__(self) -> None:
         self.warnings: dict[str, str] = {}
-        """One sentence per key."""
+        """One sentence per key, or per kind of rows."""
         self._seen: set[str] = set()
+        self._counts: Counter[str] = Counter()
 
     def look(self, keys: Iterable[str], known: KnownKeys, *, file: Path, line: int) -> None:
         """Compares the keys of one record with those that its format reads."""
@@ -47,10 +50,18 @@ class UnreadKeys:
                 self.warn(key, f"did you mean {near}?", file=file, line=line)
             elif _SCORES.fullmatch(key.lower()):
                 self.warn(key, "each passage has its own teacher's score (docs/training_data.md)", file=file, line=line)
+            elif _INSTRUCTION.fullmatch(key.lower()):
+                self.warn(key, "write it into the texts, or train with encoder.query_prompt", file=file, line=line)
 
     def warn(self, key: str, why: str, *, file: Path, line: int | None = None) -> None:
         """Adds a warning about a key, if there is none yet."""
         self.warnings.setdefault(key, f"{file}{'' if line is None else f':{line}'}: the key {key!a} is not read; {why}")
+
+    def count(self, what: str, *, file: Path) -> None:
+        """Adds a row to those of a file of which a warning says ``what``, with their number."""
+        key = f"{file}: {what}"
+        self._counts[key] += 1
+        self.warnings[key] = f"{file}: {self._counts[key]:,} rows {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +106,6 @@ def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], va
         return SourceRow(file, line, None, problem, _source_hash(value))
 
 
-def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample], options: ReadOptions, known: KnownKeys) -> Iterator[SourceRow]:
-    """One row per record of a JSON array or of JSON lines; ``known`` are the keys that ``parse`` reads.
-
-    Raises:
-        InputError: what cannot be skipped (see ``iter_json_records``).
-    """
-
-    def parse_record(record: JsonRecord) -> TrainingSample:
-        if record.error is not None:
-            raise record.error
-        options.unread.look(record.value, known, file=path, line=record.line)
-        return parse(record.value)
-
-    for record in iter_json_records(path):
-        yield parsed_row(path, record.line, parse_record, record)
-
-
 def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
     """Joins consecutive rows with the same question: their passages become one sample's, each once."""
     group: list[tuple[SourceRow, TrainingSample]] = []
@@ -140,7 +134,12 @@ def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
     if split or "train" in names or (len(names) == 1 and names[0] != "test"):
         return split or ("train" if "train" in names else names[0])
     only = "has only the split test, which is kept to measure by" if len(names) == 1 else f"has the splits {shown}"
-    raise ConfigError(f"{path} {only}; choose with split=NAME, or name the file of a split")
+    raise ConfigError(f"{path} {only}; choose with split=NAME ({preparing('split=NAME')}), or name the file of a split")
+
+
+def preparing(options: str) -> str:
+    """The command that reads a file with ``options``, which other commands do not have."""
+    return f"dpr prepare FILE {options} out=train.jsonl"
 
 
 def content_id(passage: Passage) -> str:

@@ -27,11 +27,11 @@ from dpr.formats.column_names import (
 from dpr.formats.delimited import table_form, table_rows
 from dpr.formats.text_input import open_input
 from dpr.formats.training_files.lookup import Lookup, open_lookups
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, parsed_row
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, parsed_row, preparing
 from dpr.formats.training_files.values import number_of, split_by_grade, text_of
 
 HEAD_BYTES = 2**16
-_ROLES = {"question": (*QUESTIONS, *QUESTION_IDS), "positive": (*POSITIVES, *PASSAGE_IDS), "negative": NEGATIVES}
+_ROLES = {"question": (*QUESTIONS, *QUESTION_IDS), "positive": (*POSITIVES, "text", "answer", *PASSAGE_IDS), "negative": NEGATIVES}
 
 
 def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -98,7 +98,8 @@ def _sample(width: int, queries: Lookup | None, corpus: Lookup | None, min_grade
     else:
         question, answers = text_of(fields[0], "the question"), ()
         if width == 3 and number_of(fields[2]) is not None:
-            raise ValueError(f"column 3 is the number {fields[2]}, expected a negative passage; format=pairs reads it as label or score")
+            advice = f"{preparing('format=pairs')} reads it as label or score"
+            raise ValueError(f"column 3 is the number {fields[2]}, expected a negative passage; {advice}")
         first, *negatives = (Passage(text_of(field, f"column {number}")) for number, field in enumerate(passages, 2))
     positives, hard = ((first,), tuple(negatives)) if not is_graded else split_by_grade((first,), fields[2], "column 3", min_grade)
     return TrainingSample(question, positives, hard, answers=answers)

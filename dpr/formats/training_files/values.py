@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from dpr.core.records import Passage
+from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, name_in, require_name
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.lookup import Lookup
-from dpr.formats.training_records import TEACHER_KEYS, checked_score, teacher_score_in
+from dpr.formats.training_records import TEACHER_KEYS, checked_score, teacher_score_in, title_in
 from dpr.storage.strict_json import describe
 
-_TEXT_KEYS = ("text", "document_text", "passage", "contents")
-_ID_KEYS = ("_id", "docid", "passage_id", "id", "psg_id", "pid", "document_id")
 # In Tevatron's lists, and only there, ``score`` is a teacher's.
 _SCORE_KEYS = dict.fromkeys(("positive_passages", "negative_passages"), (*TEACHER_KEYS, "score"))
 
@@ -53,11 +52,21 @@ def passages_of(value: Any, where: str, corpus: Lookup | None = None, *, title: 
 
 def with_scores(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[Passage, ...]:
     """The passages with a list of a teacher's scores, one for each or null. Raises ValueError for anything else."""
-    listed = value if isinstance(value, list | tuple) else [value]
+    scores = [checked_score(score, f"{where}[{index}]") for index, score in enumerate(_one_for_each(passages, value, where))]
+    return tuple(replace(passage, teacher_score=score) for passage, score in zip(passages, scores, strict=True))
+
+
+def with_ids(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[Passage, ...]:
+    """The passages with a list of ids, one for each or null. Raises ValueError for anything else."""
+    ids = [None if key is None else id_of(key, f"{where}[{index}]") for index, key in enumerate(_one_for_each(passages, value, where))]
+    return tuple(replace(passage, id=key) for passage, key in zip(passages, ids, strict=True))
+
+
+def _one_for_each(passages: tuple[Passage, ...], value: Any, where: str) -> list[Any]:
+    listed = list(value) if isinstance(value, list | tuple) else [value]
     if len(listed) != len(passages):
         raise ValueError(f"{where} has {len(listed)} values for {len(passages)} passages, expected one for each")
-    scores = [checked_score(score, f"{where}[{index}]") for index, score in enumerate(listed)]
-    return tuple(replace(passage, teacher_score=score) for passage, score in zip(passages, scores, strict=True))
+    return listed
 
 
 def title_of(value: Any, where: str) -> str:
@@ -87,11 +96,8 @@ def split_by_grade(
     Raises:
         ValueError: a value is not a number, or is a fraction although ``min_grade`` is None.
     """
-    listed = value if isinstance(value, list | tuple) else [value] * len(passages)
-    if len(listed) != len(passages):
-        raise ValueError(f"{where} has {len(listed)} values for {len(passages)} passages, expected one for each")
     grades = []
-    for item in listed:
+    for item in _one_for_each(passages, value if isinstance(value, list | tuple) else [value] * len(passages), where):
         grade = number_of(item)
         if grade is None:
             raise ValueError(f"{where} is {describe(item)}, expected a number: 0 for a negative, 1 or more for a positive")
@@ -106,14 +112,13 @@ def split_by_grade(
 
 def _passage(item: Any, where: str, corpus: Lookup | None, title: str, score_keys: tuple[str, ...]) -> Passage:
     if isinstance(item, dict):
-        text = next((item[key] for key in _TEXT_KEYS if item.get(key) is not None), None)
-        name = next((item[key] for key in _ID_KEYS if item.get(key) is not None), None)
+        key = name_in(item, PASSAGE_IDS)
+        name = id_of(item[key], f"{where}.{key}") if key and item[key] is not None else None
         score = teacher_score_in(item, where, score_keys)
-        if text is None and name is not None and corpus is not None:
-            return replace(corpus.passage(id_of(name, where)), teacher_score=score)
-        title = title_of(item.get("title"), f"{where}.title")
-        key = None if name is None else id_of(name, f"{where}.id")
-        return Passage(text_of(text, f"{where}.text"), title, key, teacher_score=score)
+        if corpus is not None and name is not None and not item.get(name_in(item, PASSAGE_TEXTS)):
+            return replace(corpus.passage(name), teacher_score=score)
+        text = require_name(item, PASSAGE_TEXTS, f"text of {where}")
+        return Passage(text_of(item[text], f"{where}.{text}"), title_in(item, f"{where}.title"), name, teacher_score=score)
     if corpus is not None:
         return corpus.passage(id_of(item, where))
     return Passage(text_of(item, where), title)

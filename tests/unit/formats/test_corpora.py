@@ -141,8 +141,8 @@ def test_a_record_says_where_its_passage_was_taken_from(tmp_path: Path, fields: 
         ("c.jsonl", '{"_id": "%s", "text": "a"}\n' % ("\u00e9" * 513), "c.jsonl:1: a passage id of 1026 bytes"),
         ("c.tsv", "1\t\xff\tt\n", None),
         ("c.tsv", "1\ta\rb\tt\n", "c.tsv:1: a carriage return inside the first row, expected lines that end with a newline"),
-        ("c.jsonl", '{"_id": "1", "text": "a"}\n{"text": "b"}\n', "c.jsonl:2: no '_id'"),
-        ("c.jsonl", '{"_id": "1", "title": "a"}\n', "c.jsonl:1: text is missing, expected a string"),
+        ("c.jsonl", '{"_id": "1", "text": "a"}\n{"text": "b"}\n', "c.jsonl:2: no id among the keys text, expected one of _id, id,"),
+        ("c.jsonl", '{"_id": "1", "title": "a"}\n', "c.jsonl:1: no text among the keys _id, title, expected one of text, contents,"),
         ("c.jsonl", '{"_id": "1", "text": 5}\n', "c.jsonl:1: text is the number 5"),
         ("c.jsonl", '{"_id": "1", "text": "a", "title": []}\n', "c.jsonl:1: title is an empty list"),
         ("c.jsonl", '{"_id": true, "text": "a"}\n', "c.jsonl:1: _id is the boolean True"),
@@ -261,6 +261,6 @@ def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
     assert list(read_passages(tmp_path / "c.parquet", id_prefix="w:")) == [Passage("x", "T", "w:1"), Passage("y", "", "w:2")]
     assert [passage.id for passage in read_passages(tmp_path / "c.parquet", start=1)] == ["2"]
     assert check_unique_ids(tmp_path / "c.parquet") == 2
-    pq.write_table(pa.table({"_id": ["1"], "body": ["x"]}), tmp_path / "d.parquet")
-    with pytest.raises(InputError, match=r"d\.parquet:1: text is missing"):
+    pq.write_table(pa.table({"_id": ["1"], "words": ["x"]}), tmp_path / "d.parquet")
+    with pytest.raises(InputError, match=r"d\.parquet:1: no text among the keys _id, words"):
         list(read_passages(tmp_path / "d.parquet"))

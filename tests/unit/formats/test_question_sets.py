@@ -101,7 +101,7 @@ def test_json_of_every_source_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("q.jsonl", '{"question": "a"}\n{"answers": []}', "q.jsonl:2: question is missing, expected a string"),
+        ("q.jsonl", '{"question": "a"}\n{"answers": []}', "q.jsonl:2: no question among the keys answers, expected one of question,"),
         ("q.jsonl", '{"question": 5}', "q.jsonl:1: question is the number 5"),
         ("q.jsonl", '{"question": " "}', "q.jsonl:1: empty question"),
         ("q.jsonl", '{"question": "a", "id": "1"}\n{"question": "b", "id": 1}', "q.jsonl:2: question id '1' is already used at line 1"),

@@ -381,7 +381,7 @@ def test_a_score_that_does_not_say_what_is_positive_is_refused_with_the_way_out(
 
 def test_a_number_is_no_negative_passage(tmp_path: Path) -> None:
     (row,) = rows_of(lines(tmp_path / "data", "a question\ta passage\t0.134"), "triples")
-    assert "format=pairs reads it as label or score" in str(row.error)
+    assert "format=pairs out=train.jsonl reads it as label or score" in str(row.error)
 
 
 def test_column_of_the_label_can_be_named(tmp_path: Path) -> None:
@@ -510,15 +510,15 @@ def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, 
 
 
 BAD = [
-    ("tevatron", '{"query": "q"}', "no positive_passages and no positive_document_ids"),
-    ("tevatron", '{"query": "q", "positive_passages": [{"docid": "1"}]}', "positive_passages[0].text is null"),
+    ("tevatron", '{"query": "q"}', "no positive passage among the keys query, expected one of positive_document_ids, positive_passages"),
+    ("tevatron", '{"query": "q", "positive_passages": [{"docid": "1"}]}', "no text of positive_passages[0] among the keys docid"),
     ("flagembedding", '{"query": "q", "pos": ["p", " "]}', "pos[1] is empty"),
     ("flagembedding", '{"query": 3, "pos": ["p"]}', "query is the number 3, expected a string"),
-    ("flagembedding", '{"query": "q"}', "no pos, expected"),
+    ("flagembedding", '{"query": "q"}', "no positive passage among the keys query, expected pos"),
     ("pairs", "only one", "1 columns, expected 2"),
     ("pairs", "q\t ", "column 2 is empty"),
     ("triples", "q\tp", "2 columns, expected 3"),
-    ("columns", '{"query": "q", "text": "p"}', "no column for the positive among query, text"),
+    ("columns", '{"query": "q", "text": "p"}', "no positive among the keys query, text"),
     ("columns", '{"query": "", "positive": "p"}', "query is empty"),
     ("columns", "[1]", "the row is a list"),
 ]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_files import rows as row_readers
+from dpr.formats.training_files import records as row_readers
 from dpr.formats.training_files.usable_rows import Counts
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from tests.helpers.examples import examples

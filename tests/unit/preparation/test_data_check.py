@@ -68,7 +68,7 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"question": "q"}\n')
     check = check_files([path], ReadOptions())
-    assert check.bad_rows.places == [f"{path}:7: positive_ctxs is missing, expected a list of passages"]
+    assert check.bad_rows.places == [f"{path}:7: positive_ctxs is missing, expected a list of passages; the keys are question"]
     assert check.without_positives.places == [f"{path}:3"]
     assert check.repeated_rows.places == [f"{path}:4"]
     assert check.repeated_questions.places == [f"{path}:4", f"{path}:5"]
