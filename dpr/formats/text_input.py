@@ -25,6 +25,29 @@ BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
 _SHORT_BUFFER = 2**15  # where few rows may be wanted
 _warned: set[tuple[Path, str]] = set()
+_UNPACK = "unpack it first"
+# Where in a file and by which bytes content is told that is not text, what it is, and what to do.
+_OTHER_CONTENT = (
+    (0, b"PK\x03\x04", "a zip archive (.zip, .xlsx, .docx)", "unpack it, or save the table as text"),
+    (4, b"1AY&SY", "packed by bzip2", _UNPACK),
+    (0, b"\xfd7zXZ\0", "packed by xz", _UNPACK),
+    (0, b"\x28\xb5\x2f\xfd", "packed by zstd", _UNPACK),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
+    (0, b"\x1f\x8b", "packed twice by gzip", _UNPACK),
+    (257, b"ustar\0", "a tar archive", _UNPACK),
+    (257, b"ustar  \0", "a tar archive", _UNPACK),
+    (0, b"PAR1\x15", "a Parquet file", "give it a name that ends in .parquet"),
+    (0, b"ARROW1\0\0", "an Arrow file", "save it as .parquet"),
+    (0, b"%PDF-", "a PDF", "dpr prepare-folder reads folders of documents"),
+    (0, b"\xd0\xcf\x11\xe0", "a document of Excel or Word", "save the table as text"),
+    (0, b"SQLite format 3\0", "a database of SQLite", "write its rows as JSON lines"),
+    (0, b"\x93NUMPY", "an array of numpy", None),
+    (0, b"\x89HDF", "an HDF5 file", "write its rows as JSON lines"),
+    (0, b"\xff\xfe", "in UTF-16", "save it as UTF-8"),
+    (0, b"\xfe\xff", "in UTF-16", "save it as UTF-8"),
+    (0, b"version https://git-lfs", "a pointer of Git LFS to the file", "git lfs pull fetches it"),
+)
+_MAGIC_BYTES = 265
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -70,6 +93,7 @@ def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.Buffer
             stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER if place is None else _SHORT_BUFFER)
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
+            refuse_other_content(stream.peek(_MAGIC_BYTES)[:_MAGIC_BYTES], path)
             if place is not None and place.offset:
                 stream.seek(place.offset)
             yield stream
@@ -77,6 +101,13 @@ def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.Buffer
         raise InputError(f"gzip data is damaged or cut off ({error})", file=path, hint="download or compress the file again") from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+
+def refuse_other_content(head: bytes, path: Path) -> None:
+    """Raises InputError where a file begins as one of another kind does, whatever its name says."""
+    for place, mark, what, hint in _OTHER_CONTENT:
+        if head.startswith(mark, place):
+            raise InputError(f"is {what}, not text in UTF-8", file=path, hint=hint)
 
 
 @dataclass(slots=True)

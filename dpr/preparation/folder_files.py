@@ -31,7 +31,8 @@ class BadFile:
 
 
 def find_documents(folder: Path, types: Sequence[str] = ()) -> list[Path]:
-    """The files that a reader exists for, sorted by name. Hidden files and folders, links, and folders that programs fill are left out.
+    """The files that a reader exists for, sorted by name. Hidden files and folders, links, and folders that programs fill are left out;
+    named pipes and the like are not, and ``read_documents`` names them.
 
     Args:
         types: endings such as ``md``; none = all that can be read.
@@ -57,13 +58,15 @@ def read_documents(folder: Path, files: Sequence[Path]) -> Iterator[ReadFile | B
         name = name_in(folder, path)
         try:
             yield ReadFile(name, read_document(path, PurePosixPath(name)))
-        except (InputError, ConfigError) as error:
+        except InputError as error:
+            yield BadFile(name, str(InputError(error.found, expected=error.expected, hint=error.hint)))
+        except ConfigError as error:
             yield BadFile(name, str(error))
 
 
 def name_in(folder: Path, path: Path) -> str:
-    """The path from the folder, with slashes on every system."""
-    return path.relative_to(folder).as_posix()
+    """The path from the folder, with slashes on every system; bytes that are not UTF-8 are shown as ``\\xe9``."""
+    return path.relative_to(folder).as_posix().encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _files(folder: Path) -> Iterator[Path]:

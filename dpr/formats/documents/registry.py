@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import logging
 import re
@@ -12,6 +13,7 @@ from pathlib import Path, PurePath
 
 from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.lazy import require
+from dpr.core.paths import odd_kind
 from dpr.formats.documents.document import Block, Document, DocumentBuilder, Section, one_line, paragraphs
 from dpr.formats.documents.markup import read_html, read_markdown
 from dpr.formats.documents.python_source import read_python
@@ -24,6 +26,33 @@ _RULE = re.compile(r"\s*([=\-~*#])\1{2,}\s*")
 _NOT_LETTERS = re.compile(r"[^A-Za-z]")
 _MOST_SHOUTED_WORDS = 10
 _HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
+_MOST_ACCENTS = 0.3
+_HEAD_BYTES = 2**14
+_HTML_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_XML_ENCODING = re.compile(rb"""\s*<\?xml\s[^>]*?encoding\s*=\s*["']\s*([\w.:-]+)""", re.IGNORECASE)
+_META_CHARSET = re.compile(rb"""<meta\s[^>]*?charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
+_CHARSETS = re.compile(
+    r"utf-8|utf-16(-[bl]e)?|ascii|cp\d+|iso8859-\d+|koi8-\w|mac-\w+|gb\w+|hz|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+|tis-620"
+)
+_BROWSER_NAMES = {
+    "x-sjis": "shift_jis",
+    "x-gbk": "gbk",
+    "x-euc-jp": "euc_jp",
+    "x-cp1251": "cp1251",
+    "x-cp1252": "cp1252",
+    "unicode": "utf-8",
+}
+# Browsers take some names for the larger encoding that pages of this name are in. What could be searched for <meta is not UTF-16.
+_AS_IN_BROWSERS = {
+    **dict.fromkeys(("ascii", "iso8859-1"), "cp1252"),
+    **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
+    **dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8"),
+    **dict.fromkeys(("tis-620", "iso8859-11"), "cp874"),
+    "iso8859-9": "cp1254",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+}
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
@@ -89,15 +118,15 @@ def _of_text(read: Callable[[str], Document]) -> Callable[[bytes, PurePath], Doc
     return lambda data, path: read(decoded(data))
 
 
-_markdown, _html, _plain = _of_text(read_markdown), _of_text(read_html), _of_text(read_text)
+_markdown, _plain = _of_text(read_markdown), _of_text(read_text)
 READERS: dict[str, Callable[[bytes, PurePath], Document]] = {
     ".md": _markdown,
     ".markdown": _markdown,
     ".txt": _plain,
     ".text": _plain,
     ".rst": _of_text(read_restructured_text),
-    ".html": _html,
-    ".htm": _html,
+    ".html": lambda data, path: read_html(decoded(data, declared_charset(data))),
+    ".htm": lambda data, path: read_html(decoded(data, declared_charset(data))),
     ".py": read_python,
     ".pdf": lambda data, path: read_pdf(data),
     ".csv": _of_text(partial(read_table, delimiter=",")),
@@ -114,6 +143,8 @@ def read_document(file: Path, name: PurePath) -> Document:
         ConfigError: it needs a package that is not installed.
     """
     try:
+        if kind := odd_kind(file):
+            raise InputError(f"is {kind}, not a file")
         if (size := file.stat().st_size) > MOST_BYTES:
             raise InputError(f"{size / 2**20:.0f} MB, larger than {MOST_BYTES // 2**20} MB")
         document = READERS[file.suffix.lower()](file.read_bytes(), name)
@@ -128,17 +159,44 @@ def read_document(file: Path, name: PurePath) -> Document:
     return document
 
 
-def decoded(data: bytes) -> str:
-    """The text of a file: UTF-8, UTF-16 with its mark, or else the Western European of Windows.
+def decoded(data: bytes, charset: str = "") -> str:
+    """The text of a file: by its byte order mark, else in ``charset``, else UTF-8, or else the Western European of Windows.
 
     Raises:
-        InputError: it holds bytes that no text has.
+        InputError: it is not in ``charset``, holds bytes that no text has, or is neither UTF-8 nor Western European.
     """
-    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), charset or "utf-8")
     try:
         text = data.decode(encoding)
-    except UnicodeDecodeError:
+    except UnicodeDecodeError as error:
+        if encoding != "utf-8" or charset:
+            raise InputError(
+                f"byte {error.start + 1} (0x{data[error.start]:02x}) is not {encoding}, which the file says it is in"
+            ) from None
         text = data.decode("cp1252", errors="replace")
+        letters = [sign for sign in text if sign.isalpha() or sign == "\ufffd"]
+        if sum(not sign.isascii() for sign in letters) > _MOST_ACCENTS * len(letters):  # Cyrillic, Chinese ... would become gibberish
+            raise InputError("neither UTF-8 nor Western European text", hint="save the file as UTF-8") from None
     if match := _BINARY.search(text):
         raise InputError(f"not text: it holds the byte 0x{ord(match[0]):02x}")
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def declared_charset(data: bytes) -> str:
+    """The encoding that a page declares, as browsers read the name; empty where it declares none, or has a byte order mark.
+
+    Raises:
+        InputError: nothing of this name is known.
+    """
+    head = _HTML_COMMENT.sub(b"", data[:_HEAD_BYTES])
+    found = _XML_ENCODING.match(head) or _META_CHARSET.search(head)
+    if found is None or any(data.startswith(mark) for mark, _ in _MARKS):
+        return ""
+    label = found[1].decode("latin-1").lower()
+    try:
+        name = codecs.lookup(_BROWSER_NAMES.get(label, label)).name
+    except (LookupError, ValueError):
+        name = ""
+    if not _CHARSETS.fullmatch(name):
+        raise InputError(f"declares the charset {label[:40]!a}, which is not known", hint="save the file as UTF-8")
+    return _AS_IN_BROWSERS.get(name, name)

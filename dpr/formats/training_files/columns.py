@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from dpr.formats.training_files.records import record_rows
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, parsed_row, preparing
 from dpr.formats.training_files.tables import is_table, training_rows
 from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of, with_scores
-from dpr.formats.training_records import checked_answers
+from dpr.formats.training_records import answers_in, checked_answers, is_printed_list
 
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
 _NEGATIVES = re.compile(r"(hard_)?neg(ative)?s?([_-]?\d+)?|neg_docs?|(hard_)?negative_(passages|ctxs)")
@@ -74,10 +75,18 @@ def _table_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[So
     def parse_fields(fields: list[str]) -> TrainingSample:
         if len(fields) != len(names):
             raise ValueError(f"{len(fields)} columns, expected {len(names)} as in the header")
-        return parse({name: field or None for name, field in zip(names, fields, strict=True)})
+        return parse({name: _cell(field) for name, field in zip(names, fields, strict=True)})
 
     for line, fields in rows:
         yield parsed_row(path, line, parse_fields, fields)
+
+
+def _cell(field: str) -> Any:
+    """The value of a table's field: a text, a list of texts as pandas writes it, or None for an empty one."""
+    if is_printed_list(field):
+        with suppress(ValueError):
+            return answers_in(field)
+    return field or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,12 +74,10 @@ def read_flag_embedding(path: Path, options: ReadOptions) -> Iterator[SourceRow]
             if not isinstance(kind, str):
                 raise ValueError(f"type is {describe(kind)}, expected a string")
             if kind != "normal":
-                options.unread.count(f"are of type {kind[:40]!a}, and are read as those of type normal: questions and passages", file=path)
+                options.unread.count(f"type {kind[:40]!a} is read as type normal is, as questions and passages", file=path)
         if prompt := record.get("prompt"):
             sample = replace(sample, question=text_of(prompt, "prompt") + sample.question)
-            options.unread.count(
-                "have a prompt, which becomes the beginning of their question; ask the model with the same prompt", file=path
-            )
+            options.unread.count("a row's prompt becomes the beginning of its question; search with the same prompt", file=path)
         return sample
 
     return record_rows(path, parse, options, _FLAG_EMBEDDING_KEYS)

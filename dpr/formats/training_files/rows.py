@@ -61,7 +61,7 @@ class UnreadKeys:
         """Adds a row to those of a file of which a warning says ``what``, with their number."""
         key = f"{file}: {what}"
         self._counts[key] += 1
-        self.warnings[key] = f"{file}: {self._counts[key]:,} rows {what}"
+        self.warnings[key] = f"{key} (rows: {self._counts[key]:,})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class FolderTexts:
             lambda: ["prepare-folder", *overrides(given)],
             {**values, "types": self.reading.types, "names": names},
             lambda: [self.prepared.name],
-            inputs={"folder": files, **({"questions": [self.questions]} if self.questions else {})},
+            inputs={"folder": [file for file in files if file.is_file()], **({"questions": [self.questions]} if self.questions else {})},
         )
 
     def train_sets(self, kinds: Any) -> dict[str, Any]:
