@@ -86,7 +86,7 @@ def _findings(check: DataCheck) -> dict[str, Finding]:
     """What should be fixed before training."""
     return {
         "bad rows": check.bad_rows,
-        "keys that are not read": check.unread_keys,
+        "keys that are not read, or not as they stand": check.unread_keys,
         "questions without a positive": check.without_positives,
         "rows with a passage of a single word (is it a label, a score or an id?)": check.single_words,
         "rows that repeat an earlier one": check.repeated_rows,

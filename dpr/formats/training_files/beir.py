@@ -12,7 +12,7 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.question_sets import Judgement, judgement_rows
 from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, chosen_split, content_id, joined, parsed_row
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, chosen_split, content_id, joined, parsed_row, preparing
 from dpr.formats.training_files.values import text_of
 from dpr.storage.durable import durable_folder
 
@@ -91,7 +91,7 @@ def _beside(folder: Path, name: str, path: Path) -> Path:
     for suffix in (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz"):
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"
-    raise InputError(f"no {name}.jsonl in {folder}", file=path, hint=f"say where it is: {name}=FILE")
+    raise InputError(f"no {name}.jsonl in {folder}", file=path, hint=f"say where it is: {preparing(f'{name}=FILE')}")
 
 
 def _rows(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: float) -> Iterator[SourceRow]:

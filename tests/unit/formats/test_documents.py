@@ -159,6 +159,43 @@ def test_bytes_are_text_of_the_usual_encodings_or_refused() -> None:
         decoded(b"ab\0c")
 
 
+CHARSETS = {
+    "windows-1251": ("cp1251", "\u0420\u0435\u043a\u0430"),
+    "koi8-r": ("koi8-r", "\u0420\u0435\u043a\u0430"),
+    "gb2312": ("gb18030", "\u6cb3\u6d41\u20ac"),
+    "Shift_JIS": ("cp932", "\u5ddd\u2460"),
+    "euc-kr": ("cp949", "\uac15\ub620"),
+    "ISO-8859-1": ("cp1252", "caf\u00e9 \u201cquoted\u201d"),
+    "utf-16": ("utf-8", "\u0420\u0435\u043a\u0430"),
+}
+
+
+@pytest.mark.parametrize(
+    "form", ['<meta charset="{}">', "<META http-equiv=Content-Type content='text/html; charset={}'>", '<?xml version="1.0" encoding="{}"?>']
+)
+@pytest.mark.parametrize("charset", CHARSETS)
+def test_a_page_is_read_in_the_charset_that_it_declares(tmp_path: Path, charset: str, form: str) -> None:
+    encoding, text = CHARSETS[charset]
+    (tmp_path / "a.html").write_bytes(f"{form.format(charset)}<p>{text}</p>".encode(encoding))
+    assert outline(read_document(tmp_path / "a.html", PurePosixPath("a.html"))) == [((), [text])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.html", b"<meta charset=klingon><p>x</p>", "declares the charset 'klingon', which is not known"),
+        ("a.html", b"<meta charset=utf-8><p>caf\xe9</p>", "is not utf-8, which the file says it is in"),
+        ("a.html", "<p>\u0420\u0435\u043a\u0430</p>".encode("cp1251"), "neither UTF-8 nor Western European"),
+        ("a.txt", "\u0420\u0435\u043a\u0430 \u0438 \u043c\u043e\u0440\u0435".encode("cp1251"), "neither UTF-8 nor Western European"),
+        ("a.md", "\u6cb3\u6d41\u5411\u5317".encode("gb18030"), "neither UTF-8 nor Western European"),
+    ],
+)
+def test_text_in_an_unknown_encoding_is_refused_and_never_gibberish(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_document(tmp_path / name, PurePosixPath(name))
+
+
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     bad = {"a.md": b"\0\1", "b.py": b"def (", "c.txt": b"  \n", "d.csv": b"a,b\n", "e.html": b"<p></p>", "f.py": b"x = 1\n"}
     for name, content in bad.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,21 @@ def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(prepared:
     assert (counts["files"], counts["unread files"], counts["passages"]) == (6, 1, 72)
     with pytest.raises(InputError, match="another seed"):
         prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings(negatives=1, seed=1))
+
+
+def test_what_is_no_file_is_listed_as_unread_and_names_need_not_be_utf8(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "docs")
+    os.mkfifo(folder / "pipe.txt")
+    os.mkfifo(os.fsencode(folder) + b"/\xe9.html")
+    (folder / "device.md").symlink_to("/dev/zero")  # links are left out, as ever
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.md")).write_text("# Hours\n\nThe cafe is open all day and all night.\n")
+    assert main(["prepare-folder", str(folder), f"out={tmp_path / 'out'}"]) == 0
+    unread = [json.loads(line) for line in (tmp_path / "out" / "unread.jsonl").read_text().splitlines()]
+    assert [one["file"] for one in unread] == ["\\xe9.html", "bad.md", "pipe.txt"]
+    assert "is a named pipe, not a file" in unread[2]["reason"]
+    (cafe,) = [passage for passage in read_passages(tmp_path / "out" / "corpus.jsonl") if "cafe" in passage.text]
+    assert cafe.origin is not None
+    assert cafe.origin.file == "caf\\xe9.md"
 
 
 def test_given_questions_find_their_files_headings_and_answers_and_alone_are_held_out(prepared: Path, tmp_path: Path) -> None:
