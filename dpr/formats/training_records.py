@@ -71,7 +71,7 @@ def passage_from_json(item: Any, where: str) -> Passage:
     text = checked_text(item, "text", f"{where}.text")
     if not text.strip():
         raise ValueError(f"{where} has an empty text, expected some text")
-    key = name_in(item, PASSAGE_IDS)
+    key = name_in(item, ("passage_id", *PASSAGE_IDS))  # DPR's own name first
     name = checked_id(item, key, f"{where}.{key}") if key and item[key] is not None else None
     return Passage(text, title_in(item, f"{where}.title"), name, "score" in item, teacher_score_in(item, where))
 

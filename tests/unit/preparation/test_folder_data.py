@@ -115,7 +115,7 @@ def test_what_is_no_file_is_listed_as_unread_and_names_need_not_be_utf8(tmp_path
     assert main(["prepare-folder", str(folder), f"out={tmp_path / 'out'}"]) == 0
     unread = [json.loads(line) for line in (tmp_path / "out" / "unread.jsonl").read_text().splitlines()]
     assert [one["file"] for one in unread] == ["\\xe9.html", "bad.md", "pipe.txt"]
-    assert "is a named pipe, not a file" in unread[2]["reason"]
+    assert "is a pipe, not a file" in unread[2]["reason"]
     (cafe,) = [passage for passage in read_passages(tmp_path / "out" / "corpus.jsonl") if "cafe" in passage.text]
     assert cafe.origin is not None
     assert cafe.origin.file == "caf\\xe9.md"
