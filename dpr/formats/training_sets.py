@@ -32,7 +32,7 @@ from dpr.storage.outputs import cache_key, ensure_built
 
 logger = get_logger(__name__)
 
-_CACHE_VERSION = 6  # a change in what is read out of a file must change it, so that old cache folders are not used
+_CACHE_VERSION = 7  # a change in what is read out of a file must change it, so that old cache folders are not used
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 

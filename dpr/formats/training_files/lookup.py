@@ -32,7 +32,7 @@ from dpr.storage.checksums import cache_root
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import cache_key, ensure_built
 
-_VERSION = 3
+_VERSION = 4
 _ROWS, _INDEX = "rows.arrow", "index.npy"
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string(), "title": pa.string(), "answers": pa.list_(pa.string())})
 _IDS = (*PASSAGE_IDS, *QUESTION_IDS)
