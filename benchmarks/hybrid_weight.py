@@ -3,8 +3,8 @@
     dpr evaluate suite=data/sets model_file=models/good output_dir=runs/good systems=[bm25,dense,static]
     python benchmarks/hybrid_weight.py runs/good:dense runs/good:static
 
-reads the TREC runs that `dpr evaluate` wrote of each, fuses BM25's with the encoder's, and prints for each way nDCG@10 as a share
-of the better side's: the worst of all pairs of a collection and an encoder, and the mean; and the gain over BM25 alone.
+reads the TREC runs that `dpr evaluate` wrote of each collection, fuses BM25's with the encoder's, and prints for each way nDCG@10 as a
+share of the better side's: the worst of all pairs of a collection and an encoder, and the mean; and the gain over BM25 alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpr.formats.results import read_trec_run
 from dpr.indexer import fusion
 from dpr.indexer.ranking import Ranking
 
-WEIGHTS = np.arange(0.1, 1.0, 0.1)
+WEIGHTS = np.arange(0.1, 0.95, 0.05)
 CONSTANTS = (10, 60)
 
 
@@ -45,7 +45,7 @@ def measure(folder: Path, system: str) -> dict[str, float]:
     for normalisation in ("minmax", "zscore"):
         for weight in WEIGHTS:
             fused = fusion.fuse_linear(dense, lexical, weight=float(weight), k=10, normalisation=normalisation)
-            values[f"{normalisation} {weight:.1f}"] = ndcg(fused, judged)
+            values[f"{normalisation} {weight:.2f}"] = ndcg(fused, judged)
     for constant in CONSTANTS:
         fusion.RRF_CONSTANT = constant
         both = [fusion.fuse_reciprocal_ranks(pair, k=10) for pair in zip(dense, lexical, strict=True)]
@@ -60,7 +60,7 @@ def main() -> None:
         for file in sorted(Path(folder).glob(f"*/{system or 'dense'}.run")):
             name = f"{given} {file.parent.name}"
             rows[name] = measure(file.parent, system or "dense")
-            print(f"{name:<44}" + " ".join(f"{rows[name][way]:.3f}" for way in ("bm25", "dense", "minmax 0.3", "minmax 0.5", "rrf 60")))
+            print(f"{name:<44}" + " ".join(f"{rows[name][way]:.3f}" for way in ("bm25", "dense", "minmax 0.30", "minmax 0.50", "rrf 60")))
     print(f"\n{'way':<12} {'worst share of the better side':<76} {'mean share':>10} {'less BM25':>10}")
     for way in next(iter(rows.values())):
         shares = {name: row[way] / max(row["bm25"], row["dense"]) for name, row in rows.items()}

@@ -1,8 +1,8 @@
 """The words of a text, in scripts that are written without spaces, too.
 
 In Chinese, Japanese, Thai, Lao, Khmer, Burmese and their like no space tells where a word ends, and Korean joins endings to its words.
-There each two neighbouring characters are a word, as in Lucene's analyser of these scripts, and so is a character that stands
-alone. That takes no dictionary, and cuts a question and a text alike wherever their clauses begin.
+There each two neighbouring characters are a word, as in Lucene's analyser of Chinese, Japanese and Korean, and so is a character that
+stands alone. That takes no dictionary, and cuts a question and a text alike wherever their clauses begin.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """BM25 over words, by the bm25s package: the lexical baseline, the other half of a hybrid, and the miner of hard negatives.
 
 Words are runs of letters, digits and marks, lower-cased; 33 English stop words are dropped, then a final "s" is stripped. In scripts
-without spaces they are pairs of characters (``dpr.data.words``); passages are also indexed by each single one, so that a question of a
-single one finds them. A word counts once per query. Only passages that share a word with the query are hits, so lists can be shorter
-than asked.
+without spaces they are pairs of characters (``dpr.data.words``); passages are also indexed by each single one, so that a question of one
+finds them. A word counts once per query. Only passages that share a word with the query are hits, so lists can be shorter than asked.
 """
 
 from __future__ import annotations

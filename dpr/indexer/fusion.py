@@ -20,9 +20,6 @@ import numpy as np
 from dpr.indexer.ranking import Ranking
 
 RRF_CONSTANT = 60  # of the paper (Cormack, Clarke, Buettcher 2009); large, so that the first ranks do not decide alone
-DEFAULT_WEIGHT = 0.3
-"""The dense side's share where none was chosen. On three collections with dense sides from poor to equal to BM25, the result was at worst
-3 % below BM25 alone and gained where the dense side had something to add; equal shares lost a quarter with a poor one."""
 _AT_ONCE = 256
 
 

@@ -43,7 +43,7 @@ class Index(ABC):
     is_saved: ClassVar[bool] = True
     """False for an index that keeps nothing and is built each time."""
     made_by: ClassVar[Mapping[str, Any]] = {}
-    """What decides an index beside its settings, such as the version of a rule in the code. One made by another is refused."""
+    """What decides an index beside its settings, such as the version of a rule in the code; a saved one of another is refused."""
     Settings: ClassVar[type[Any]] = Settings
     """A dataclass of what can be set, as ``indexer.options.<name>`` for a user-defined class."""
     needs_vectors: ClassVar[bool] = False
@@ -145,9 +145,8 @@ class IndexChoice:
     def facts(self) -> dict[str, Any]:
         """Kind and settings, but those without effect on what is found or saved, and what else decides it."""
         effective = {item.name for item in fields(self.settings) if rule_of(item).on_resume != NO_EFFECT}
-        return {"kind": self.kind, **self.index_class.made_by} | {
-            name: value for name, value in asdict(self.settings).items() if name in effective
-        }
+        values = {name: value for name, value in asdict(self.settings).items() if name in effective}
+        return {"kind": self.kind, **self.index_class.made_by, **values}
 
 
 def index_class(kind: str) -> type[Index]:

@@ -7,6 +7,10 @@ from dataclasses import dataclass, fields
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, setting
 
+DEFAULT_WEIGHT = 0.4
+"""The dense side's share of a hybrid where none was chosen: of all ways of fusing, the one that loses least with the encoder and the
+collection that suit it worst (docs/evaluation.md has the table, benchmarks/hybrid_weight.py makes it)."""
+
 
 @dataclass
 class ExactSettings(Settings, requires="kind=exact"):

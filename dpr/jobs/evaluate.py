@@ -18,6 +18,7 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.records import Question
+from dpr.data.words import WORDS_VERSION
 from dpr.embedding.job import embed_shard, shard_metadata
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
@@ -175,7 +176,7 @@ class _Suite:
             fusion = self.fusion
             facts |= {"hybrid_weight": fusion.weight, **({} if fusion == Fusion(weight=fusion.weight) else asdict(fusion))}
         facts |= {STATIC: [STATIC_WIDTH, STATIC_TOKENS, config.precision]} if STATIC in config.systems else {}
-        bm25 = {} if {*config.systems} <= {"dense", STATIC} else asdict(config.bm25)
+        bm25 = {} if {*config.systems} <= {"dense", STATIC} else {**asdict(config.bm25), "words": WORDS_VERSION}
         return {"model": self.fingerprint, **files, **facts, **bm25}
 
     def _rankings(self, test_set: TestSet, source: PassageSource, form: QuestionForm, questions: Sequence[Question]) -> dict[str, Any]:

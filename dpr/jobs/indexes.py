@@ -17,10 +17,9 @@ from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
-from dpr.indexer.fusion import DEFAULT_WEIGHT
 from dpr.indexer.recall import held_back
 from dpr.indexer.registry import Index, IndexChoice
-from dpr.indexer.settings import KINDS
+from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import PrefixedSource, RowSource
 from dpr.integrations.ray_search import ClusterIndex, ClusterSearch

@@ -16,9 +16,8 @@ from dpr.core.settings import put_back_idle
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.filtered import can_filter
-from dpr.indexer.fusion import DEFAULT_WEIGHT
 from dpr.indexer.registry import Index, index_class
-from dpr.indexer.settings import KINDS
+from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.jobs.indexes import build_retriever, index_choice, open_vector_index
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.retrieval.fields import PassageFields

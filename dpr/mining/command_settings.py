@@ -12,7 +12,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.setting_keys import settings
 from dpr.core.settings import Settings, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
-from dpr.indexer.settings import Bm25Settings
+from dpr.indexer.settings import DEFAULT_WEIGHT, Bm25Settings
 from dpr.mining.settings import MiningSettings, ModelSearchSettings
 
 _BM25 = ("k1", "b")
@@ -129,11 +129,11 @@ class ScoreCommand(MiningInputs):
 dpr score train.jsonl out=train_scored.jsonl cross_encoder=ms-marco-cross-encoder
 dpr score train.jsonl out=train_scored.jsonl model_file=runs/large
 dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv processes=2
-dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/first hybrid=linear hybrid_weight=0.3
+dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/first hybrid=linear
 """
     hybrid: str = setting("none", choices=("none", "linear"))
     """linear: the weighted sum of model_file's and BM25's scores by which dpr retrieve hybrid=linear ranks."""
-    hybrid_weight: float = setting(0.3, least=0, most=1)
+    hybrid_weight: float = setting(DEFAULT_WEIGHT, least=0, most=1)
     """The model's share in it."""
     hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages that each side ranks; one that neither lists has 0."""

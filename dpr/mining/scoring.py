@@ -16,7 +16,8 @@ from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
-from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
+from dpr.indexer.fusion import fuse_linear
+from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.mining.audit import quantiles
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.job import BlockJob, run_job, source_of

@@ -16,9 +16,10 @@ from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_question, normalize_question
 from dpr.embedding.encode import encode_tokens
 from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear, fuse_reciprocal_ranks
+from dpr.indexer.fusion import fuse_linear, fuse_reciprocal_ranks
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.indexer.registry import Index
+from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 
 _LOOKED_AT = 1000  # questions

@@ -66,7 +66,7 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
     hybrid_weight: float | None = setting(None, least=0, most=1, requires="systems=hybrid")
     """Share of the dense side in the hybrid, 0 to 1, one that was not chosen on these test sets; absent = that of the run's search.json,
-    else 0.3."""
+    else 0.4."""
     trec_runs: bool = True
     """Write each ranking as a TREC run beside TREC judgements, for trec_eval and other programs."""
     cache_dir: str | None = setting(None, path="folder")

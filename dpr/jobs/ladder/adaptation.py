@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.setting_keys import overrides
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
+from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.ladder.stages import Record, Stage, trained_files
 from dpr.jobs.ladder.texts import FolderTexts, Texts
@@ -24,8 +25,8 @@ from dpr.storage.run_lock import LOCK_FILE
 STATIC, TRANSFORMER = "static", "transformer"
 SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
 """The stages that evaluate on test questions, and their names in tables."""
-USUAL_WEIGHT, WEIGHTS = 0.4, (0.2, 0.6)
-"""The dense side's share of the hybrid, and its bounds: made questions alone would choose too high a share."""
+WEIGHTS = (0.2, 0.6)
+"""Bounds of the dense side's share of the hybrid: made questions alone would choose too high a share."""
 CLEARLY = 0.02
 """By how much a setting has to be better than the usual one on the dev questions to be taken."""
 _DEPTH, _METRIC = 1000, "ndcg@10"
@@ -110,7 +111,7 @@ class AdaptationPlan:
         """The share nearest to the usual one, of those within bounds that are not clearly worse on the dev questions than the best."""
         values = {weight: value for weight, value in self.dev_values().items() if WEIGHTS[0] <= weight <= WEIGHTS[1]}
         good = [weight for weight, value in values.items() if value >= max(values.values()) - CLEARLY]
-        return min(good, key=lambda weight: (abs(weight - USUAL_WEIGHT), weight))
+        return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
 
 
 def stages(plan: AdaptationPlan) -> list[Stage]:

@@ -25,9 +25,10 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import finest
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
+from dpr.indexer.fusion import fuse_linear
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
 from dpr.indexer.registry import Texts
+from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import cache_root, content_sha256, shared_content
 from dpr.storage.durable import durable_folder, read_manifest

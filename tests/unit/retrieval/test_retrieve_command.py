@@ -136,7 +136,7 @@ def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_is_at_least_as_good
 
 def test_the_weight_of_a_hybrid_is_said_with_its_reason(world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = dense(world, f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}", "hybrid=linear", "n_docs=10")
-    reasons = {"": "hybrid_weight=0.3, the dense side's share: the default", "hybrid_weight=0.45": "hybrid_weight=0.45, .*: as set"}
+    reasons = {"": "hybrid_weight=0.4, the dense side's share: the default", "hybrid_weight=0.45": "hybrid_weight=0.45, .*: as set"}
     for override, message in {**reasons, "tune_hybrid_weight=true": "the best mrr@10 on these questions"}.items():
         assert main([*arguments, *filter(None, [override])]) == 0
         assert re.search(message, capfd.readouterr().err)

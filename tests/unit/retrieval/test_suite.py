@@ -151,7 +151,7 @@ def test_every_system_has_the_metrics_of_dpr_retrieve(world: World, beir: Path, 
     common = [f"qa_dataset={world.path('questions.jsonl')}", f"qrels={beir / 'first' / 'qrels' / 'test.tsv'}", "match=qrels", "n_docs=20"]
     common += [f"ctx_datasets=[{world.path('corpus.tsv')}]", f"metrics_file={tmp_path / 'm.json'}", "no_cuda=true"]
     dense = [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]"]
-    for system, more in {"bm25": ["indexer=bm25"], "dense": dense, "hybrid": [*dense, "hybrid=linear", "hybrid_weight=0.3"]}.items():
+    for system, more in {"bm25": ["indexer=bm25"], "dense": dense, "hybrid": [*dense, "hybrid=linear"]}.items():
         assert retrieve([*common, *more]) == 0
         ours, theirs = read_metrics(evaluated / "first" / f"{system}.json"), read_metrics(tmp_path / "m.json")
         assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-12), system
