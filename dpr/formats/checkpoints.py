@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.text_input import iter_raw_lines, open_input
-from dpr.storage.durable import read_json, verify_folder
+from dpr.storage.durable import describe_file, differences, json_text, read_json, sealed, verify_folder, write_json
 from dpr.storage.inside import inside
 from dpr.storage.strict_json import describe
 
@@ -53,6 +53,8 @@ VERDICT_FILE = "verdict.json"
 METRICS_LINES = "metrics.jsonl"
 METRICS_RECORD = "metrics_lines"
 """Under this key ``run.json`` has size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines follow."""
+FILES_RECORD = "files"
+"""Under this key, once the run has ended, those of the other JSON files beside it, by name."""
 _CHUNK = 2**20
 
 
@@ -168,6 +170,36 @@ def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
                 digest.update(chunk)
                 read += len(chunk)
     return {"bytes": read, "sha256": digest.hexdigest()}
+
+
+def write_run(run: Path, facts: Mapping[str, Any]) -> None:
+    """Writes ``run.json``, which has a SHA-256 of itself."""
+    write_json(run / RUN_FILE, sealed(facts))
+
+
+def seal_run(run: Path) -> None:
+    """At the end of a run, notes in ``run.json`` what the other JSON files of its folder hold."""
+    if (run / RUN_FILE).is_file():
+        files = {file.name: describe_file(file) for file in sorted(run.glob("*.json")) if file.name != RUN_FILE}
+        write_run(run, {**read_json(run / RUN_FILE), FILES_RECORD: files})
+
+
+def run_problems(run: Path) -> dict[str, list[str]]:
+    """Problems of those files of a run's folder, beside its checkpoints, that ``run.json`` knows, by name; empty lists are good."""
+    problems: dict[str, list[str]] = {}
+    try:
+        facts = read_json(run / RUN_FILE)
+        if "sha256" in facts:
+            is_whole = (run / RUN_FILE).read_text(encoding="utf-8") == json_text(sealed(facts), indent=2) + "\n"
+            problems[RUN_FILE] = [] if is_whole else ["content has changed (SHA-256 differs from the one it states)"]
+        problems |= {name: differences(run / name, entry) for name, entry in facts.get(FILES_RECORD, {}).items() if Path(name).name == name}
+    except InputError as error:
+        problems[RUN_FILE] = [error.found]
+    except (AttributeError, TypeError, KeyError, ValueError) as error:
+        problems[RUN_FILE] = [f"is no record of a run ({error})"]
+    if (lines := metrics_problems(run)) is not None:
+        problems[METRICS_LINES] = lines
+    return problems
 
 
 def metrics_problems(run: Path) -> list[str] | None:

@@ -76,7 +76,7 @@ def run(config: CompareSettings) -> None:
     tested = tests_of(groups, config.metrics)
     if config.out is not None:
         records = {name: record_of(runs) for name, runs in groups.items()}
-        write_json(Path(config.out), ({"sets": records} if is_folders else next(iter(records.values()))) | tested)
+        write_json(Path(config.out), ({"sets": records} if is_folders else next(iter(records.values()))) | tested, note={})
 
 
 def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:

@@ -101,7 +101,7 @@ def run(config: EvaluateConfig) -> float | None:
     retrievals = [read_retrieval(system, file) for systems in files.values() for system, file in systems.items()]
     heading = "Test sets: mean over questions, with its 95 % interval"
     write_page(out / PAGE, Report(str(config.model_file or "BM25"), retrievals=retrievals, table=(heading, rows_of(figures))))
-    with durable_file(out / TABLE) as file:
+    with durable_file(out / TABLE, note={}) as file:
         head, *body = rows_of(figures)
         file.writelines(f"| {' | '.join(line)} |\n" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body))
     print(text_table(rows_of(figures)))

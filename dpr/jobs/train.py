@@ -263,7 +263,7 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSet
 
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "metrics.json", metrics)
+            write_json(folder / "metrics.json", metrics, note={})
             write_report(folder)
 
         on_main(write)

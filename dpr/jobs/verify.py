@@ -8,15 +8,15 @@ from pathlib import Path
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, setting
 
-_MOST_NAMED = 8
+_MOST_NAMED = 200
 
 
 @dataclass
 class VerifySettings(Settings):
     """Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without one, such as that of a run, it
     checks all parts that have one or should have one, and the files that have a NAME.sha256 beside them; it lists the files that have no
-    checksum. The metrics.jsonl of a run is compared with its state at the last checkpoint. Exits with 3 when a file differs, or when no
-    file has a checksum."""
+    checksum. Of a run, run.json states what it and the JSON files beside it hold, and what metrics.jsonl held at the last checkpoint.
+    Exits with 3 when a file differs, or when no file has a checksum."""
 
     paths: list[str] = setting(list, operand="PATH ...", path="input")
     """Folders and files that a command wrote."""
@@ -29,7 +29,7 @@ class VerifySettings(Settings):
 
 def run(config: VerifySettings) -> int:
     """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
-    from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
+    from dpr.formats.checkpoints import METRICS_LINES, RUN_FILE, run_problems
     from dpr.storage.checksums import verify_file
     from dpr.storage.durable import verify_folder
 
@@ -40,11 +40,12 @@ def run(config: VerifySettings) -> int:
             problems = verify_folder(part) if part.is_dir() else verify_file(part)
             print(f"{part}: good" if not problems else "\n".join(f"{part}: {problem}" for problem in problems))
             is_whole = is_whole and not problems
-        for file in [run.with_name(METRICS_LINES) for run in sorted(path.rglob("run.json"))]:
-            if (found := metrics_problems(file.parent)) is not None:
-                print("\n".join(f"{file}: {problem}" for problem in found) or f"{file}: good up to the last checkpoint")
-                is_whole = is_whole and not found
-                parts.append(file)
+        for run in sorted(path.rglob(RUN_FILE)):
+            for name, problems in run_problems(run.parent).items():
+                good = "good up to the last checkpoint" if name == METRICS_LINES else "good"
+                print("\n".join(f"{run.with_name(name)}: {problem}" for problem in problems or [good]))
+                is_whole = is_whole and not problems
+                parts.append(run.with_name(name))
         if rest := _rest(path, parts):
             more = f" and {len(rest) - _MOST_NAMED} more" if len(rest) > _MOST_NAMED else ""
             print(f"{path}: no checksum says what these held: {', '.join(rest[:_MOST_NAMED])}{more}")

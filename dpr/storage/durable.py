@@ -91,7 +91,7 @@ def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | Non
             os.fsync(file.fileno())
         if note is not None:
             with durable_file(target.with_name(target.name + CHECKSUM)) as out:
-                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"{MADE_OF}{json_text(note)}\n" if note else ""))
+                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"{MADE_OF}{json_text(sealed(note))}\n" if note else ""))
         with writing(target):
             os.replace(temporary, target)
             flush(target.parent)
@@ -192,7 +192,7 @@ def write_manifest(folder: Path, metadata: dict[str, Any], *, files: dict[str, d
                 files[path.relative_to(folder).as_posix()] = describe_file(path)
             flush(path)
     manifest = {"schema": SCHEMA, "tool": f"dpr {__version__}", "metadata": metadata, "files": files}
-    write_json(folder / MANIFEST, {**manifest, "sha256": _digest(manifest)})
+    write_json(folder / MANIFEST, sealed(manifest))
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -227,8 +227,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise InputError(f"the file name {name!r} leaves the folder", file=file)
         if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("sha256"), str):
             raise InputError(f"the entry of {name!r} has no bytes and sha256", file=file)
-    digest = manifest.pop("sha256", None)  # absent in the first folders of this schema
-    if not manifest.keys() <= {"schema", "tool", "metadata", "files"} or digest not in (None, _digest(manifest)):
+    is_whole = "sha256" not in manifest or sealed(manifest) == manifest  # absent in the first folders of this schema
+    if not manifest.keys() <= {"schema", "tool", "metadata", "files", "sha256"} or not is_whole:
         raise InputError("content has changed (SHA-256 differs from the one it states)", file=file)
     return manifest
 
@@ -249,7 +249,7 @@ def verify_folder(path: Path) -> list[str]:
         elif file.is_dir():
             continue
         elif name in listed:
-            problems += [f"{name}: {problem}" for problem in _differences(file, listed[name])]
+            problems += [f"{name}: {problem}" for problem in differences(file, listed[name])]
         elif name != MANIFEST:
             problems.append(f"{name}: is not in the manifest")
         present.add(name)
@@ -265,7 +265,8 @@ def names_below(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _differences(path: Path, entry: dict[str, Any]) -> list[str]:
+def differences(path: Path, entry: dict[str, Any]) -> list[str]:
+    """How a file differs from its entry in a manifest, one sentence; empty where it does not."""
     try:
         if (size := path.stat().st_size) != entry["bytes"]:
             return [f"has {size} bytes, the manifest says {entry['bytes']}"]
@@ -326,8 +327,10 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json_text(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value with the SHA-256 of itself, in place of one that it has."""
+    bare = {key: item for key, item in value.items() if key != "sha256"}
+    return {**bare, "sha256": hashlib.sha256(json_text(bare).encode(errors="surrogatepass")).hexdigest()}  # damage may be half a character
 
 
 def _finite(obj: Any) -> Any:

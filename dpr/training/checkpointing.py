@@ -20,7 +20,7 @@ from dpr.core.sharded import full_on_main, is_sharded
 from dpr.formats import checkpoints
 from dpr.formats.checkpoints import read_parts, stored_shapes, write_parts
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
+from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
 from dpr.storage.inside import inside
 from dpr.storage.leftovers import HOST_BYTES, ProcessName, remove, remove_leftovers, temporary_beside, this_process
 from dpr.storage.run_lock import RunLock
@@ -75,7 +75,7 @@ class CheckpointFolder:
     def note_stop(self, step: int) -> None:
         """Notes in ``run.json`` that the run was asked to stop and can be resumed; launchers hide exit codes. The next save removes it."""
         file = self.output_dir / checkpoints.RUN_FILE
-        on_main(lambda: write_json(file, {**read_json(file), "stopped_at_step": step}))
+        on_main(lambda: checkpoints.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
 
     def newest(self, *, fresh: bool = False) -> Path | None:
         """The newest intact checkpoint, the same on all ranks; None when the run has none.
@@ -195,7 +195,7 @@ class CheckpointFolder:
 
     def _publish(self, folder: Path, progress: Progress) -> None:
         metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
-        write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **progress.best(), **metrics})
+        checkpoints.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
         # Those with a higher step are damaged ones that this run has fallen back from; they do not count as kept.
         kept = [path for path in checkpoints.checkpoint_folders(self.output_dir, self.name) if _step_of(path) <= progress.step]
         for old in kept[self.keep_last :] if self.keep_last else []:

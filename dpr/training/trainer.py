@@ -22,6 +22,7 @@ from dpr.core.seeding import seed_torch
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
+from dpr.formats.checkpoints import seal_run
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
@@ -146,7 +147,7 @@ class BiEncoderTrainer(Run):
                 closing(self.micro_batches()) as batches,
             ):
                 self._run(batches)
-                on_main(lambda: write_json(self.output_dir / "metrics.json", self.progress.summary()))
+                on_main(self._write_summary)
         except BaseException as error:
             for callback in self.callbacks:
                 try:
@@ -232,6 +233,10 @@ class BiEncoderTrainer(Run):
         self.checkpoints.require_saved(self.progress.step)
         self.optimizer.swap()
         self.emit("on_train_end")
+
+    def _write_summary(self) -> None:
+        write_json(self.output_dir / "metrics.json", self.progress.summary())
+        seal_run(self.output_dir)
 
     def _is_over(self) -> bool:
         return self.is_stopping or self.progress.step >= self.last_step

@@ -225,10 +225,14 @@ class Commands:
         self._process.stdin.flush()
         return [Result(**answer) for answer in self._answer()]
 
+    def folder_of(self, name: str) -> Path:
+        """Where the job was run when nothing happened to it."""
+        return self.folder / re.sub(r"\W", "-", name)
+
     def undisturbed(self, name: str) -> tuple[dict[str, bytes], Result]:
         """What a job leaves, and how it ended, when nothing happens to it."""
         if name not in self._undisturbed:
-            folder = self.folder / re.sub(r"\W", "-", name)
+            folder = self.folder_of(name)
             result = self.run(name, folder)
             assert result.code == 0, result.text
             self._undisturbed[name] = left_by(name, folder), result

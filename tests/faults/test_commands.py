@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults.command_jobs import DOWNLOADED, JOBS, STAGED, TRAINING, Commands, Job, check_plain, left_by, unfinished_business
 from tests.faults.conftest import Case, Trial
+from tests.helpers.jobs import verify
 
 REFUSED, KILLED = 3, -9
 each_job = pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
@@ -173,6 +174,27 @@ def test_inputs_changed_since(case: Case, commands: Commands, job: Job) -> None:
             check_plain(again, allowed)
             if again.code == 0:
                 assert differing(job, trial.output_dir, expected) == [], again.text
+
+
+@pytest.mark.fault(
+    "B7", "one bit changed in any file that a command leaves", "dpr verify names it: changed (exit 3), or that nothing covers it"
+)
+@each_job
+def test_verify_names_every_changed_file(case: Case, commands: Commands, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    commands.undisturbed(job.name)
+    out = case.folder / "out"
+    shutil.copytree(commands.folder_of(job.name) / "out", out)
+    places = [path for path in sorted(out.rglob("*")) if path.is_file() and path.stat().st_size]
+    for trial in trials(case, job, len(places), fast=3):
+        with trial:
+            place = places[trial.number - 1]
+            before, at = place.read_bytes(), trial.random.randrange(64 if place.suffix == ".sha256" else place.stat().st_size)
+            place.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
+            code, lines = verify([str(out)]), capsys.readouterr().out.splitlines()
+            place.write_bytes(before)
+            name = place.name.removesuffix(".sha256")
+            told = [line for line in lines if (name in line or str(place.parent) in line) and not line.endswith(": good")]
+            assert any(code == 3 or "no checksum says" in line for line in told), f"{place}: {lines}"
 
 
 @pytest.mark.fault("B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes")

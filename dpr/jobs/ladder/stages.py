@@ -121,12 +121,12 @@ class Record:
             "command": list(command),
             "seconds": self.stored.get("seconds", 0.0),
         }
-        write_json(self._file, self.stored)
+        write_json(self._file, self.stored, note={})
 
     def add_seconds(self, seconds: float) -> None:
         """Adds to the time of all starts that were not killed."""
         self.stored["seconds"] = round(self.stored["seconds"] + seconds, 1)
-        write_json(self._file, self.stored)
+        write_json(self._file, self.stored, note={})
 
     def finish(self) -> None:
         """Stores size and hash of what was made: of a file, or of the manifest of a folder, which names and hashes the files in it.
@@ -136,7 +136,7 @@ class Record:
         """
         folder = self.stage.folder
         self.stored["outputs"] = {name: describe_file(_described(folder / name)) for name in self.stage.outputs()}
-        write_json(self._file, self.stored)
+        write_json(self._file, self.stored, note={})
 
 
 def trained_files(folder: Path) -> list[str]:

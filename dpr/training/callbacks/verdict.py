@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dpr.core.distributed import from_main, on_main
 from dpr.core.logs import get_logger
-from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE
+from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
 from dpr.formats.metrics_files import is_beside
 from dpr.storage.durable import read_json, write_json
 from dpr.training.callbacks.protocol import Callback
@@ -119,7 +119,7 @@ class Verdict(Callback):
             self._write(run, name, candidates.get(best or ""), best, opens)
             facts = read_json(run.output_dir / RUN_FILE)
             if facts != (now := {**facts, **progress.best()}):
-                write_json(run.output_dir / RUN_FILE, now)
+                write_run(run.output_dir, now)
 
         on_main(write)
 

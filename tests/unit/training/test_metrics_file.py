@@ -129,6 +129,24 @@ def test_metrics_that_are_gone_are_reported(tmp_path: Path, capsys: pytest.Captu
     assert "metrics.jsonl has been cut to 0" in write_report(run).read_text()
 
 
+@pytest.mark.parametrize("name", ["run.json", "metrics.json", "verdict.json", "report.html", "train.log"])
+def test_every_file_of_a_run_is_compared_or_named_as_one_that_nothing_covers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
+    make_trainer(
+        model, [ListSource(make_samples(16))], [ListSource(make_samples(6))], tmp_path / "run", max_steps=2, eval_at_start=True
+    ).train()
+    (tmp_path / "run" / "train.log").write_text("of another program")
+    assert verify([str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("what these held: report.html, train.log")
+    file = tmp_path / "run" / name
+    content = file.read_bytes()
+    file.write_bytes(content[:9] + bytes([content[9] ^ 1]) + content[10:])
+    assert verify([str(tmp_path / "run")]) == (3 if name.endswith(".json") else 0)
+    assert any(name in line and "good" not in line for line in capsys.readouterr().out.splitlines())
+
+
 def test_metrics_may_grow_after_a_checkpoint_and_need_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished_run(tmp_path)
     with open(run / "metrics.jsonl", "a") as file:
