@@ -29,7 +29,7 @@ from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.text_input import iter_raw_lines, open_input
 from dpr.storage.durable import describe_file, differences, json_text, read_json, sealed, verify_folder, write_json
-from dpr.storage.inside import inside
+from dpr.storage.inside import inside, is_below
 from dpr.storage.strict_json import describe
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def run_problems(run: Path) -> dict[str, list[str]]:
         if "sha256" in facts:
             is_whole = (run / RUN_FILE).read_text(encoding="utf-8") == json_text(sealed(facts), indent=2) + "\n"
             problems[RUN_FILE] = [] if is_whole else ["content has changed (SHA-256 differs from the one it states)"]
-        problems |= {name: differences(run / name, entry) for name, entry in facts.get(FILES_RECORD, {}).items() if Path(name).name == name}
+        problems |= {name: differences(run / name, entry) for name, entry in facts.get(FILES_RECORD, {}).items() if is_below(name)}
     except InputError as error:
         problems[RUN_FILE] = [error.found]
     except (AttributeError, TypeError, KeyError, ValueError) as error:

@@ -91,7 +91,8 @@ def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | Non
             os.fsync(file.fileno())
         if note is not None:
             with durable_file(target.with_name(target.name + CHECKSUM)) as out:
-                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"{MADE_OF}{json_text(sealed(note))}\n" if note else ""))
+                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n")
+                out.write(f"{MADE_OF}{json_text(sealed(note))}\n" if note else "")
         with writing(target):
             os.replace(temporary, target)
             flush(target.parent)
