@@ -43,6 +43,11 @@ def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:
     return sorted(folder / match for match in glob.glob(str(path.relative_to(folder)), root_dir=folder, recursive=True))
 
 
+def as_text(name: str) -> str:
+    """The name of a file as a text that every output can hold: escapes stand for bytes that are not UTF-8."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def texts_in(value: Any) -> list[str]:
     """Every text in a value, in the lists and mappings in it too."""
     if isinstance(value, Mapping):

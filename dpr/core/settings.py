@@ -161,10 +161,12 @@ def _check_paths(settings: Settings, prefix: str) -> None:
     for key, text, path in inputs:
         if kind := odd_kind(path):
             raise ConfigError(f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content to a file first")
-    for role in ("output", "folder"):
+    for role in ("output", "folder", "beginning"):
         for key, target in _stated_paths(settings, role, prefix):
+            if target.encode(errors="replace").decode() != target:
+                raise ConfigError(f"{key}={target!r} is not UTF-8, which names of outputs must be; choose another name for {key}")
             for read_by, text, path in inputs:
-                if is_replaced(path, Path(target), adds=role == "folder"):
+                if role != "beginning" and is_replaced(path, Path(target), adds=role == "folder"):
                     raise ConfigError(f"{key}={target} would be written over what {read_by}={text} reads; choose another name for {key}")
 
 

@@ -44,6 +44,8 @@ def read_config(source: str | Path) -> Any:
     import dpr.models.static  # noqa: F401 (makes its family known to transformers)
 
     folder = Path(source)
+    if folder.is_file():
+        raise InputError("is a file", file=source, expected="the folder of a model, or the name of one")
     file: str | Path = folder / CONFIG if folder.is_dir() else source
     try:
         if folder.is_dir():

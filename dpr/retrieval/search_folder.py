@@ -141,7 +141,16 @@ def _typed(made: type[Made], value: Any, key: str) -> Made:
         raise ConfigError(f"{key.rstrip('.') or 'the file'} is not an object of {', '.join(hints)}")
     for name, item in value.items():
         check_type(key + name, item, str if hints[name] is Path else hints[name])
-        if isinstance(item, str) and ("\0" in item or has_lone_surrogate(item)):
+        if isinstance(item, str) and ("\0" in item or (has_lone_surrogate(item) and not (hints[name] is Path and _is_name(item)))):
             raise ConfigError(f"{key}{name}={item!r} is not a text")
     paths = {name: Path(item) for name, item in value.items() if hints[name] is Path}
     return made(**value | paths)
+
+
+def _is_name(text: str) -> bool:
+    """Whether half characters of a text stand for bytes of a file's name that are not UTF-8."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -11,7 +11,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
-from dpr.core.paths import user_path
+from dpr.core.paths import as_text, user_path
 from dpr.core.records import Passage, Question
 from dpr.core.suggestions import suggestion
 from dpr.formats.corpora import write_passages
@@ -74,10 +74,10 @@ def read_suite(
     if not suite.is_dir():
         raise InputError("no such file or folder", file=path, expected="a folder in BEIR's layout, a folder of these, or a YAML")
     if _is_set(suite, split):
-        return [_test_set(suite.resolve().name, SuiteSetConfig(folder=str(suite)), suite, split, Path(), cache)]
+        return [_test_set(as_text(suite.resolve().name), SuiteSetConfig(folder=str(suite)), suite, split, Path(), cache)]
     folders = [folder for folder in sorted(suite.iterdir()) if folder.is_dir()]
     of = [(folder, SuiteSetConfig(folder=str(folder))) for folder in folders if _is_set(folder, split)]
-    test_sets = [_test_set(folder.name, options, folder, split, Path(), cache) for folder, options in of]
+    test_sets = [_test_set(as_text(folder.name), options, folder, split, Path(), cache) for folder, options in of]
     if not test_sets:
         raise InputError("holds no test set", file=suite, expected=f"{_EXPECTED}, in the folder or in folders in it")
     if others := [folder.name for folder in folders if not _is_set(folder, split)]:

@@ -345,5 +345,6 @@ def _finite(obj: Any) -> Any:
 
 
 def json_text(obj: Any, *, indent: int | None = None) -> str:
-    """JSON with sorted keys. NaN and infinity, which JSON lacks, become null."""
-    return json.dumps(_finite(obj), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    """JSON with sorted keys. NaN and infinity, which JSON lacks, become null; bytes of a name that are not UTF-8, escapes."""
+    text = json.dumps(_finite(obj), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="backslashreplace").decode()

@@ -42,7 +42,7 @@ class PassOn(SignalBlock):
     def run(self, command: Sequence[str], log: Path) -> int:
         """Runs a command; returns its exit code, or 128 + the number of the signal that ended it."""
         with appended(log) as file:
-            file.write(("$ " + " ".join(command) + "\n").encode())
+            file.write(os.fsencode(f"$ {' '.join(command)}\n"))
             self._child = child = _start(command, _environment())
             if self.asked:  # while it was being started
                 with suppress(ValueError):
