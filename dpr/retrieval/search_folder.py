@@ -141,7 +141,8 @@ def _typed(made: type[Made], value: Any, key: str) -> Made:
         raise ConfigError(f"{key.rstrip('.') or 'the file'} is not an object of {', '.join(hints)}")
     for name, item in value.items():
         check_type(key + name, item, str if hints[name] is Path else hints[name])
-        if isinstance(item, str) and ("\0" in item or (has_lone_surrogate(item) and not (hints[name] is Path and _is_name(item)))):
+        is_of_file = made is PassageSource and name in ("file", "name") and _is_name(item)
+        if isinstance(item, str) and ("\0" in item or (has_lone_surrogate(item) and not is_of_file)):
             raise ConfigError(f"{key}{name}={item!r} is not a text")
     paths = {name: Path(item) for name, item in value.items() if hints[name] is Path}
     return made(**value | paths)

@@ -97,7 +97,7 @@ def _other_kind(path: Path) -> str:
         return "a safetensors file alone"
     if start.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8")):
         return "an image"
-    return "" if b"\0" in start else "a file of text"
+    return "a file of another kind" if b"\0" in start else "a file of text"
 
 
 def write_dpr_checkpoint(

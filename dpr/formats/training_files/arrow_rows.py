@@ -100,9 +100,7 @@ def _plain_names(file: Path, key: str) -> list[str]:
     names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in listed] if isinstance(listed, list) else []
     if not names:
         raise InputError(f"no list {key!r} of names in this folder", file=file)
-    for name in names:
-        inside(file.parent, name, stated_in=file.name)
-    return [str(name) for name in names]
+    return [inside(file.parent, name, stated_in=file.name).relative_to(file.parent).as_posix() for name in names]
 
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:
