@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.paths import as_text
 from dpr.formats.documents.document import Document
 from dpr.formats.documents.registry import READERS, read_document
 
