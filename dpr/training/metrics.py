@@ -91,9 +91,9 @@ class TrainingMetrics:
             "perf/padding_share": 1.0 - tokens / computed,
             **({"perf/mfu": flops / elapsed / (peak * current_ranks().world_size)} if peak else {}),
         }
-        for name, (loss, correct, size) in zip(self._names, of_sets, strict=False):
+        for name, (loss_of_set, correct_of_set, size) in zip(self._names, of_sets, strict=False):
             if size and len(of_sets) > 1:
-                own = {"loss": loss / size, "in_batch_acc": correct / size, "share": size / judged}
+                own = {"loss": loss_of_set / size, "in_batch_acc": correct_of_set / size, "share": size / judged}
                 metrics |= {f"train/{name}/{kind}": value for kind, value in own.items()}
         return metrics
 
