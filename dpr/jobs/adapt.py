@@ -66,7 +66,7 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
 def run(config: AdaptSettings) -> float | None:
     """Runs all stages and prints what came of them. Returns the hybrid's nDCG@10 on the real questions, None without any."""
     from dpr.data.pairs import kinds_of
-    from dpr.jobs.ladder.adaptation import STATIC, AdaptationPlan, stages, write_search
+    from dpr.jobs.ladder.adaptation import STATIC, AdaptationPlan, require_own, stages, write_search
     from dpr.jobs.ladder.climb import climb
     from dpr.jobs.ladder.texts import CorpusTexts
 
@@ -85,7 +85,9 @@ def run(config: AdaptSettings) -> float | None:
         processes=config.processes,
         teacher=None if config.teacher is None else Path(config.teacher),
     )
-    climb(stages(plan), out)
+    planned = stages(plan)
+    require_own(plan, planned)
+    climb(planned, out)
     write_search(plan)
     show_choice(plan)
     value = None if config.set is None else _evaluate(plan, config.set)

@@ -54,7 +54,7 @@ dpr quickstart docs encoder=models/e5-small
 def run(config: QuickstartSettings) -> int:
     """Runs all stages, prints what came of them, and serves the page where it is asked for; returns the exit code."""
     from dpr.jobs.adapt import require_model
-    from dpr.jobs.ladder.adaptation import STATIC, TRANSFORMER, AdaptationPlan, stages, write_search
+    from dpr.jobs.ladder.adaptation import STATIC, TRANSFORMER, AdaptationPlan, require_own, stages, write_search
     from dpr.jobs.ladder.climb import climb
     from dpr.jobs.ladder.texts import FolderTexts
     from dpr.jobs.serve import require_packages
@@ -69,6 +69,7 @@ def run(config: QuickstartSettings) -> int:
     plan = AdaptationPlan(out, texts, config.encoder, device=config.device)
     start = time.monotonic()
     planned = stages(plan)
+    require_own(plan, planned)
     climb(planned[:1], out)
     if is_trained := plan.counts()["train questions"] > 0:
         climb(planned, out)

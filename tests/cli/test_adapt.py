@@ -118,6 +118,10 @@ def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path:
     cases["corpus.jsonl model_file=docs"] = cases["corpus.jsonl teacher=docs"] = "=docs holds no model.safetensors"
     cases["corpus.jsonl model_file=corpus.jsonl"] = "model_file=corpus.jsonl is a file, expected a folder"
     cases["corpus.jsonl model_file=./none"] = "model_file=./none: no model config could be loaded (there is no such folder)"
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "run.json").write_text("{}")
+    (tmp_path / "trained" / "model.step5").mkdir()
+    cases["corpus.jsonl out=trained"] = "out=trained holds a training run (model.step5); name a new folder"
     for words, expected in cases.items():
         assert main(["adapt", *words.split()]) in (2, 3)
         assert expected in capsys.readouterr().err, words

@@ -52,6 +52,15 @@ class TestPlain:
         assert "did you mean train" in done.stderr
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+    def test_any_terminal_is_printed_on(self, encoding: str, tmp_path: Path) -> None:
+        (tmp_path / "corpus.tsv").write_text("id\ttext\ttitle\n1\tK\u00f6ln am Rhein\t\u65e5\u672c\n", encoding="utf-8")
+        argv = [sys.executable, "-X", "utf8=0", "-m", "dpr", "search", "--corpus", "corpus.tsv", "rhein"]
+        env = environment(REPOSITORY) | {"PYTHONIOENCODING": encoding}
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, timeout=patient(120), stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stderr
+        assert b"??" in done.stdout and "K\u00f6ln".encode(encoding, errors="replace") in done.stdout
+
     def test_installed_command(self, tmp_path: Path) -> None:
         command = shutil.which("dpr", path=sysconfig.get_path("scripts"))
         if command is None:

@@ -118,16 +118,19 @@ def stages(plan: AdaptationPlan) -> list[Stage]:
     """All stages, in order.
 
     Raises:
-        ConfigError: ``out`` holds files of something else.
         InputError: a folder of documents does not exist or holds none.
     """
-    made = _Builder(plan).build()
-    if plan.out.is_dir() and not any(Record(stage).is_started for stage in made):
-        own = {stage.folder.relative_to(plan.out).parts[0] for stage in made} | {LOCK_FILE}
-        if others := sorted(path.name for path in plan.out.iterdir() if path.name not in own and not path.name.startswith(".")):
-            kind = "a training run" if RUN_FILE in others else "other files"
-            raise ConfigError(f"out={plan.out} holds {kind} ({others[0]}); name a new folder, or one that this command made")
-    return made
+    return _Builder(plan).build()
+
+
+def require_own(plan: AdaptationPlan, planned: Sequence[Stage]) -> None:
+    """Raises ConfigError where ``out`` holds files, and none of these stages."""
+    if not plan.out.is_dir() or any(Record(stage).is_started for stage in planned):
+        return
+    own = {stage.folder.relative_to(plan.out).parts[0] for stage in planned} | {LOCK_FILE}
+    if others := sorted(path.name for path in plan.out.iterdir() if path.name not in own and not path.name.startswith(".")):
+        kind = "a training run" if RUN_FILE in others else "other files"
+        raise ConfigError(f"out={plan.out} holds {kind} ({others[0]}); name a new folder, or one that this command made")
 
 
 def write_search(plan: AdaptationPlan, *, is_trained: bool = True) -> None:

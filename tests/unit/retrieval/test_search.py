@@ -84,6 +84,34 @@ def test_a_corpus_alone_is_searched_by_words(world: World, capsys: pytest.Captur
     assert capsys.readouterr().out == "nothing found\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ("--model MODEL", "dense"),
+        ("--vectors VECTORS", "dense"),
+        ("--weight 0.5", "hybrid"),
+        ("--mode hybrid --model MODEL", "hybrid"),
+        ("--indexer hnsw32", "dense"),
+    ],
+)
+def test_what_lacks_a_model_or_vectors_is_not_searched_by_words_instead(
+    world: World, given: str, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = given.replace("MODEL", world.path("model")).replace("VECTORS", world.path("vectors_0")).split()
+    assert dpr(["search", "--corpus", world.path("corpus.tsv"), *words, "ba be"]) == 2
+    assert f"mode={mode} needs a model and its vectors of the passages, which dpr embed makes" in capsys.readouterr().err
+
+
+def test_a_question_after_vectors_is_the_question(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["search", "--corpus", world.path("corpus.tsv"), "--model", world.path("model"), "--device", "cpu"]
+    assert dpr([*named, "ba be", "--vectors", world.path("vectors_*")]) == 0
+    before = capsys.readouterr().out
+    assert dpr([*named, "--vectors", world.path("vectors_*"), "ba be"]) == 0
+    assert capsys.readouterr().out == before
+    assert dpr([*named, "--vectors", world.path("vectors_*"), "ba"]) == 2
+    assert "--vectors ba: no such files; if it is the question, write it before --vectors" in capsys.readouterr().err
+
+
 def test_a_folder_without_search_settings_says_how_to_get_them(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(world.folder), "anything"]) == 3
     assert "search_folder=" in capsys.readouterr().err
