@@ -1,0 +1,80 @@
+"""Settings that a command composes for another one are read back as they were, and files of settings that are damaged name the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.cli.launch import launch
+from dpr.core.setting_keys import overrides
+from dpr.jobs.prepare_pairs import PreparePairsSettings
+from dpr.retrieval.settings import RetrievalConfig
+from dpr.training.command_settings import BiEncoderTrainConfig
+
+NAMES = [
+    "${oc.env:DPR_SECRET}",
+    "a=1,b",
+    "[x]",
+    "{x: y}",
+    'it\'s "so"',
+    "null",
+    "true",
+    "1e3",
+    "007",
+    "-x",
+    "a\\",
+    "\\${seed}",
+    "a b ",
+    "é介",
+]
+
+
+BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(b"%c: &%c [%s]\n" % (row, row, b",".join([b"*%c" % (row - 1)] * 9)) for row in b"bcdefgh")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_neither_an_expression_nor_a_list(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPR_SECRET", "leaked")
+    seen: list[Any] = []
+    given = overrides({"qa_dataset": name, "ctx_datasets": [name, "b"], "metrics_file": Path(name), "indexer": "bm25"})
+    assert launch("dense_retriever", RetrievalConfig, seen.append, given) == 0
+    assert launch(None, PreparePairsSettings, seen.append, overrides({"corpus": name, "out": Path(name, "x")})) == 0
+    retrieve, prepare = seen
+    assert (retrieve.qa_dataset, retrieve.ctx_datasets, retrieve.metrics_file) == (name, [name, "b"], name)
+    assert (prepare.corpus, prepare.out) == (name, str(Path(name, "x")))
+
+
+def test_a_file_that_exists_is_a_name_and_other_references_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("${seed}.tsv").touch()
+    seen: list[Any] = []
+    given = ["qa_dataset=${seed}.tsv", "ctx_datasets=[${seed}.tsv,b.tsv]", "metrics_file=${n_docs}.json", "indexer=bm25"]
+    assert launch("dense_retriever", RetrievalConfig, seen.append, given) == 0
+    (config,) = seen
+    assert (config.qa_dataset, config.ctx_datasets, config.metrics_file) == ("${seed}.tsv", ["${seed}.tsv", "b.tsv"], "100.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "found"),
+    [
+        (b"learning_rate:\t1e-5\n", ":1: ", "cannot start any token"),
+        (b"batch_size: 2\nlearning_rate: 1e-5\nlearning_rate: 2e-5\n", ":3: ", "'learning_rate'"),
+        (b"batch_size: 2\n# caf\xe9\n", ":2: ", "UTF-8"),
+        (b"batch_size: 2\n---\nbatch_size: 3\n", ":2: ", "another document"),
+        (b"- batch_size: 2\n", ": ", "a list"),
+        (b"a: &a [*a]\n", ":1: ", "aliases"),
+        (BOMB, ":5: ", "aliases"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--cfg", "job"]])
+def test_a_mistake_in_a_file_of_settings_is_one_sentence(
+    content: bytes, place: str, found: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "mine.yaml").write_bytes(content)
+    code = launch("biencoder_train_cfg", BiEncoderTrainConfig, print, ["--config-dir", str(tmp_path), "train=mine", *flags])
+    said = capsys.readouterr().err.strip()
+    assert code == 3 and f"mine.yaml{place}" in said and found in said and "\n" not in said, said
