@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core.records import Passage, Question
+from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.results import write_trec_run
 from dpr.formats.training_sets import write_training_set
 from dpr.storage.checksums import verify_file
-from dpr.storage.durable import CHECKSUM, durable_folder
+from dpr.storage.durable import CHECKSUM
 from tests.faults.runs import REPOSITORY, final_hash
 from tests.helpers.original import flat_params, original_names, write_original
 from tests.helpers.patience import patient
-from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
+from tests.helpers.tiny import encoder_folder, make_samples, sentence, static_folder, tiny_model
 
 LIMIT_S = 120.0
 DOWNLOADED = random.Random(0).randbytes(3_000_000)
@@ -37,6 +37,10 @@ DIGEST = hashlib.sha256(DOWNLOADED).hexdigest()
 DIGEST = hashlib.sha256(DOWNLOADED).hexdigest()
 DENSE = ["model_file=in/model", "no_cuda=true"]
 ASKED = ["qa_dataset=in/questions.jsonl", "qrels=in/qrels.tsv", "ctx_datatsets=[in/corpus.tsv]", "n_docs=5"]
+STUDENT = (
+    "train train_datasets=in/ids.jsonl output_dir=out/run encoder.sequence_length=24 train.batch_size=8 train.num_train_epochs=2 "
+    "train.warmup_steps=1 train.save_every_steps=2 train.log_batch_step=3 no_cuda=true"
+)
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,19 @@ JOBS = {
             "train.hard_negatives=0 train.save_every_steps=2 no_cuda=true",
             "train.json",
         ),
+        Job(
+            "train loss.teacher",
+            f"{STUDENT} loss.teacher=in/vectors_0 loss.guide=[in/vectors_0] encoder.projection_dim=16 encoder.pooling=idf "
+            "encoder.pretrained_model_cfg=in/static train.best_metric=eval/questions/mrr@10 "
+            "train.validation=[{kind:retrieval,corpus:in/corpus.tsv,questions:in/questions.jsonl,qrels:in/qrels.tsv}]",
+            "",
+        ),
+        Job("train model_file", f"{STUDENT} model_file=in/model loss.teacher=in/other", ""),
+        Job("merge", "merge tuned=in/model base=in/other weights=[0.3,0.6] set=in/set split=test device=cpu out=out/merged", ""),
+        Job("merge of two", "merge tuned=[in/model,in/other] device=cpu out=out/merged", ""),
     )
 }
-TRAINING = "train"
+TRAININGS = ("train", "train loss.teacher", "train model_file")
 """What it leaves holds times, so that only some of it is compared."""
 STAGED = {
     "quickstart": Job("quickstart", "quickstart in/docs out=out/run device=cpu", "docs/page1.md"),
@@ -150,8 +164,15 @@ def make_inputs(folder: Path) -> None:
     (folder / "pairs.tsv").write_text("\n".join([*rows[:6], "a row of one column", *rows[6:]]) + "\n")
     encoder_folder(folder / "encoder")
     model = tiny_model(folder / "encoder", dtype=torch.float32)
-    with durable_folder(folder / "model") as target:
-        model.write_to(target)
+    model.save(folder / "model")
+    tiny_model(folder / "encoder", seed=1, dtype=torch.float32).save(folder / "other")
+    static_folder(folder / "static")
+    rows = zip(questions, passages, passages[1:], strict=False)
+    write_training_set(folder / "ids.jsonl", [TrainingSample(asked.text, (right,), (wrong,)) for asked, right, wrong in rows] * 3)
+    (folder / "set" / "qrels").mkdir(parents=True)
+    write_passages(folder / "set" / "corpus.jsonl", passages)
+    write_questions(folder / "set" / "queries.jsonl", questions)
+    shutil.copy(folder / "qrels.tsv", folder / "set" / "qrels" / "test.tsv")
     write_original(folder / "x.cp", original_names(model.weights()), flat_params(str(folder / "encoder")))
     vectors = np.asarray(model.encode_passages(passages))
     for number in range(2):
@@ -246,7 +267,7 @@ class Commands:
 def left_by(name: str, folder: Path) -> dict[str, bytes]:
     """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues; of a curve all but its times."""
     files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
-    if name == TRAINING:
+    if name in TRAININGS:
         run = json.loads((folder / "out" / "run" / "run.json").read_text())
         return {"checkpoint": final_hash(folder / "out" / "run").encode(), "run.json": run["last_checkpoint"].encode()}
     if name in STAGED:
