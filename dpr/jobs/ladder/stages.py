@@ -143,6 +143,8 @@ def trained_files(folder: Path) -> list[str]:
     """What a finished training has made that others read: its best and last checkpoint, and last its metrics."""
     run = read_json(folder / RUN_FILE)
     kept = {run[key] for key in ("best_checkpoint", "last_checkpoint") if run.get(key)}
+    for name in kept:
+        inside(folder, name, stated_in=RUN_FILE)  # what is named may be removed
     return [*sorted(kept), "metrics.json"]
 
 
