@@ -43,7 +43,7 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
 
 def write_page(target: Path, report: Report) -> None:
     """Writes a page as it is, without a run folder."""
-    with durable_file(target) as file:
+    with durable_file(target, note={}) as file:
         file.write(build_page(report))
 
 

@@ -252,7 +252,7 @@ def test_vectors_of_another_model_or_corpus_are_not_continued(folder: Path, tmp_
     other = tiny_model(folder / "encoder", seed=1, dtype=torch.float32)
     with pytest.raises(InputError, match="model_fingerprint"):
         embed_shard(other, PassageSource(folder / "corpus.tsv"), replace(SMALL, out_file=str(tmp_path / "X")))
-    (tmp_path / "corpus.tsv").write_text((folder / "corpus.tsv").read_text().replace("\t", "\tba ", 3))
+    (tmp_path / "corpus.tsv").write_text((folder / "corpus.tsv").read_text().replace("\n", "\nq", 1))
     with pytest.raises(InputError, match="corpus_fingerprint"):
         embed(folder, tmp_path / "X", corpus=tmp_path / "corpus.tsv")
 

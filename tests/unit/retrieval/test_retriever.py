@@ -113,9 +113,9 @@ def test_texts_dictionaries_records_files_and_generators_are_passages(world: Wor
     ("passages", "message"),
     [
         (["a", 3], "passage 1: the number 3, expected a text, a dictionary with 'text', or a Passage"),
-        ([{"title": "a"}], "passage 0: text is missing, expected a string"),
+        ([{"title": "a"}], "passage 0: no text among the keys title, expected one of text, contents"),
         ([{"text": None}], "passage 0: text is null"),
-        ([{"text": "a", "id": 1.5}], "passage 0: _id is"),
+        ([{"text": "a", "id": 1.5}], "passage 0: id is the number 1.5"),
         ([{"text": "a", "id": "x"}, {"text": "b", "id": "x"}], "passage 1: the id 'x' occurs twice"),
         (["a", Passage("b", "", "0")], "passage 1: the id '0' occurs twice"),
         ([], "there are no passages"),
