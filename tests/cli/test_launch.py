@@ -101,11 +101,11 @@ class TestComposition:
         if exists:
             (tmp_path / name).touch()
         config = compose(
-            f"output_dir={name}",
+            f"output_dir=out/{name}",
             *([f"train_datasets={name}"] if exists or "," not in name else []),
             f"datasets.m.file=d/{name.replace(',', '')}",
         )
-        assert config.output_dir == name
+        assert config.output_dir == f"out/{name}"
         assert config.train_datasets in (name, None)
         assert config.datasets["m"]["file"] == f"d/{name.replace(',', '')}"
 
