@@ -79,7 +79,7 @@ _SEARCH = {
     "model_file": "model",
     "encoded_ctx_files": ["vectors_*"],
     "passages": [{"file": "c.tsv", "name": "c", "id_col": 0, "text_col": 1, "title_col": 2, "id_prefix": "", "normalize": False}],
-    "indexer": "exact",
+    "indexer": {"kind": "exact"},
     "hybrid_weight": 0.5,
     "form": {"prefix": None, "suffix": None, "selector": None, "encoder_type": "question"},
 }

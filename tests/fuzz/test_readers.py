@@ -24,6 +24,7 @@ LIMIT_S = 5.0
 # What has no line: a file that cannot be opened or unpacked, or has too little in it.
 _WITHOUT_LINE = (
     *("no rows", "no such file", "none of the", "gzip data", "cannot be read", "bad rows", "not training data of a known format"),
+    "not text in UTF-8",
     "occurs twice",  # the id is named
 )
 
