@@ -271,7 +271,7 @@ def left_by(name: str, folder: Path) -> dict[str, bytes]:
         run = json.loads((folder / "out" / "run" / "run.json").read_text())
         return {"checkpoint": final_hash(folder / "out" / "run").encode(), "run.json": run["last_checkpoint"].encode()}
     if name in STAGED:
-        files = [path for path in files if path.name not in _WITH_TIMES]
+        files = [path for path in files if path.name.removesuffix(CHECKSUM) not in _WITH_TIMES]
     return {str(path.relative_to(folder)): _timeless(path) if "curve." in path.name else path.read_bytes() for path in files}
 
 

@@ -64,6 +64,7 @@ class _Ladder:
             remove_folder(stage.folder)
             record = self.records[stage.name] = Record(stage)
         if record.is_done:
+            _tidy(stage)
             if (lost := record.lost()) is None:
                 logger.info("%s: already done", stage.name)
                 return
@@ -92,6 +93,14 @@ def _shown(reasons: list[str]) -> str:
     return "; ".join(reasons[:3]) + (f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else "")
 
 
+def _tidy(stage: Stage) -> None:
+    """Removes what a stage that is done has no use for, and what a process that was killed while it did so has left."""
+    remove_leftovers(stage.folder)
+    for name in stage.scratch():
+        if (stage.folder / name).exists():
+            remove_folder(stage.folder / name)
+
+
 def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
     stage = record.stage
     stage.folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +113,7 @@ def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
     record.add_seconds(time.monotonic() - start)
     if code == 0:
         record.finish()
-        for name in stage.scratch():
-            remove_folder(stage.folder / name)
+        _tidy(stage)
         logger.info("%s: done in %.0f s", stage.name, record.stored["seconds"])
     elif signals.asked or code == StopRequested.exit_code or _stop_note(stage) != note:
         why = describe(signals.asked) if signals.asked else "a stop was requested"
