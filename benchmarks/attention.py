@@ -1,4 +1,5 @@
-"""Attention over packs on a GPU: torch's kernel for sequences end to end, SDPA over packs, and padding at its best."""
+"""Attention over packs on a GPU: torch's kernel for sequences end to end, SDPA over packs, and padding at its
+best."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ from dpr.models.fast import varlen
 from dpr.training.metrics import TowerCost
 
 TITLE = "Attention on a GPU"
-VARLEN, SDPA, PADDED = "dpr, encoder.attention=varlen", "dpr, encoder.attention=sdpa", "padded micro-batches, sorted by length"
+VARLEN, SDPA, PADDED = (
+    "dpr, encoder.attention=varlen",
+    "dpr, encoder.attention=sdpa",
+    "padded micro-batches, sorted by length",
+)
 LAYERS, WIDTH, LENGTH, BATCH, BATCHES = 12, 768, 256, 128, 3
 DROPOUT, MICRO_BATCH_TOKENS, ENCODING_TOKENS = 0.1, 16384, 65536
 DTYPE = torch.bfloat16
@@ -30,9 +35,14 @@ def section(rounds: int, device: torch.device) -> Section:
     """Training and encoding in bf16; nothing where the kernel is not."""
     lack = varlen.device_lacks(device) or varlen.torch_lacks()
     if lack is not None:
-        return Section(TITLE, _what(), measured=f"*Not measured: {lack}. `python -m benchmarks --only attention`*")
+        return Section(
+            TITLE, _what(), measured=f"*Not measured: {lack}. `python -m benchmarks --only attention`*"
+        )
     with tempfile.TemporaryDirectory() as temporary:
-        trained, encoded = _training(Path(temporary) / "training", rounds, device), _encoding(Path(temporary) / "encoding", rounds, device)
+        trained, encoded = (
+            _training(Path(temporary) / "training", rounds, device),
+            _encoding(Path(temporary) / "encoding", rounds, device),
+        )
     fastest = [max(figures, key=lambda name: figures[name].rate) for figures in (trained, encoded)]
     text = [
         _what(),
@@ -52,11 +62,13 @@ def section(rounds: int, device: torch.device) -> Section:
 
 def _what() -> str:
     return (
-        f"BERT of {LAYERS} layers x {WIDTH} in bf16, SQuAD texts truncated at {LENGTH} tokens. Training: {BATCH} questions and {2 * BATCH} "
-        f"passages a step, hidden dropout {DROPOUT}, no attention dropout on any side, AdamW and clipping included. Sides: "
-        "`encoder.attention=varlen`, `encoder.attention=sdpa` (packs whose attention is padded among sequences of similar length), a plain "
-        f"loop over texts sorted by length in padded micro-batches of at most {MICRO_BATCH_TOKENS:,} tokens. Encoding: "
-        f"{BATCHES * 2 * BATCH} passages, tokenised before, at most {ENCODING_TOKENS:,} tokens a forward; the padded side sorts too."
+        f"BERT of {LAYERS} layers x {WIDTH} in bf16, SQuAD texts truncated at {LENGTH} tokens. Training:"
+        f" {BATCH} questions and {2 * BATCH} passages a step, hidden dropout {DROPOUT}, no attention dropout"
+        " on any side, AdamW and clipping included. Sides: `encoder.attention=varlen`,"
+        " `encoder.attention=sdpa` (packs whose attention is padded among sequences of similar length), a"
+        f" plain loop over texts sorted by length in padded micro-batches of at most {MICRO_BATCH_TOKENS:,}"
+        f" tokens. Encoding: {BATCHES * 2 * BATCH} passages, tokenised before, at most {ENCODING_TOKENS:,}"
+        " tokens a forward; the padded side sorts too."
     )
 
 
@@ -77,10 +89,24 @@ def _training(folder: Path, rounds: int, device: torch.device) -> Mapping[str, F
         name: sides.our_training(model, batches, device, precision="bf16") for name, model in models.items()
     }
     competitors[PADDED] = sides.sorted_training(
-        folder, batches, device, dropout=DROPOUT, attention_dropout=0.0, micro_batch_tokens=MICRO_BATCH_TOKENS, dtype=DTYPE
+        folder,
+        batches,
+        device,
+        dropout=DROPOUT,
+        attention_dropout=0.0,
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        dtype=DTYPE,
     )
     flops = TowerCost(models[SDPA].ctx_model).of(lengths)
-    return take_turns(competitors, units=len(batches) * BATCH, flops=flops, rounds=rounds, device=device, warmups=2, dtype=DTYPE)
+    return take_turns(
+        competitors,
+        units=len(batches) * BATCH,
+        flops=flops,
+        rounds=rounds,
+        device=device,
+        warmups=2,
+        dtype=DTYPE,
+    )
 
 
 def _encoding(folder: Path, rounds: int, device: torch.device) -> Mapping[str, Figures]:
@@ -88,12 +114,26 @@ def _encoding(folder: Path, rounds: int, device: torch.device) -> Mapping[str, F
     write_encoder(folder, texts, layers=LAYERS, width=WIDTH)
     cases = {VARLEN: _options("varlen"), SDPA: _options("sdpa"), PADDED: _options("sdpa", packed=False)}
     models = {
-        name: sides.our_model(folder, dropout=DROPOUT, length=LENGTH, options=options).to(device).eval().requires_grad_(False)
+        name: (
+            sides.our_model(folder, dropout=DROPOUT, length=LENGTH, options=options)
+            .to(device)
+            .eval()
+            .requires_grad_(False)
+        )
         for name, options in cases.items()
     }
     tokens = TokenBatch.from_lists(models[SDPA].tensorizer.question_tokens(texts.passages))
     competitors: dict[str, Callable[[], object]] = {
-        name: partial(encode_tokens, model, tokens, batch_tokens=ENCODING_TOKENS, precision="bf16") for name, model in models.items()
+        name: partial(encode_tokens, model, tokens, batch_tokens=ENCODING_TOKENS, precision="bf16")
+        for name, model in models.items()
     }
     flops = TowerCost(models[SDPA].ctx_model).of(tokens.lengths)
-    return take_turns(competitors, units=int(tokens.lengths.sum()), flops=flops, rounds=rounds, device=device, warmups=2, dtype=DTYPE)
+    return take_turns(
+        competitors,
+        units=int(tokens.lengths.sum()),
+        flops=flops,
+        rounds=rounds,
+        device=device,
+        warmups=2,
+        dtype=DTYPE,
+    )

@@ -1,11 +1,14 @@
-"""Whole trainings, by this toolkit's trainer and by sentence-transformers': speed, memory, and what the model finds.
+"""Whole trainings, by this toolkit's trainer and by sentence-transformers': speed, memory, and what the model
+finds.
 
     python -m benchmarks.compare_peers --data ../shared/data --out runs/compare_peers
 
-Both products are given the same texts (SQuAD), hard negatives (BM25's), first weights, order of rows, batches, optimizer and schedule, and
-train with their own trainer, from the texts to one saved model. The models are judged by one program, on questions about articles that
-training has not seen. Each training is a process of its own; the sides take turns, so that a ratio is of neighbours. What is measured is
-kept in --out, and the same command goes on after the last. ``--quick`` does all of it with a tiny encoder and few texts, without dropout.
+Both products are given the same texts (SQuAD), hard negatives (BM25's), first weights, order of rows,
+batches, optimizer and schedule, and train with their own trainer, from the texts to one saved model. The
+models are judged by one program, on questions about articles that training has not seen. Each training is a
+process of its own; the sides take turns, so that a ratio is of neighbours. What is measured is kept in --out,
+and the same command goes on after the last. ``--quick`` does all of it with a tiny encoder and few texts,
+without dropout.
 """
 
 from __future__ import annotations
@@ -90,7 +93,8 @@ QUICK = (
 
 
 def prepare(out: Path, data: Path | None) -> None:
-    """``train.jsonl`` with BM25 negatives, ``texts.jsonl``, and ``test`` in BEIR's layout. Without ``data``, of a few texts."""
+    """``train.jsonl`` with BM25 negatives, ``texts.jsonl``, and ``test`` in BEIR's layout. Without ``data``,
+    of a few texts."""
     if (out / "prepared").exists():
         return
     if data is None:
@@ -100,24 +104,42 @@ def prepare(out: Path, data: Path | None) -> None:
     else:
         train, test = (_pairs(data / "squad", kind) for kind in ("train", "dev"))
     (out / "test" / "qrels").mkdir(parents=True, exist_ok=True)
-    texts_of_test = {text: f"p{number}" for number, text in enumerate(dict.fromkeys(passage for _, passage in test))}
-    write_passages(out / "test" / "corpus.jsonl", [Passage(text, "", key) for text, key in texts_of_test.items()])
-    write_questions(out / "test" / "queries.jsonl", [Question(question, f"q{number}") for number, (question, _) in enumerate(test)])
-    write_qrels(out / "test" / "qrels" / "test.tsv", {f"q{row}": {texts_of_test[text]: 1} for row, (_, text) in enumerate(test)})
-    write_passages(out / "texts.jsonl", [Passage(text, "", str(row)) for row, text in enumerate(dict.fromkeys(text for _, text in train))])
-    write_training_set(out / "plain.jsonl", [TrainingSample(question, (Passage(passage),)) for question, passage in train])
+    texts_of_test = {
+        text: f"p{number}" for number, text in enumerate(dict.fromkeys(passage for _, passage in test))
+    }
+    write_passages(
+        out / "test" / "corpus.jsonl", [Passage(text, "", key) for text, key in texts_of_test.items()]
+    )
+    write_questions(
+        out / "test" / "queries.jsonl",
+        [Question(question, f"q{number}") for number, (question, _) in enumerate(test)],
+    )
+    write_qrels(
+        out / "test" / "qrels" / "test.tsv",
+        {f"q{row}": {texts_of_test[text]: 1} for row, (_, text) in enumerate(test)},
+    )
+    write_passages(
+        out / "texts.jsonl",
+        [Passage(text, "", str(row)) for row, text in enumerate(dict.fromkeys(text for _, text in train))],
+    )
+    write_training_set(
+        out / "plain.jsonl", [TrainingSample(question, (Passage(passage),)) for question, passage in train]
+    )
     dpr("mine", out / "plain.jsonl", f"out={out / 'train.jsonl'}", "per_question=1", "overwrite=true")
     (out / "prepared").touch()
 
 
 def _pairs(folder: Path, kind: str) -> list[tuple[str, str]]:
-    """Questions with their paragraphs, of SQuAD as it is published (of train 800 paragraphs), or of a slice of train."""
+    """Questions with their paragraphs, of SQuAD as it is published (of train 800 paragraphs), or of a slice
+    of train."""
     if kind == "train" and (slice_of_it := folder / "squad-v1.1-train.800-paragraphs.jsonl.gz").exists():
         paragraphs = list(gzipped_rows(slice_of_it))
     elif found := sorted(folder.glob(f"*{kind}*v1.1*.json")) or sorted(folder.glob(f"*{kind}*.json.gz")):
         opened = gzip.open if found[0].suffix == ".gz" else open
         with opened(found[0], "rt", encoding="utf-8") as file:
-            paragraphs = [paragraph for article in json.load(file)["data"] for paragraph in article["paragraphs"]]
+            paragraphs = [
+                paragraph for article in json.load(file)["data"] for paragraph in article["paragraphs"]
+            ]
     else:
         raise SystemExit(f"{folder}: no {kind}-v1.1.json; docs/collections.md says where SQuAD is published")
     kept = paragraphs[:800] if kind == "train" else paragraphs
@@ -135,18 +157,28 @@ def first_model(case: Case, out: Path) -> BiEncoder:
         write_encoder(folder, load_texts(8), layers=case.layers, width=case.width)
     elif not case.layers:
         new_encoder(folder, out / "texts.jsonl", shape=EncoderShape(num_layers=0, hidden_size=case.width))
-    settings = EncoderSettings(pooling="mean", normalize=True, shared=True, sequence_length=case.length, plain_apostrophes=False)
+    settings = EncoderSettings(
+        pooling="mean", normalize=True, shared=True, sequence_length=case.length, plain_apostrophes=False
+    )
     torch.manual_seed(0)
-    return BiEncoder.from_pretrained(str(folder), settings, dropout=case.dropout, options=TowerOptions(temperature=case.temperature))
+    return BiEncoder.from_pretrained(
+        str(folder), settings, dropout=case.dropout, options=TowerOptions(temperature=case.temperature)
+    )
 
 
 def rows_of(case: Case, out: Path) -> list[dict[str, Any]]:
     """The rows that are trained on, spread over the file: whole batches of those that have a negative."""
-    found = [row for line in (out / "train.jsonl").open(encoding="utf-8") if (row := json.loads(line))["hard_negative_ctxs"]]
+    found = [
+        row
+        for line in (out / "train.jsonl").open(encoding="utf-8")
+        if (row := json.loads(line))["hard_negative_ctxs"]
+    ]
     return found[:: len(found) // case.rows][: case.rows]
 
 
-def train_ours(case: Case, out: Path, run: Path, seed: int, *, same_loss: bool, log_every: int) -> list[float]:
+def train_ours(
+    case: Case, out: Path, run: Path, seed: int, *, same_loss: bool, log_every: int
+) -> list[float]:
     """By ``BiEncoderTrainer``; returns the losses that were logged."""
     model, file = first_model(case, out), run / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows_of(case, out)), encoding="utf-8")
@@ -170,9 +202,14 @@ def train_ours(case: Case, out: Path, run: Path, seed: int, *, same_loss: bool, 
 
 
 def train_rival(case: Case, out: Path, run: Path, seed: int, *, log_every: int) -> list[float]:
-    """By ``SentenceTransformerTrainer``, on rows that lie in our order, epoch after epoch; returns the losses that were logged."""
+    """By ``SentenceTransformerTrainer``, on rows that lie in our order, epoch after epoch; returns the losses
+    that were logged."""
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
     from torch.utils.data import BatchSampler, SequentialSampler
@@ -201,7 +238,9 @@ def train_rival(case: Case, out: Path, run: Path, seed: int, *, log_every: int) 
         warmup_steps=0,
         lr_scheduler_type="linear",
         max_grad_norm=1.0,
-        batch_sampler=lambda rows, batch_size, drop_last, **_: BatchSampler(SequentialSampler(rows), batch_size, drop_last),
+        batch_sampler=lambda rows, batch_size, drop_last, **_: BatchSampler(
+            SequentialSampler(rows), batch_size, drop_last
+        ),
         logging_steps=log_every,
         save_strategy="no",
         report_to="none",
@@ -210,14 +249,17 @@ def train_rival(case: Case, out: Path, run: Path, seed: int, *, log_every: int) 
         seed=seed,
     )
     loss = MultipleNegativesRankingLoss(model, scale=1 / case.temperature)
-    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=Dataset.from_dict(columns), loss=loss)
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_dict(columns), loss=loss
+    )
     trainer.train()
     model.save(str(run / "model"))
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
 def one_training(case: Case, out: Path, run: Path, side: str, seed: int, *, log_every: int) -> None:
-    """Trains in this process and writes what it took to ``run/took.json``; imports and the first model are not timed."""
+    """Trains in this process and writes what it took to ``run/took.json``; imports and the first model are
+    not timed."""
     import sentence_transformers  # noqa: F401  on every side, so that none has it in its time or memory
 
     first_model(case, out)
@@ -230,7 +272,13 @@ def one_training(case: Case, out: Path, run: Path, side: str, seed: int, *, log_
             losses = train_ours(case, out, run, seed, same_loss=side == "dpr_same_loss", log_every=log_every)
         seconds = time.perf_counter() - start
     rows = len(rows_of(case, out)) * case.epochs
-    took = {"seconds": seconds, "cpu": _cpu_seconds() - before, "mb": watch.growth / 2**20, "rows": rows, "losses": losses}
+    took = {
+        "seconds": seconds,
+        "cpu": _cpu_seconds() - before,
+        "mb": watch.growth / 2**20,
+        "rows": rows,
+        "losses": losses,
+    }
     (run / "took.json").write_text(json.dumps(took), encoding="utf-8")
 
 
@@ -248,15 +296,20 @@ def measured(case: Case, out: Path, side: str, seed: int, *, is_quick: bool) -> 
         what = ["--train", case.name, side, str(seed), *(["--quick"] if is_quick else [])]
         command = [sys.executable, "-m", "benchmarks.compare_peers", "--out", str(out), *what]
         # A cache of its own: no training finds the files parsed, or the texts tokenised, by the one before.
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"DPR_CACHE": str(run / "cache")})
-        result = json.loads((run / "took.json").read_text(encoding="utf-8")) | {"questions": values_of(run, out, run / "model")}
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"DPR_CACHE": str(run / "cache")}
+        )
+        result = json.loads((run / "took.json").read_text(encoding="utf-8")) | {
+            "questions": values_of(run, out, run / "model")
+        }
         (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
     found: dict[str, Any] = json.loads((run / "result.json").read_text(encoding="utf-8"))
     return found
 
 
 def values_of(run: Path, out: Path, model: Path | None) -> dict[str, float]:
-    """The metric of every test question, by a model or BM25; ``dpr evaluate`` opens the rival's models as well."""
+    """The metric of every test question, by a model or BM25; ``dpr evaluate`` opens the rival's models as
+    well."""
     how = ["systems=[bm25]"] if model is None else ["systems=[dense]", f"model_file={model}", "no_cuda=true"]
     dpr("evaluate", f"set={out / 'test'}", f"output_dir={run / 'evaluation'}", *how)
     each = read_metrics(run / "evaluation" / "test" / f"{'bm25' if model is None else 'dense'}.json").each
@@ -269,7 +322,10 @@ def section(case: Case, results: dict[str, list[dict[str, Any]]]) -> str:
     rivals = results["rival"]
     reference = per_question([Measured({METRIC: one["questions"]}) for one in rivals], METRIC)
     lines = [
-        "| | questions/s | times as fast | CPU s | of its CPU | memory, MB | MRR@10 by seed | MRR@10 | difference |",
+        (
+            "| | questions/s | times as fast | CPU s | of its CPU | memory, MB | MRR@10 by seed | MRR@10 |"
+            " difference |"
+        ),
         "|---" + "|---:" * 8 + "|",
     ]
     for side, ones in results.items():
@@ -284,37 +340,57 @@ def section(case: Case, results: dict[str, list[dict[str, Any]]]) -> str:
             f"{np.median(rates):,.0f}",
             "" if is_rival else Ratio.of(side, ratios).text,
             f"{np.median([one['cpu'] for one in ones]):,.0f}",
-            "" if is_rival else Ratio.of(side, [one["cpu"] / rival["cpu"] for one, rival in zip(ones, rivals, strict=True)]).text,
+            (
+                ""
+                if is_rival
+                else Ratio.of(
+                    side, [one["cpu"] / rival["cpu"] for one, rival in zip(ones, rivals, strict=True)]
+                ).text
+            ),
             f"{median_and_range([one['mb'] for one in ones])[0]:,.0f}",
             means,
             f"{values.mean():.3f}",
             "" if is_rival else f"{(values - reference).mean():+.3f} ({low:+.3f} to {high:+.3f})",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    shape = f"a BERT of {case.layers} layers x {case.width}" if case.layers else f"a static encoder {case.width} wide"
+    shape = (
+        f"a BERT of {case.layers} layers x {case.width}"
+        if case.layers
+        else f"a static encoder {case.width} wide"
+    )
     rows = f"{rivals[0]['rows'] // case.epochs:,} rows, {case.epochs} epochs in batches of {case.batch}"
-    what = f"{shape}, random first weights; {rows}, up to {case.length} tokens, learning rate {case.rate:g}, dropout {case.dropout:g}"
+    what = (
+        f"{shape}, random first weights; {rows}, up to {case.length} tokens, learning rate {case.rate:g},"
+        f" dropout {case.dropout:g}"
+    )
     return f"## {case.name.capitalize()}\n\n{what[0].upper()}{what[1:]}.\n\n" + "\n".join(lines)
 
 
 def compare(cases: Sequence[Case], out: Path, seeds: int, *, is_quick: bool) -> None:
     words = list(values_of(out / "bm25", out, None).values())
     print(
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}; "
-        f"torch {torch.__version__}, {RIVAL} {version(RIVAL)}; {seeds} seeds; {datetime.date.today()}. "
-        f"BM25 on the same {len(words):,} test questions: MRR@10 {np.mean(words):.3f}."
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load"
+        f" {os.getloadavg()[0]:.1f}; torch {torch.__version__}, {RIVAL} {version(RIVAL)}; {seeds} seeds;"
+        f" {datetime.date.today()}. BM25 on the same {len(words):,} test questions: MRR@10"
+        f" {np.mean(words):.3f}."
     )
     for case in cases:
         found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
         for seed in range(seeds):
             for side in SIDES:
                 found[side].append(measured(case, out, side, seed, is_quick=is_quick))
-                print(f"{case.name}, seed {seed}, {side}: {found[side][-1]['seconds']:.0f} s", file=sys.stderr, flush=True)
+                print(
+                    f"{case.name}, seed {seed}, {side}: {found[side][-1]['seconds']:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
         print(f"\n{section(case, found)}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="folder with squad/; not needed with --quick")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,8 +1,11 @@
-"""``python -m benchmarks.curves``: one small model trained in every way that promises the same training; how far the curves lie apart.
+"""``python -m benchmarks.curves``: one small model trained in every way that promises the same training; how
+far the curves lie apart.
 
-The slow truth pads, reads the text, holds every score and runs in one process. A case changes settings and says what it promises of
-another: the same bits, the same up to rounding, or, where dropout draws other masks, the same but for chance. Chance is what three runs
-of the slow truth differ by whose masks alone differ; rounding is what one path itself differs by in single and in double precision.
+The slow truth pads, reads the text, holds every score and runs in one process. A case changes settings and
+says what it promises of
+another: the same bits, the same up to rounding, or, where dropout draws other masks, the same but for chance.
+Chance is what three runs of the slow truth differ by whose masks alone differ; rounding is what one path
+itself differs by in single and in double precision.
 """
 
 from __future__ import annotations
@@ -45,14 +48,16 @@ NUM_DEV, BATCH, LENGTH, VOCABULARY = 400, 32, 24, 4000
 FIGURES = ("eval/nll_loss", "eval/avg_rank", "eval/in_batch_acc")
 SAME_BITS, ROUNDING, CHANCE, HALF, NONE = "bits", "rounding", "chance", "8 bits", ""
 SLACK = 10
-"""How many times the rounding of the slow truth another way of summing may differ: both grow with the steps, from other seeds."""
+"""How many times the rounding of the slow truth another way of summing may differ: both grow with the steps,
+from other seeds."""
 HALF_TOLERANCE = 0.1
 DOUBLE_OVER_SINGLE = 2.0**-29
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training: ``changes`` of settings, named as on the command line, and what it ``promises`` of case ``like``.
+    """A training: ``changes`` of settings, named as on the command line, and what it ``promises`` of case
+    ``like``.
 
     ``max_scores`` is of the loss (0: the default), ``masks`` another seed of dropout alone.
     """
@@ -104,24 +109,44 @@ def cases(dropout: float) -> list[Case]:
     if dropout:
         return [
             *found,
-            Case("packed, float64", promises=NONE, like="packed", double=True),  # torch's masks may depend on the precision
-            Case("packed, text, worker process", {"train.token_store": "off", "train.num_workers": 1}, SAME_BITS, "packed"),
-            Case("packed, gradient checkpointing", {"train.gradient_checkpointing": True}, SAME_BITS, "packed"),
+            # torch's masks may depend on the precision
+            Case("packed, float64", promises=NONE, like="packed", double=True),
+            Case(
+                "packed, text, worker process",
+                {"train.token_store": "off", "train.num_workers": 1},
+                SAME_BITS,
+                "packed",
+            ),
+            Case(
+                "packed, gradient checkpointing", {"train.gradient_checkpointing": True}, SAME_BITS, "packed"
+            ),
         ]
     return [
         *found,
         Case("padded, float64", PADDED, NONE, double=True),
         Case("packed, float64", like="padded, float64", double=True),
-        Case("all of it, float64", CACHED, like="padded, float64", double=True, max_scores=BLOCK, processes=2),
+        Case(
+            "all of it, float64", CACHED, like="padded, float64", double=True, max_scores=BLOCK, processes=2
+        ),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--data", type=Path, default=SQUAD, help="training data that dpr train reads, with titles; else made-up words")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=SQUAD,
+        help="training data that dpr train reads, with titles; else made-up words",
+    )
     parser.add_argument("--dropout", type=float, nargs="+", default=[0.0, 0.1])
-    parser.add_argument("--out", type=Path, default=None, help="write the tables to this Markdown file, and all curves beside it")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=None,
+        help="write the tables to this Markdown file, and all curves beside it",
+    )
     parser.add_argument("--worker", type=Path, default=None, help="used by the benchmark itself")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the same sums in every case, and two processes on two cores
@@ -138,7 +163,9 @@ def main() -> None:
             curves[dropout] = {}
             for case in cases(dropout):
                 curves[dropout][case.name] = trained(case, folder, arguments.steps, dropout)
-                print(f"{case.name}: {curves[dropout][case.name].losses[-1]:.6f}", file=sys.stderr, flush=True)
+                print(
+                    f"{case.name}: {curves[dropout][case.name].losses[-1]:.6f}", file=sys.stderr, flush=True
+                )
             parts.append(table(dropout, curves[dropout]))
             print("", parts[-1], sep="\n", flush=True)
     if arguments.out is not None:
@@ -158,7 +185,9 @@ def write_data(data: Path, folder: Path) -> str:
         source += f", {len(rows)} questions to {purpose} on"
     texts = [text for sample in samples for text in (sample.question, sample.positives[0].text)]
     write_encoder(
-        folder / "encoder", lambda: texts, shape=EncoderShape(num_layers=1, hidden_size=128, max_positions=64, vocab_size=VOCABULARY)
+        folder / "encoder",
+        lambda: texts,
+        shape=EncoderShape(num_layers=1, hidden_size=128, max_positions=64, vocab_size=VOCABULARY),
     )
     return source
 
@@ -171,7 +200,10 @@ def read_rows(data: Path) -> list[TrainingSample]:
 def made_up_rows() -> list[TrainingSample]:
     texts = load_texts(4000)
     pairs = enumerate(zip(texts.questions, texts.passages, strict=True))
-    return [TrainingSample(question, (Passage(text, f"article {number // 20}"),)) for number, (question, text) in pairs]
+    return [
+        TrainingSample(question, (Passage(text, f"article {number // 20}"),))
+        for number, (question, text) in pairs
+    ]
 
 
 def trained(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
@@ -182,7 +214,11 @@ def trained(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
     task.write_text(json.dumps([case.__dict__, str(folder), steps, dropout, str(result)]), encoding="utf-8")
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *launcher, "-m", "benchmarks.curves", "--worker", str(task)], check=True, env=environment)
+    subprocess.run(
+        [sys.executable, *launcher, "-m", "benchmarks.curves", "--worker", str(task)],
+        check=True,
+        env=environment,
+    )
     return Curve(*json.loads(result.read_text(encoding="utf-8")))
 
 
@@ -215,7 +251,11 @@ def train(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
 
 def config_of(case: Case, folder: Path, steps: int, dropout: float) -> BiEncoderTrainConfig:
     """The quickstart's settings, smaller."""
-    output = tempfile.mkdtemp(dir=folder) if current_ranks().world_size == 1 else str(folder / f"{case.name} {dropout}")
+    output = (
+        tempfile.mkdtemp(dir=folder)
+        if current_ranks().world_size == 1
+        else str(folder / f"{case.name} {dropout}")
+    )
     config = BiEncoderTrainConfig(output_dir=output, seed=case.seed)
     settings = {
         "encoder.pretrained_model_cfg": str(folder / "encoder"),
@@ -265,12 +305,17 @@ def difference(curve: Curve, other: Curve) -> Difference:
 
 
 def tolerances(curves: dict[str, Curve]) -> tuple[Difference, float]:
-    """What chance does (the most of any two of three runs; nothing without dropout), and what rounding may do in single precision."""
+    """What chance does (the most of any two of three runs; nothing without dropout), and what rounding may do
+    in single precision."""
     single = "padded" if "padded, float64" in curves else "packed"
     rounding = SLACK * difference(curves[single], curves[f"{single}, float64"]).largest
     runs = [curve for name, curve in curves.items() if name == "padded" or name.startswith("padded, masks")]
     found = [difference(*pair) for pair in combinations(runs, 2)]
-    chance = Difference(max(one.largest for one in found), max(abs(one.mean) for one in found)) if found else Difference(0.0, 0.0)
+    chance = (
+        Difference(max(one.largest for one in found), max(abs(one.mean) for one in found))
+        if found
+        else Difference(0.0, 0.0)
+    )
     return chance, rounding
 
 
@@ -296,27 +341,43 @@ def table(dropout: float, curves: dict[str, Curve]) -> str:
     chance, rounding = tolerances(curves)
     lines = [
         f"Dropout {dropout}:\n",
-        "| | compared with | largest difference | mean difference | promised at most | holds | dev NLL | average rank | top-1 |",
+        (
+            "| | compared with | largest difference | mean difference | promised at most | holds | dev NLL |"
+            " average rank | top-1 |"
+        ),
         "|---|---|---:|---:|---:|---|---:|---:|---:|",
     ]
     for case in cases(dropout):
         mine = curves[case.name]
         found = difference(mine, curves[case.like])
         promised, holds = verdict(case, curves, chance, rounding)
-        shown = ("", "", "") if case.name == case.like else (case.like, f"{found.largest:.1e}", f"{found.mean:+.1e}")
+        shown = (
+            ("", "", "")
+            if case.name == case.like
+            else (case.like, f"{found.largest:.1e}", f"{found.mean:+.1e}")
+        )
         nll, rank, top = (mine.figures[name] for name in FIGURES)
-        lines.append(f"| {' | '.join((case.name, *shown, promised, holds))} | {nll:.5f} | {rank:.3f} | {top:.4f} |")
+        lines.append(
+            f"| {' | '.join((case.name, *shown, promised, holds))} | {nll:.5f} | {rank:.3f} | {top:.4f} |"
+        )
     losses = curves["padded"].losses
     first, last = losses[0], statistics.mean(losses[-20:])
-    return "\n".join([*lines, "", f"The loss of the slow truth falls from {first:.2f} to {last:.2f} (mean of the last 20 steps)."])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"The loss of the slow truth falls from {first:.2f} to {last:.2f} (mean of the last 20 steps).",
+        ]
+    )
 
 
 def heading(arguments: argparse.Namespace, source: str) -> str:
     return (
-        f"BERT of 1 layer x 128 with {VOCABULARY} pieces from random weights, one tower for both sides, mean pooling, vectors of length 1, "
-        f"temperature 0.07, {arguments.steps} steps of {BATCH} questions, passages cut at {LENGTH} tokens; {source}. "
-        f"{platform.machine()} CPU, 1 thread, torch {torch.__version__}, transformers {version('transformers')}, {datetime.date.today()}. "
-        f"Command: `python -m benchmarks.curves --steps {arguments.steps}`."
+        f"BERT of 1 layer x 128 with {VOCABULARY} pieces from random weights, one tower for both sides, mean"
+        f" pooling, vectors of length 1, temperature 0.07, {arguments.steps} steps of {BATCH} questions,"
+        f" passages cut at {LENGTH} tokens; {source}. {platform.machine()} CPU, 1 thread, torch"
+        f" {torch.__version__}, transformers {version('transformers')}, {datetime.date.today()}. Command:"
+        f" `python -m benchmarks.curves --steps {arguments.steps}`."
     )
 
 

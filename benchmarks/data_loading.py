@@ -1,6 +1,8 @@
-"""The input pipeline from a token store against a plain DataLoader that tokenises with Hugging Face's fast tokenizer on the fly.
+"""The input pipeline from a token store against a plain DataLoader that tokenises with Hugging Face's fast
+tokenizer on the fly.
 
-Both give the same batches: questions, their passages and one hard negative each, cut at 256 tokens, in random order.
+Both give the same batches: questions, their passages and one hard negative each, cut at 256 tokens, in random
+order.
 """
 
 from __future__ import annotations
@@ -34,26 +36,35 @@ PLAIN = "plain DataLoader, fast tokenizer"
 
 
 def section(rounds: int) -> Section:
-    """Batches a second that one process, and a training process with workers, can take; with 1 and with 2 workers."""
+    """Batches a second that one process, and a training process with workers, can take; with 1 and with 2
+    workers."""
     with tempfile.TemporaryDirectory() as temporary:
         command = [sys.executable, "-m", "benchmarks.data_loading", temporary, str(rounds)]
-        # The tokenizer then uses all cores where there is no worker, and one in each worker, as it does by itself.
+        # The tokenizer then uses all cores where there is no worker, and one in each worker, as it does by
+        # itself.
         inherited = {key: value for key, value in os.environ.items() if key != "TOKENIZERS_PARALLELISM"}
         environment = {**inherited, "DPR_CACHE": f"{temporary}/cache", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     found = json.loads(done.stdout.splitlines()[-1])
-    lines = ["| batches/s | from the token store | plain DataLoader | ours is faster by |", "|---|---:|---:|---:|"]
+    lines = [
+        "| batches/s | from the token store | plain DataLoader | ours is faster by |",
+        "|---|---:|---:|---:|",
+    ]
     ratios = []
     for case, rates in found["rates"].items():
         pairs = [ours / theirs for ours, theirs in zip(rates["store"], rates["plain"], strict=True)]
         ratios.append(Ratio.of(f"{PLAIN}, {case}", pairs))
-        lines.append(f"| {case} | {_middle(rates['store']):,.0f} | {_middle(rates['plain']):,.0f} | {ratios[-1].text} |")
+        lines.append(
+            f"| {case} | {_middle(rates['store']):,.0f} | {_middle(rates['plain']):,.0f} |"
+            f" {ratios[-1].text} |"
+        )
     text = (
-        f"{BATCH} questions, their passages and a hard negative each, truncated at {LENGTH} tokens, in random order, from "
-        f"{found['megabytes']:.0f} MB of JSON lines ({found['rows']:,} rows of SQuAD's words). The plain side holds all rows in memory as "
-        "Python objects, tokenises in its `collate_fn` and pads to the longest; ours maps a token store, which took "
-        f"{found['building_s']:.0f} s to build, once, and also finds repeated passages and known positives. Larger files, memory and the "
-        "way from the text: `python -m benchmarks.token_store`, [file formats](file_formats.md)."
+        f"{BATCH} questions, their passages and a hard negative each, truncated at {LENGTH} tokens, in random"
+        f" order, from {found['megabytes']:.0f} MB of JSON lines ({found['rows']:,} rows of SQuAD's words)."
+        " The plain side holds all rows in memory as Python objects, tokenises in its `collate_fn` and pads"
+        f" to the longest; ours maps a token store, which took {found['building_s']:.0f} s to build, once,"
+        " and also finds repeated passages and known positives. Larger files, memory and the way from the"
+        " text: `python -m benchmarks.token_store`, [file formats](file_formats.md)."
     )
     return Section("Data loading", "\n\n".join([text, "\n".join(lines)]), tuple(ratios))
 
@@ -73,7 +84,9 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     building = time.perf_counter() - start
     source = token_store.open_stored(arguments, tensorizer)
     collator = Collator(tensorizer, num_hard=1, num_other=0, seed=1)
-    dataset = cut_into_pools([(source, token_store.OPTIONS)], collator, global_batch_size=BATCH, ranks=Ranks(), seed=1)
+    dataset = cut_into_pools(
+        [(source, token_store.OPTIONS)], collator, global_batch_size=BATCH, ranks=Ranks(), seed=1
+    )
     order = PoolOrder(epoch=0, pool=0, num_epochs=10**6, pools_per_epoch=dataset.iterator.pools_per_epoch)
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     plain = Plain(rows, tensorizer.tokenizer)
@@ -87,7 +100,8 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 class Plain:
-    """What one writes without a toolkit: rows in memory, tokenised as they are asked for, every column padded to its longest."""
+    """What one writes without a toolkit: rows in memory, tokenised as they are asked for, every column padded
+    to its longest."""
 
     def __init__(self, rows: list[dict[str, Any]], tokenizer: Any) -> None:
         self.rows, self.tokenizer = rows, tokenizer
@@ -106,10 +120,19 @@ class Plain:
         """Features of questions, and of positives followed by negatives."""
         questions = [row["question"] for row in rows]
         passages = [row[key][0] for key in ("positive_ctxs", "hard_negative_ctxs") for row in rows]
-        keywords: dict[str, Any] = {"truncation": True, "max_length": LENGTH, "padding": "longest", "return_tensors": "pt"}
+        keywords: dict[str, Any] = {
+            "truncation": True,
+            "max_length": LENGTH,
+            "padding": "longest",
+            "return_tensors": "pt",
+        }
         return [
             dict(self.tokenizer(questions, **keywords)),
-            dict(self.tokenizer([one["title"] for one in passages], [one["text"] for one in passages], **keywords)),
+            dict(
+                self.tokenizer(
+                    [one["title"] for one in passages], [one["text"] for one in passages], **keywords
+                )
+            ),
         ]
 
 

@@ -1,6 +1,8 @@
-"""Gradient caching against sentence-transformers' cached loss where both take the same memory: each side in its own process.
+"""Gradient caching against sentence-transformers' cached loss where both take the same memory: each side in
+its own process.
 
-A side loads, takes one step to warm up, and then takes a step for every line that it is sent; the two are sent lines in turns.
+A side loads, takes one step to warm up, and then takes a step for every line that it is sent; the two are
+sent lines in turns.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from benchmarks.measuring import PeakMemory
 from benchmarks.workload import load_texts, write_encoder
 
 BATCH, LENGTH, DROPOUT = 128, 256, 0.1
-# What each side may hold at a time: sentence-transformers' own default, and the tokens that come to the same memory.
+# What each side may hold at a time: sentence-transformers' own default, and the tokens that come to the same
+# memory.
 MINI_BATCH_SIZE, GRAD_CACHE_TOKENS = 32, 16384
 
 
 def serve(side: str, budget: int, folder: Path) -> None:
-    """A step for every line of standard input; answers each with seconds, the loss, and the growth of memory since before the first."""
+    """A step for every line of standard input; answers each with seconds, the loss, and the growth of memory
+    since before the first."""
     device, texts, tokens = torch.device("cpu"), load_texts(2 * BATCH), 0
     if side == "dpr":
         model = sides.our_model(folder, dropout=DROPOUT, length=LENGTH)
@@ -36,21 +40,40 @@ def serve(side: str, budget: int, folder: Path) -> None:
         tokens = batches[0].num_tokens
         step = sides.our_training(model, batches, device, grad_cache_tokens=budget)
     else:
-        step = sides.st_training(folder, texts, device, batch=BATCH, length=LENGTH, dropout=DROPOUT, mini_batch_size=budget)
+        step = sides.st_training(
+            folder, texts, device, batch=BATCH, length=LENGTH, dropout=DROPOUT, mini_batch_size=budget
+        )
     memory = PeakMemory()
     step()
     print(json.dumps({"mb": memory.mb}), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
         (loss,) = step()
-        print(json.dumps({"seconds": time.perf_counter() - start, "mb": memory.mb, "loss": loss, "tokens": tokens}), flush=True)
+        print(
+            json.dumps(
+                {"seconds": time.perf_counter() - start, "mb": memory.mb, "loss": loss, "tokens": tokens}
+            ),
+            flush=True,
+        )
 
 
 @contextmanager
 def started(side: str, budget: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """The process of a side, warmed up."""
-    command = [sys.executable, "-m", "benchmarks.equal_memory", "--side", side, "--budget", str(budget), "--folder", str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.equal_memory",
+        "--side",
+        side,
+        "--budget",
+        str(budget),
+        "--folder",
+        str(folder),
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         _answer(process)
         try:
@@ -72,7 +95,9 @@ def take_turns(folder: Path, budgets: dict[str, int], rounds: int) -> dict[str, 
     """The answers of both sides, one of each a round."""
     answers: dict[str, list[dict[str, float]]] = {side: [] for side in budgets}
     with ExitStack() as stack:
-        processes = {side: stack.enter_context(started(side, budget, folder)) for side, budget in budgets.items()}
+        processes = {
+            side: stack.enter_context(started(side, budget, folder)) for side, budget in budgets.items()
+        }
         for _ in range(rounds):
             for side, process in processes.items():
                 assert process.stdin is not None
@@ -87,7 +112,9 @@ def main() -> None:
     parser.add_argument("--side", choices=["dpr", "sentence-transformers"], required=True)
     parser.add_argument("--budget", type=int, required=True, help="tokens, or sequences of a mini-batch")
     parser.add_argument("--folder", type=Path, default=None, help="an encoder")
-    parser.add_argument("--steps", type=int, default=0, help="take so many steps alone instead of answering lines")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="take so many steps alone instead of answering lines"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.folder is None:

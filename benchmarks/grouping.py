@@ -1,8 +1,10 @@
-"""``python -m benchmarks.grouping``: pools of rows of similar length: tokens between ranks, padding, and the padded path's speed.
+"""``python -m benchmarks.grouping``: pools of rows of similar length: tokens between ranks, padding, and the
+padded path's speed.
 
-The pools are those of an epoch, on one machine: of each, the tokens that every one of ``--ranks`` ranks would compute are counted. Speed is
-that of rank 0's batches with towers that pad (encoder.packed=false) and with packed ones, sides in turns. It is of the first ``--steps``
-pools, which are longer or shorter than the mean where they are grouped: compare it only with as many steps as an epoch has.
+The pools are those of an epoch, on one machine: of each, the tokens that every one of ``--ranks`` ranks would
+compute are counted. Speed is that of rank 0's batches with towers that pad (encoder.packed=false) and with
+packed ones, sides in turns. It is of the first ``--steps`` pools, which are longer or shorter than the mean
+where they are grouped: compare it only with as many steps as an epoch has.
 """
 
 from __future__ import annotations
@@ -47,12 +49,15 @@ class Rows(TrainingData):
     def __getitem__(self, row: int) -> TrainingSample:
         other = (row + len(self) // 2) % len(self)
         return TrainingSample(
-            self.pairs[row][0], (Passage(self.pairs[row][1], id=str(row)),), (Passage(self.pairs[other][1], id=str(other)),)
+            self.pairs[row][0],
+            (Passage(self.pairs[row][1], id=str(row)),),
+            (Passage(self.pairs[other][1], id=str(other)),),
         )
 
 
 def load_sets() -> list[Rows]:
-    """Those of SQuAD (paragraphs of similar length) and MedQuAD (answers of any length) that are at hand; else made-up texts."""
+    """Those of SQuAD (paragraphs of similar length) and MedQuAD (answers of any length) that are at hand;
+    else made-up texts."""
     found = []
     for name, file in (("SQuAD", SQUAD), ("MedQuAD", MEDQUAD)):
         if file.is_file():
@@ -68,7 +73,9 @@ def load_sets() -> list[Rows]:
     return found or [Rows(list(zip(texts.questions, texts.passages, strict=True)), texts.source)]
 
 
-def pools(data: Rows, model: BiEncoder, arguments: argparse.Namespace, *, rank: int, grouped: bool) -> PoolDataset:
+def pools(
+    data: Rows, model: BiEncoder, arguments: argparse.Namespace, *, rank: int, grouped: bool
+) -> PoolDataset:
     collator = Collator(model.tensorizer, num_hard=1, num_other=0, seed=0)
     sampling = Sampling(group_by_length=grouped)
     ranks = Ranks(rank=rank, world_size=arguments.ranks)
@@ -82,8 +89,11 @@ def pools(data: Rows, model: BiEncoder, arguments: argparse.Namespace, *, rank: 
     )
 
 
-def count(data: Rows, model: BiEncoder, arguments: argparse.Namespace, *, grouped: bool) -> tuple[float, float, float]:
-    """Means over pools: most tokens of a rank over their mean, the same with padding, and the share of padding."""
+def count(
+    data: Rows, model: BiEncoder, arguments: argparse.Namespace, *, grouped: bool
+) -> tuple[float, float, float]:
+    """Means over pools: most tokens of a rank over their mean, the same with padding, and the share of
+    padding."""
     parts = [pools(data, model, arguments, rank=rank, grouped=grouped) for rank in range(arguments.ranks)]
     imbalance, padded_imbalance, padding = [], [], []
     for pool in range(min(arguments.pools, parts[0].iterator.pools_per_epoch)):
@@ -97,12 +107,18 @@ def count(data: Rows, model: BiEncoder, arguments: argparse.Namespace, *, groupe
 
 
 def speed(data: Rows, folder: Path, arguments: argparse.Namespace, *, packed: bool) -> dict[bool, float]:
-    """Questions a second of the slowest rank's work, without and with grouping; medians of rounds in turns."""
-    model = BiEncoder.from_pretrained(str(folder), EncoderSettings(shared=True), options=TowerOptions(packed=packed), dropout=0.0).train()
+    """Questions a second of the slowest rank's work, without and with grouping; medians of rounds in
+    turns."""
+    model = BiEncoder.from_pretrained(
+        str(folder), EncoderSettings(shared=True), options=TowerOptions(packed=packed), dropout=0.0
+    ).train()
     step = DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=torch.device("cpu"))
     rates: dict[bool, list[float]] = {False: [], True: []}
     work = {
-        grouped: [pools(data, model, arguments, rank=0, grouped=grouped)[0, pool] for pool in range(arguments.steps)] for grouped in rates
+        grouped: [
+            pools(data, model, arguments, rank=0, grouped=grouped)[0, pool] for pool in range(arguments.steps)
+        ]
+        for grouped in rates
     }
     for _ in range(arguments.rounds):
         for grouped, batches in work.items():
@@ -120,11 +136,22 @@ def timed(step: DirectStep, model: BiEncoder, batches: list[BiEncoderBatch]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("ranks", 8), ("batch", 16), ("pools", 60), ("steps", 24), ("rounds", 3), ("layers", 2), ("width", 128)):
+    for name, default in (
+        ("ranks", 8),
+        ("batch", 16),
+        ("pools", 60),
+        ("steps", 24),
+        ("rounds", 3),
+        ("layers", 2),
+        ("width", 128),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    print("| | tokens of the busiest rank / mean | the same, padded | padding | questions/s, padded | questions/s, packed |")
+    print(
+        "| | tokens of the busiest rank / mean | the same, padded | padding | questions/s, padded |"
+        " questions/s, packed |"
+    )
     print("|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "bert"
@@ -134,7 +161,9 @@ def main() -> None:
             rates = {packed: speed(data, folder, arguments, packed=packed) for packed in (False, True)}
             for grouped, name in ((False, "shuffled"), (True, "grouped by length")):
                 tokens, padded, padding = count(data, model, arguments, grouped=grouped)
-                row = f"| {data.name}, {len(data)} rows, {name} | {tokens:.3f} | {padded:.3f} | {padding:.0%} "
+                row = (
+                    f"| {data.name}, {len(data)} rows, {name} | {tokens:.3f} | {padded:.3f} | {padding:.0%} "
+                )
                 print(f"{row}| {rates[False][grouped]:.1f} | {rates[True][grouped]:.1f} |", flush=True)
 
 

@@ -3,8 +3,9 @@
     dpr evaluate suite=data/sets model_file=models/good output_dir=runs/good systems=[bm25,dense,static]
     python benchmarks/hybrid_weight.py runs/good:dense runs/good:static
 
-reads the TREC runs that `dpr evaluate` wrote of each collection, fuses BM25's with the encoder's, and prints for each way nDCG@10 as a
-share of the better side's: the worst of all pairs of a collection and an encoder, and the mean; and the gain over BM25 alone.
+reads the TREC runs that `dpr evaluate` wrote of each collection, fuses BM25's with the encoder's, and prints
+for each way nDCG@10 as a share of the better side's: the worst of all pairs of a collection and an encoder,
+and the mean; and the gain over BM25 alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def ndcg(rankings: list[Ranking], judged: list[dict[str, int]]) -> float:
     for ranking, grades in zip(rankings, judged, strict=True):
         gains = [max(grades.get(passage, 0), 0) for passage, _ in ranking[:10]]
         best = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:10]
-        values.append(float(gains @ discounts[: len(gains)] / (best @ discounts[: len(best)])) if best else 0.0)
+        values.append(
+            float(gains @ discounts[: len(gains)] / (best @ discounts[: len(best)])) if best else 0.0
+        )
     return float(np.mean(values))
 
 
@@ -44,7 +47,9 @@ def measure(folder: Path, system: str) -> dict[str, float]:
     values = {"bm25": ndcg(lexical, judged), "dense": ndcg(dense, judged)}
     for normalisation in ("minmax", "zscore"):
         for weight in WEIGHTS:
-            fused = fusion.fuse_linear(dense, lexical, weight=float(weight), k=10, normalisation=normalisation)
+            fused = fusion.fuse_linear(
+                dense, lexical, weight=float(weight), k=10, normalisation=normalisation
+            )
             values[f"{normalisation} {weight:.2f}"] = ndcg(fused, judged)
     for constant in CONSTANTS:
         fusion.RRF_CONSTANT = constant
@@ -60,13 +65,22 @@ def main() -> None:
         for file in sorted(Path(folder).glob(f"*/{system or 'dense'}.run")):
             name = f"{given} {file.parent.name}"
             rows[name] = measure(file.parent, system or "dense")
-            print(f"{name:<44}" + " ".join(f"{rows[name][way]:.3f}" for way in ("bm25", "dense", "minmax 0.30", "minmax 0.50", "rrf 60")))
+            print(
+                f"{name:<44}"
+                + " ".join(
+                    f"{rows[name][way]:.3f}"
+                    for way in ("bm25", "dense", "minmax 0.30", "minmax 0.50", "rrf 60")
+                )
+            )
     print(f"\n{'way':<12} {'worst share of the better side':<76} {'mean share':>10} {'less BM25':>10}")
     for way in next(iter(rows.values())):
         shares = {name: row[way] / max(row["bm25"], row["dense"]) for name, row in rows.items()}
         worst = min(shares, key=lambda name: shares[name])
         gain = np.mean([row[way] - row["bm25"] for row in rows.values()])
-        print(f"{way:<12} {shares[worst]:<6.3f} {worst:<69} {np.mean(list(shares.values())):>10.3f} {gain:>+10.3f}")
+        print(
+            f"{way:<12} {shares[worst]:<6.3f} {worst:<69} {np.mean(list(shares.values())):>10.3f}"
+            f" {gain:>+10.3f}"
+        )
 
 
 if __name__ == "__main__":

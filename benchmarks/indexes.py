@@ -1,8 +1,9 @@
-"""Indexes by kind: bytes a vector, time to build, questions a second, recall. `python -m benchmarks.indexes RUN VECTORS QUESTIONS FOLDER`
+"""Indexes by kind: bytes a vector, time to build, questions a second, recall. `python -m benchmarks.indexes
+RUN VECTORS QUESTIONS FOLDER`
 
-RUN is a trained run or checkpoint, VECTORS a folder that ``dpr embed`` wrote with it, QUESTIONS JSON lines. Every kind has its default
-settings, and its index stays in FOLDER. The number of lists that are searched is chosen by one half of the questions; all is measured
-on the other.
+RUN is a trained run or checkpoint, VECTORS a folder that ``dpr embed`` wrote with it, QUESTIONS JSON lines.
+Every kind has its default settings, and its index stays in FOLDER. The number of lists that are searched is
+chosen by one half of the questions; all is measured on the other.
 """
 
 from __future__ import annotations
@@ -29,18 +30,37 @@ def main(model_file: str, vectors: str, questions: str, folder: str) -> None:
     total = sum(shard.num_vectors for shard in shards)
     queries = model.encode_questions(read(questions))
     choosing, asked = queries[::2], queries[1::2][:500]
-    print(f"{total:,} vectors of {model.dimension}, {len(asked)} questions, best {DEPTH}, {torch.get_num_threads()} threads")
-    print("| kind | bytes a vector | built in s | questions/s | ms alone | recall@10 | recall@100 |\n|---|---:|---:|---:|---:|---:|---:|")
+    print(
+        f"{total:,} vectors of {model.dimension}, {len(asked)} questions, best {DEPTH},"
+        f" {torch.get_num_threads()} threads"
+    )
+    print(
+        "| kind | bytes a vector | built in s | questions/s | ms alone | recall@10 | recall@100"
+        " |\n|---|---:|---:|---:|---:|---:|---:|"
+    )
     truth: list[list[str]] = []
     for kind in KINDS:
         choice, start = IndexChoice.of(kind, {}, key=""), time.perf_counter()
-        index = IndexStore(choice, folder=Path(folder, kind)).load_or_build(lambda: shards, questions=lambda: choosing)
+        index = IndexStore(choice, folder=Path(folder, kind)).load_or_build(
+            lambda: shards, questions=lambda: choosing
+        )
         built = time.perf_counter() - start
-        size = sum(file.stat().st_size for file in Path(folder, kind).glob("*") if file.name not in ("ids.npy", "manifest.json"))
+        size = sum(
+            file.stat().st_size
+            for file in Path(folder, kind).glob("*")
+            if file.name not in ("ids.npy", "manifest.json")
+        )
         taken, (_, found) = timed(index, asked)
         truth = truth or found
-        cells = [f"{size / total:,.0f}" if size else "", f"{built:.1f}" if size else "", f"{taken.per_second:,.0f}"]
-        cells += [f"{1000 * taken.alone:.2f}", *(f"{value:.3f}" for value in recall_values(found, truth).values())]
+        cells = [
+            f"{size / total:,.0f}" if size else "",
+            f"{built:.1f}" if size else "",
+            f"{taken.per_second:,.0f}",
+        ]
+        cells += [
+            f"{1000 * taken.alone:.2f}",
+            *(f"{value:.3f}" for value in recall_values(found, truth).values()),
+        ]
         print(f"| {kind} | " + " | ".join(cells) + " |", flush=True)
 
 

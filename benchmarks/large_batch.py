@@ -1,8 +1,8 @@
-"""Gradient caching: against sentence-transformers' cached loss at equal memory, against the direct step, and its memory from small pools to
-large ones.
+"""Gradient caching: against sentence-transformers' cached loss at equal memory, against the direct step, and
+its memory from small pools to large ones.
 
-Every case of memory runs in a process of its own; memory is the peak of anonymous resident memory above what imports and model take.
-``python -m benchmarks.large_batch`` prints the last two.
+Every case of memory runs in a process of its own; memory is the peak of anonymous resident memory above what
+imports and model take. ``python -m benchmarks.large_batch`` prints the last two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ COST_BAR, GROWTH_BAR = 1.38, 1.15
 MEMORY_CASES = {(2, 128): (256, 1024, 4096, 8192), (4, 256): (256, 1024, 8192), (1, 64): (65536,)}
 
 
-def made_up_batch(size: int, *, question_tokens: int = 12, passage_tokens: int = 32, vocabulary: int = 30522) -> BiEncoderBatch:
+def made_up_batch(
+    size: int, *, question_tokens: int = 12, passage_tokens: int = 32, vocabulary: int = 30522
+) -> BiEncoderBatch:
     """``size`` questions, as many positives and as many hard negatives, all distinct."""
     generator = torch.Generator().manual_seed(0)
 
@@ -74,7 +76,8 @@ def one_step(folder: str, size: int, max_tokens: int) -> None:
 
 
 def against_direct(folder: Path, rounds: int, size: int) -> dict[str, list[float]]:
-    """Ratios of the time of cached steps to that of a direct step right before, both on the same batches of real texts."""
+    """Ratios of the time of cached steps to that of a direct step right before, both on the same batches of
+    real texts."""
     model = sides.our_model(folder, dropout=0.1, length=256).train()
     batches = sides.our_batches(model, load_texts(4 * size), batch=size)
     total = min(batch.num_tokens for batch in batches)
@@ -107,7 +110,9 @@ def direct_table(rounds: int, size: int) -> str:
         write_encoder(Path(temporary), load_texts(128), layers=4, width=256)
         for name, ratios in against_direct(Path(temporary), rounds, size).items():
             median, low, high = median_and_range(ratios)
-            lines.append(f"| {name} | {median:.2f} ({low:.2f} to {high:.2f}){_missed(median, COST_BAR)} | {COST_BAR} |")
+            lines.append(
+                f"| {name} | {median:.2f} ({low:.2f} to {high:.2f}){_missed(median, COST_BAR)} | {COST_BAR} |"
+            )
     return "\n".join(lines)
 
 
@@ -121,13 +126,29 @@ def memory_table(cases: Mapping[tuple[int, int], Sequence[int]], max_tokens: int
             write_encoder(folder, load_texts(128), layers=layers, width=width)
             peaks = []
             for size in sizes:
-                command = [sys.executable, "-m", "benchmarks.large_batch", "--one", str(folder), str(size), str(max_tokens)]
-                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-                lines.append(f"| {model} | {size:,} | {2 * size:,} | {found['seconds']:.1f} | {found['mb']:.0f} |")
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.large_batch",
+                    "--one",
+                    str(folder),
+                    str(size),
+                    str(max_tokens),
+                ]
+                found = json.loads(
+                    subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[
+                        -1
+                    ]
+                )
+                lines.append(
+                    f"| {model} | {size:,} | {2 * size:,} | {found['seconds']:.1f} | {found['mb']:.0f} |"
+                )
                 peaks.append(found["mb"])
             if len(peaks) > 1:
                 growth = max(peaks) / min(peaks)
-                grown.append(f"{model}: the most is {growth:.2f} times the least{_missed(growth, GROWTH_BAR)}")
+                grown.append(
+                    f"{model}: the most is {growth:.2f} times the least{_missed(growth, GROWTH_BAR)}"
+                )
     verdict = [f"{'; '.join(grown)}; target: at most {GROWTH_BAR}."] if grown else []
     return "\n\n".join(["\n".join(lines), *verdict])
 
@@ -146,34 +167,40 @@ def against_rival(rounds: int) -> Section:
         found = equal_memory.take_turns(Path(temporary), budgets, rounds)
     size = equal_memory.BATCH
     what = (
-        f"One pool of {size} questions and {2 * size} passages ({load_texts(2 * size).source} texts truncated at "
-        f"{equal_memory.LENGTH} tokens), BERT of 4 layers x 256, dropout {equal_memory.DROPOUT:g}, optimizer included, each side in a "
-        "separate process, in turns. sentence-transformers runs its CachedMultipleNegativesRankingLoss with its default mini_batch_size; "
-        "our grad_cache_tokens was chosen so that memory is about equal. Memory is the peak of what the process owns (VmHWM less files) "
-        "above what it was before its first step."
+        f"One pool of {size} questions and {2 * size} passages ({load_texts(2 * size).source} texts truncated"
+        f" at {equal_memory.LENGTH} tokens), BERT of 4 layers x 256, dropout {equal_memory.DROPOUT:g},"
+        " optimizer included, each side in a separate process, in turns. sentence-transformers runs its"
+        " CachedMultipleNegativesRankingLoss with its default mini_batch_size; our grad_cache_tokens was"
+        " chosen so that memory is about equal. Memory is the peak of what the process owns (VmHWM less"
+        " files) above what it was before its first step."
     )
     tokens = int(found["dpr"][0]["tokens"])
     what += (
-        f" Of the pool's {tokens:,} tokens ours computes those twice that it may not hold, {max(0, 1 - budgets['dpr'] / tokens):.0%}; "
-        "the other side computes all of them twice, and their padding."
+        f" Of the pool's {tokens:,} tokens ours computes those twice that it may not hold,"
+        f" {max(0, 1 - budgets['dpr'] / tokens):.0%}; the other side computes all of them twice, and their"
+        " padding."
     )
     lines = ["| | budget | MB above the start | questions/s |", "|---|---|---:|---:|"]
     kinds = {"dpr": f"grad_cache_tokens={budgets['dpr']}", RIVAL: f"mini_batch_size={budgets[RIVAL]}"}
     for side, answers in found.items():
         rate = size / statistics.median(one["seconds"] for one in answers)
         lines.append(f"| {side} | {kinds[side]} | {max(one['mb'] for one in answers):,.0f} | {rate:.1f} |")
-    ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in zip(found["dpr"], found[RIVAL], strict=True)]
+    ratios = [
+        theirs["seconds"] / ours["seconds"] for ours, theirs in zip(found["dpr"], found[RIVAL], strict=True)
+    ]
     ratio = Ratio.of(f"{RIVAL} {version(RIVAL)}, cached loss", ratios, RIVAL_BAR)
-    return Section("Large batch", "\n\n".join([what, "\n".join(lines), f"Ours is faster by {ratio.text}."]), (ratio,))
+    return Section(
+        "Large batch", "\n\n".join([what, "\n".join(lines), f"Ours is faster by {ratio.text}."]), (ratio,)
+    )
 
 
 def against_itself(rounds: int) -> Section:
     """What caching costs."""
     size = 64
     what = (
-        f"Pools of {size} questions and {2 * size} passages, BERT of 4 layers x 256, dropout 0.1; a direct step is taken before each "
-        "cached one. What is held is not computed twice. Of a step's operations forward is a third, so computing it twice makes 1.33 times "
-        "the direct step."
+        f"Pools of {size} questions and {2 * size} passages, BERT of 4 layers x 256, dropout 0.1; a direct"
+        " step is taken before each cached one. What is held is not computed twice. Of a step's operations"
+        " forward is a third, so computing it twice makes 1.33 times the direct step."
     )
     return Section("Cost of gradient caching", f"{what}\n\n{direct_table(rounds, size)}")
 
@@ -181,8 +208,9 @@ def against_itself(rounds: int) -> Section:
 def memory_of_pools() -> Section:
     """How memory grows with the pool."""
     what = (
-        "One step with grad_cache_tokens=8192, questions of 12 tokens and passages of 32, each in a process of its own. The pool's vectors "
-        "and their gradients are in it; of the graphs as many tokens fewer are held as these take."
+        "One step with grad_cache_tokens=8192, questions of 12 tokens and passages of 32, each in a process"
+        " of its own. The pool's vectors and their gradients are in it; of the graphs as many tokens fewer"
+        " are held as these take."
     )
     table = memory_table(MEMORY_CASES)
     return Section("Memory of gradient caching", f"{what}\n\n{table}")

@@ -1,7 +1,9 @@
-"""``python -m benchmarks.many_passages [--rows 20000000]``: a corpus of very many short passages, from its first opening to a search.
+"""``python -m benchmarks.many_passages [--rows 20000000]``: a corpus of very many short passages, from its
+first opening to a search.
 
-Every phase runs in a process of its own. Growth is of ``RssAnon`` after the imports, at its highest, as in ``benchmarks.memory``. Vectors
-of the search are random numbers; a shard of the corpus is embedded by a small model.
+Every phase runs in a process of its own. Growth is of ``RssAnon`` after the imports, at its highest, as in
+``benchmarks.memory``. Vectors of the search are random numbers; a shard of the corpus is embedded by a small
+model.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def embed(folder: Path, rows: int) -> dict[str, float]:
     """The last shard: the time until its first passage is found, and until it is embedded."""
     model, source = BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv")
     num_shards = rows // EMBEDDED
-    config = EmbedConfig(out_file=str(folder / "embedded"), num_shards=num_shards, shard_id=num_shards - 1, batch_tokens=4096)
+    config = EmbedConfig(
+        out_file=str(folder / "embedded"), num_shards=num_shards, shard_id=num_shards - 1, batch_tokens=4096
+    )
     real, found = job.prepared_chunks, []
 
     def noted(source: PassageSource, numbers: range, *rest: Any) -> Iterator[Chunk]:
@@ -98,7 +102,11 @@ def words(folder: Path, rows: int) -> dict[str, float]:
     """Builds and saves an index of the words."""
     with Watch() as watch:
         started = time.perf_counter()
-        open_text_index(index_choice(IndexerConfig(kind="bm25")), [PassageSource(folder / "corpus.tsv")], str(folder / "words"))
+        open_text_index(
+            index_choice(IndexerConfig(kind="bm25")),
+            [PassageSource(folder / "corpus.tsv")],
+            str(folder / "words"),
+        )
         seconds = time.perf_counter() - started
     return {"seconds": seconds, "growth_mb": watch.growth / 2**20, "bytes": _size(folder / "words")}
 
@@ -108,7 +116,11 @@ def search_words(folder: Path, rows: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     with Watch() as watch:
         started = time.perf_counter()
-        index = open_text_index(index_choice(IndexerConfig(kind="bm25")), [PassageSource(folder / "corpus.tsv")], str(folder / "words"))
+        index = open_text_index(
+            index_choice(IndexerConfig(kind="bm25")),
+            [PassageSource(folder / "corpus.tsv")],
+            str(folder / "words"),
+        )
         opened, started = time.perf_counter() - started, time.perf_counter()
         _, found = index.search([f"word{a} word{b}" for a, b in rng.integers(0, 491, (QUESTIONS, 2))], HITS)
     assert index.num_passages == rows and {len(ids) for ids in found} == {HITS}
@@ -122,13 +134,18 @@ def vectors(folder: Path, rows: int) -> dict[str, float]:
     for shard in range(SHARDS):
         metadata: Metadata = {"corpus_fingerprint": "c", "shard_id": shard, "num_shards": SHARDS}
         metadata |= {"first_row": shard * size, "end_row": (shard + 1) * size}
-        writer = VectorShardWriter(folder / f"vectors_{shard}", metadata=metadata, dimension=DIMENSION, dtype="float16")
+        writer = VectorShardWriter(
+            folder / f"vectors_{shard}", metadata=metadata, dimension=DIMENSION, dtype="float16"
+        )
         for number, first in enumerate(range(0, size, CHUNK)):
             count = min(CHUNK, size - first)
             ids = [f"doc-{shard * size + first + row}" for row in range(count)]
             writer.write_chunk(number, ids, rng.standard_normal((count, DIMENSION), dtype=np.float32))
         writer.finish()
-    return {"seconds": time.perf_counter() - started, "bytes": sum(_size(folder / f"vectors_{shard}") for shard in range(SHARDS))}
+    return {
+        "seconds": time.perf_counter() - started,
+        "bytes": sum(_size(folder / f"vectors_{shard}") for shard in range(SHARDS)),
+    }
 
 
 def search(folder: Path, rows: int) -> dict[str, float]:
@@ -147,13 +164,18 @@ def search(folder: Path, rows: int) -> dict[str, float]:
     return found | {"growth_mb": watch.growth / 2**20}
 
 
-PHASES = {made.__name__: made for made in (write, first_opening, embed, look_up, words, search_words, vectors, search)}
+PHASES = {
+    made.__name__: made
+    for made in (write, first_opening, embed, look_up, words, search_words, vectors, search)
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--folder", type=Path, default=None, help="where a temporary folder is made (default: the system's)")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where a temporary folder is made (default: the system's)"
+    )
     parser.add_argument("--phase", choices=list(PHASES), default=None, help="used by the benchmark itself")
     arguments = parser.parse_args()
     if arguments.phase is not None:
@@ -165,7 +187,12 @@ def main() -> None:
                 continue
             command = [sys.executable, "-m", "benchmarks.many_passages", f"--rows={arguments.rows}"]
             command += [f"--folder={temporary}", f"--phase={phase}"]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "DPR_CACHE": f"{temporary}/cache"})
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                check=True,
+                env={**os.environ, "DPR_CACHE": f"{temporary}/cache"},
+            )
             print(f"{phase}: {done.stdout.decode().splitlines()[-1]}", flush=True)
 
 

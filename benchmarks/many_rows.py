@@ -1,6 +1,8 @@
-"""``python -m benchmarks.many_rows [--rows 10000000]``: opening a training file of very many short rows, and what an epoch's order takes.
+"""``python -m benchmarks.many_rows [--rows 10000000]``: opening a training file of very many short rows, and
+what an epoch's order takes.
 
-Every phase runs in a process of its own. Growth is of ``RssAnon`` after the imports, at its highest, as in ``benchmarks.memory``.
+Every phase runs in a process of its own. Growth is of ``RssAnon`` after the imports, at its highest, as in
+``benchmarks.memory``.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ def main() -> None:
                 f"--folder={temporary}",
                 f"--phase={phase}",
             ]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "DPR_CACHE": f"{temporary}/cache"})
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                check=True,
+                env={**os.environ, "DPR_CACHE": f"{temporary}/cache"},
+            )
             print(f"{phase}: {done.stdout.decode().splitlines()[-1]}", flush=True)
 
 
@@ -54,8 +61,8 @@ def write(file: Path, rows: int) -> dict[str, float]:
         for row in range(rows):
             question = row - row % 10 if row % 10 == 1 else row
             out.write(
-                f'{{"question": "question number {question}", "answers": [], '
-                f'"positive_ctxs": [{{"title": "", "text": "passage number {row}"}}], "hard_negative_ctxs": []}}\n'
+                f'{{"question": "question number {question}", "answers": [], "positive_ctxs": [{{"title": "",'
+                f' "text": "passage number {row}"}}], "hard_negative_ctxs": []}}\n'
             )
     return {"seconds": time.perf_counter() - started, "bytes": file.stat().st_size}
 
@@ -78,9 +85,17 @@ def epoch(file: Path, rows: int) -> dict[str, float]:
         for pool in range(order.num_pools):
             numbers = order.rows(pool)
             if pool % READ_EVERY == 0:
-                read += sum(bool(data.known_positives(int(row))) and bool(data[int(row)].positives) for row in numbers)
+                read += sum(
+                    bool(data.known_positives(int(row))) and bool(data[int(row)].positives) for row in numbers
+                )
     walked = time.perf_counter() - started
-    return {"open_s": seconds, "order_s": first, "epoch_s": walked, "rows_read": read, "growth_mb": watch.growth / 2**20}
+    return {
+        "open_s": seconds,
+        "order_s": first,
+        "epoch_s": walked,
+        "rows_read": read,
+        "growth_mb": watch.growth / 2**20,
+    }
 
 
 PHASES = {"write": write, "convert": convert, "epoch": epoch}

@@ -13,7 +13,8 @@ import torch
 
 @dataclass(frozen=True)
 class Figures:
-    """One side: ``rates`` in units per second and ``shares`` of the matrix-product peak, one value a round."""
+    """One side: ``rates`` in units per second and ``shares`` of the matrix-product peak, one value a
+    round."""
 
     rates: list[float]
     shares: list[float]
@@ -37,7 +38,8 @@ def median_and_range(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 class PeakMemory:
-    """The greatest anonymous resident memory of this process since ``__init__``, above what it was then. Linux only."""
+    """The greatest anonymous resident memory of this process since ``__init__``, above what it was then.
+    Linux only."""
 
     def __init__(self) -> None:
         self._before = _status_kib("RssAnon")
@@ -55,9 +57,13 @@ def _status_kib(key: str) -> int:
     return int(next(line for line in status.splitlines() if line.startswith(key + ":")).split()[1])
 
 
-def matrix_peak(device: torch.device, size: int = 2048, repeats: int = 3, dtype: torch.dtype = torch.float32) -> float:
-    """Floating-point operations per second of a plain matrix product with the threads of this process; on a CPU in fp32."""
-    dtype = torch.float32 if device.type == "cpu" else dtype  # half precision takes minutes where a CPU has no instructions for it
+def matrix_peak(
+    device: torch.device, size: int = 2048, repeats: int = 3, dtype: torch.dtype = torch.float32
+) -> float:
+    """Floating-point operations per second of a plain matrix product with the threads of this process; on a
+    CPU in fp32."""
+    # half precision takes minutes where a CPU has no instructions for it
+    dtype = torch.float32 if device.type == "cpu" else dtype
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     left @ right
     synchronize(device)
@@ -83,9 +89,11 @@ def take_turns(
     warmups: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Figures]:
-    """Runs every side once a round; each does ``units`` of work, which takes ``flops`` operations on real tokens.
+    """Runs every side once a round; each does ``units`` of work, which takes ``flops`` operations on real
+    tokens.
 
-    The peak, of products in ``dtype``, is measured before and after each side, so that a slow minute of the machine slows both.
+    The peak, of products in ``dtype``, is measured before and after each side, so that a slow minute of the
+    machine slows both.
     """
     shape = {"size": 8192, "repeats": 10} if device.type == "cuda" else {}
     figures = {name: Figures([], []) for name in sides}

@@ -1,9 +1,10 @@
-"""``python -m benchmarks.memory [--only jobs|embedding] [--out docs/memory.md]``: how much anonymous memory the jobs take that meet the
-largest files.
+"""``python -m benchmarks.memory [--only jobs|embedding] [--out docs/memory.md]``: how much anonymous memory
+the jobs take that meet the largest files.
 
-Every case runs in a process of its own (or two, for a group), which imports everything first and then watches ``RssAnon`` of
-``/proc/self/status``: memory that belongs to the process alone. Pages of mapped files, which the system takes back when it needs them, are
-not part of it. What is reported is the highest value seen less the value after the imports.
+Every case runs in a process of its own (or two, for a group), which imports everything first and then watches
+``RssAnon`` of ``/proc/self/status``: memory that belongs to the process alone. Pages of mapped files, which
+the system takes back when it needs them, are not part of it. What is reported is the highest value seen less
+the value after the imports.
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ and token stores of 2 GB of text: [file_formats.md](file_formats.md)."""
 
 
 class Watch:
-    """The highest ``RssAnon`` of this process (and its ``children``) while the block runs, less what it was at the beginning, in bytes.
-    With ``shared_once``, pages that children share with it are counted once, which takes longer to look at."""
+    """The highest ``RssAnon`` of this process (and its ``children``) while the block runs, less what it was
+    at the beginning, in bytes. With ``shared_once``, pages that children share with it are counted once,
+    which takes longer to look at."""
 
     def __init__(self, every_s: float = 0.002, *, children: bool = False, shared_once: bool = False) -> None:
         self._every_s, self._ended = every_s, threading.Event()
         self._measure = anonymous_bytes
         if children or shared_once:
-            self._measure = partial(anonymous_bytes_with_children, proportional_bytes if shared_once else anonymous_bytes)
+            self._measure = partial(
+                anonymous_bytes_with_children, proportional_bytes if shared_once else anonymous_bytes
+            )
         self._thread = threading.Thread(target=self._look, daemon=True)
         self.growth = 0
 
@@ -106,7 +110,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a case's processes the greatest growth and the highest resident memory, mapped files included, in bytes; and its seconds."""
+    """Of a case's processes the greatest growth and the highest resident memory, mapped files included, in
+    bytes; and its seconds."""
 
     growth: int
     peak: int
@@ -116,7 +121,11 @@ class Measured:
 def measure(name: str, folder: Path, *, processes: int = 1) -> Measured:
     """Runs a case in fresh processes."""
     command = [sys.executable, "-m", "benchmarks.memory", "--case", name, "--folder", str(folder)]
-    environment = os.environ | {"DPR_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {
+        "DPR_CACHE": str(folder / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     groups = [environment | extra for extra in _group(processes)]
     started = [subprocess.Popen(command, env=each, stdout=subprocess.PIPE, text=True) for each in groups]
     outputs = [process.communicate()[0] for process in started]
@@ -134,8 +143,16 @@ def _group(processes: int) -> Iterator[dict[str, str]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     for rank in range(processes):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_PORT": port}
-        yield {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"} | {key: str(value) for key, value in place.items()}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": processes,
+            "LOCAL_WORLD_SIZE": processes,
+            "MASTER_PORT": port,
+        }
+        yield {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"} | {
+            key: str(value) for key, value in place.items()
+        }
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -143,10 +160,16 @@ def rows(folder: Path) -> Iterator[Row]:
     size = f"{SIZES.training_bytes / 1e6:.0f} MB DPR JSON"
     yield Row(f"{size}: first opening (parsed and converted)", measure("conversion", folder).growth, None)
     yield Row(f"{size}: opened again, one epoch of batches", measure("reading", folder).growth, 150 * MEBI)
-    yield Row("the same, each of 2 processes of a group", measure("reading", folder, processes=2).growth, 150 * MEBI)
+    yield Row(
+        "the same, each of 2 processes of a group", measure("reading", folder, processes=2).growth, 150 * MEBI
+    )
     measure("conversion_dev", folder)
     pool = f"{SIZES.questions:,} questions x {SIZES.questions * SIZES.passages_per_question:,} passages"
-    yield Row(f"average rank of {pool}, vectors of {SIZES.dimension}", measure("average_rank", folder).growth, 300 * MEBI)
+    yield Row(
+        f"average rank of {pool}, vectors of {SIZES.dimension}",
+        measure("average_rank", folder).growth,
+        300 * MEBI,
+    )
 
 
 @dataclass(frozen=True)
@@ -165,11 +188,14 @@ class CorpusRow:
         bar = "" if self.bar is None else f"{self.bar / MEBI:.0f}" + (" **missed**" if self.is_missed else "")
         found = self.measured
         speed = f"{self.passages / found.seconds:,.0f}"
-        return f"| {self.passages:,} | {found.growth / MEBI:.0f} | {bar} | {found.peak / MEBI:.0f} | {speed} |"
+        return (
+            f"| {self.passages:,} | {found.growth / MEBI:.0f} | {bar} | {found.peak / MEBI:.0f} | {speed} |"
+        )
 
 
 def corpus_rows(folder: Path) -> Iterator[CorpusRow]:
-    """Corpora of tenfold length each, of which a longer one may take 15% more: what allocators make of more chunks.
+    """Corpora of tenfold length each, of which a longer one may take 15% more: what allocators make of more
+    chunks.
 
     The first is two chunks, fewer than are held at a time, so the bars begin with the third.
     """
@@ -185,7 +211,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="write the table to this Markdown file")
     parser.add_argument("--only", choices=("jobs", "embedding"), help="one of the two tables")
     parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, default=None, help="where data is made (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where data is made (default: a temporary folder)"
+    )
     arguments = parser.parse_args()
     if arguments.case:
         _run_case(CASES[arguments.case], arguments.folder)
@@ -200,7 +228,10 @@ def main() -> None:
         if arguments.only != "jobs":
             prepare_corpora(folder, random.Random(0))
             parts.append(_embedding_heading())
-            header = "| passages | growth, MB | at most | peak with mapped files, MB | passages/s |\n|---:|---:|---:|---:|---:|"
+            header = (
+                "| passages | growth, MB | at most | peak with mapped files, MB | passages/s"
+                " |\n|---:|---:|---:|---:|---:|"
+            )
             missed |= _add_table(parts, header, corpus_rows(folder))
     if arguments.out is not None:
         arguments.out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -229,21 +260,23 @@ def _add_table(parts: list[str], header: str, table: Iterable[Row | CorpusRow]) 
 
 def _versions() -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "pyarrow"))
-    return f"{platform.machine()} CPU, Python {platform.python_version()}, {versions}, {datetime.date.today()}"
+    return (
+        f"{platform.machine()} CPU, Python {platform.python_version()}, {versions}, {datetime.date.today()}"
+    )
 
 
 def _heading() -> str:
     return (
-        f"{_versions()}. Texts are made up, about {SIZES.words} words a passage; the encoder is a BERT of 1 layer x 32 with a projection. "
-        "Command: `python -m benchmarks.memory --only jobs`."
+        f"{_versions()}. Texts are made up, about {SIZES.words} words a passage; the encoder is a BERT of 1"
+        " layer x 32 with a projection. Command: `python -m benchmarks.memory --only jobs`."
     )
 
 
 def _embedding_heading() -> str:
     return (
-        f"## Embedding\n\n{_versions()}, {len(os.sched_getaffinity(0))} cores. `dpr embed` of short passages (about "
-        f"{SIZES.short_words} made-up words) by a BERT of 1 layer x 64, from the start of the job, loading included, to its manifest. "
-        "Command: `python -m benchmarks.memory --only embedding`."
+        f"## Embedding\n\n{_versions()}, {len(os.sched_getaffinity(0))} cores. `dpr embed` of short passages"
+        f" (about {SIZES.short_words} made-up words) by a BERT of 1 layer x 64, from the start of the job,"
+        " loading included, to its manifest. Command: `python -m benchmarks.memory --only embedding`."
     )
 
 

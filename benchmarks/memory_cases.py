@@ -1,4 +1,5 @@
-"""What ``benchmarks.memory`` measures: the data, and the work of each case. Importing this module imports all that the work needs."""
+"""What ``benchmarks.memory`` measures: the data, and the work of each case. Importing this module imports all
+that the work needs."""
 
 from __future__ import annotations
 
@@ -95,7 +96,12 @@ def _write_dev_file(path: Path, rng: random.Random) -> None:
     with open(path, "w", encoding="utf-8") as out:
         for _ in range(SIZES.questions):
             positive, *hard = _passages(rng, SIZES.passages_per_question)
-            record = {"question": _text(rng, 10), "answers": [], "positive_ctxs": [positive], "hard_negative_ctxs": hard}
+            record = {
+                "question": _text(rng, 10),
+                "answers": [],
+                "positive_ctxs": [positive],
+                "hard_negative_ctxs": hard,
+            }
             out.write(json.dumps(record) + "\n")
 
 
@@ -103,7 +109,11 @@ def write_model(encoder: Path, checkpoint: Path, *, width: int, projection: int 
     encoder.mkdir()
     (encoder / "vocab.txt").write_text("\n".join(_VOCABULARY) + "\n", encoding="utf-8")
     BertConfig(
-        vocab_size=len(_VOCABULARY), hidden_size=width, num_hidden_layers=1, num_attention_heads=1, intermediate_size=2 * width
+        vocab_size=len(_VOCABULARY),
+        hidden_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=2 * width,
     ).save_pretrained(str(encoder))
     torch.manual_seed(0)
     settings = EncoderSettings(projection_dim=projection, shared=True)
@@ -126,7 +136,11 @@ def reading(folder: Path) -> None:
     with process_group("cpu"):
         collator = Collator(Tensorizer.load(folder / "encoder", sequence_length=256), num_hard=1, num_other=1)
         pools = cut_into_pools(
-            [(_open(folder, "train.json"), DataSetSettings())], collator, global_batch_size=16, ranks=current_ranks(), seed=0
+            [(_open(folder, "train.json"), DataSetSettings())],
+            collator,
+            global_batch_size=16,
+            ranks=current_ranks(),
+            seed=0,
         )
         for _ in _batches(pools):
             pass
@@ -139,7 +153,9 @@ def _batches(pools: Any) -> Iterator[Any]:
 def average_rank(folder: Path) -> None:
     """The average rank as a validation computes it."""
     dev = DevSet("dev", _open(folder, "dev.jsonl"), DataSetSettings())
-    settings = TrainingSettings.of(None, val_av_rank_hard_neg=SIZES.passages_per_question - 1, val_av_rank_other_neg=0)
+    settings = TrainingSettings.of(
+        None, val_av_rank_hard_neg=SIZES.passages_per_question - 1, val_av_rank_other_neg=0
+    )
     figures = AverageRankValidation([dev], settings)(BiEncoder.load(folder / "model"))
     assert figures["eval/avg_rank"] > 0
 

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.mining [--out FILE]``: dense mining against sentence-transformers', on the same vectors.
+"""``python -m benchmarks.mining [--out FILE]``: dense mining against sentence-transformers', on the same
+vectors.
 
-Texts and vectors are made here. Every measurement runs in a process of its own, which imports everything first; the sides take turns, and
-the ratios are those of neighbours in time. Encoding is no part of it: ours finds the vectors on disk, theirs gets them from a model that
-reads them from there.
+Texts and vectors are made here. Every measurement runs in a process of its own, which imports everything
+first; the sides take turns, and the ratios are those of neighbours in time. Encoding is no part of it: ours
+finds the vectors on disk, theirs gets them from a model that reads them from there.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class GivenVectors:
     def facts(self) -> dict[str, Any]:
         return {"kind": "given"}
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> DenseFinder:
+    def prepare(
+        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
+    ) -> DenseFinder:
         questions = np.load(self.folder / "questions.npy", mmap_mode="r")
         for rows in blocks:
             with durable_folder(question_folder(work, rows)) as target:
@@ -87,15 +90,24 @@ def prepare(folder: Path, num_questions: int, num_passages: int, dimension: int)
     rng, generator = random.Random(0), np.random.default_rng(0)
     words = [f"word{number}" for number in range(20_000)]
     weights = [1 / (number + 10) for number in range(len(words))]
-    passages = [Passage(" ".join(rng.choices(words, weights, k=60)), "", f"p{number}") for number in range(num_passages)]
+    passages = [
+        Passage(" ".join(rng.choices(words, weights, k=60)), "", f"p{number}")
+        for number in range(num_passages)
+    ]
     write_passages(folder / "corpus.tsv", passages)
     golds = generator.choice(num_passages, num_questions, replace=False)
-    samples = (TrainingSample(f"question {number}", (passages[gold],)) for number, gold in enumerate(golds.tolist()))
+    samples = (
+        TrainingSample(f"question {number}", (passages[gold],)) for number, gold in enumerate(golds.tolist())
+    )
     write_training_set(folder / "train.jsonl", samples)
     centers = generator.standard_normal((500, dimension), dtype=np.float32)
-    vectors = centers[generator.integers(500, size=num_passages)] + generator.standard_normal((num_passages, dimension), dtype=np.float32)
+    vectors = centers[generator.integers(500, size=num_passages)] + generator.standard_normal(
+        (num_passages, dimension), dtype=np.float32
+    )
     questions = vectors[golds] + generator.standard_normal((num_questions, dimension), dtype=np.float32)
-    vectors, questions = (array / np.linalg.norm(array, axis=1, keepdims=True) for array in (vectors, questions))
+    vectors, questions = (
+        array / np.linalg.norm(array, axis=1, keepdims=True) for array in (vectors, questions)
+    )
     np.save(folder / "questions.npy", questions)
     np.save(folder / "passages.npy", vectors)
     writer = VectorShardWriter(folder / "vectors", metadata={"similarity": "dot"}, dimension=dimension)
@@ -107,14 +119,26 @@ def prepare(folder: Path, num_questions: int, num_passages: int, dimension: int)
 
 
 def ours(folder: Path, processes: int = 1, near_duplicate: float = NEAR_DUPLICATE) -> list[list[str]]:
-    """The whole of ``dpr mine`` but for the model: the corpus is stored to be looked into, the output is written."""
+    """The whole of ``dpr mine`` but for the model: the corpus is stored to be looked into, the output is
+    written."""
     train = open_training_set(folder / "train.jsonl", name="train")
-    settings = MiningSettings(per_question=PER_QUESTION, to_rank=DEPTH, max_relative_score=SHARE, near_duplicate=near_duplicate)
+    settings = MiningSettings(
+        per_question=PER_QUESTION, to_rank=DEPTH, max_relative_score=SHARE, near_duplicate=near_duplicate
+    )
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         out = Path(temporary) / "out.jsonl"
-        mine(train, out, settings, search=GivenVectors(folder), corpus=folder / "corpus.tsv", processes=processes)
+        mine(
+            train,
+            out,
+            settings,
+            search=GivenVectors(folder),
+            corpus=folder / "corpus.tsv",
+            processes=processes,
+        )
         with open(out, encoding="utf-8") as lines:
-            return [[entry["passage_id"] for entry in json.loads(line)["hard_negative_ctxs"]] for line in lines]
+            return [
+                [entry["passage_id"] for entry in json.loads(line)["hard_negative_ctxs"]] for line in lines
+            ]
 
 
 def theirs(folder: Path) -> Callable[[], list[list[str]]]:
@@ -126,7 +150,9 @@ def theirs(folder: Path) -> Callable[[], list[list[str]]]:
     samples = [train[row] for row in range(len(train))]
     texts = {passage.text: str(passage.id) for passage in read_passages(folder / "corpus.tsv")}
     rows = {text: row for row, text in enumerate(texts)}
-    data = Dataset.from_dict({"question": [s.question for s in samples], "passage": [s.positives[0].text for s in samples]})
+    data = Dataset.from_dict(
+        {"question": [s.question for s in samples], "passage": [s.positives[0].text for s in samples]}
+    )
 
     def encode_document(passages: list[str], **_: Any) -> np.ndarray:
         return np.load(folder / "passages.npy")[[rows[text] for text in passages]]
@@ -164,7 +190,10 @@ def theirs(folder: Path) -> Callable[[], list[list[str]]]:
 
 def measure(side: str, folder: Path) -> dict[str, Any]:
     """Seconds, growth in bytes, and the ids found."""
-    variants: dict[str, dict[str, Any]] = {OURS_WITHOUT: {"near_duplicate": 0.0}, OURS_TWICE: {"processes": 2}}
+    variants: dict[str, dict[str, Any]] = {
+        OURS_WITHOUT: {"near_duplicate": 0.0},
+        OURS_TWICE: {"processes": 2},
+    }
     options = variants.get(side, {})
     work = theirs(folder) if side == THEIRS else lambda: ours(folder, **options)
     from dpr.mining import job  # noqa: F401
@@ -194,7 +223,8 @@ def main() -> None:
         folder = Path(temporary)
         prepare(folder, arguments.questions, arguments.passages, arguments.dimension)
         rounds = [
-            {side: in_own_process(side, folder) for side in (OURS, THEIRS, OURS_WITHOUT, OURS_TWICE)} for _ in range(arguments.rounds)
+            {side: in_own_process(side, folder) for side in (OURS, THEIRS, OURS_WITHOUT, OURS_TWICE)}
+            for _ in range(arguments.rounds)
         ]
     page = "\n\n".join([INTRODUCTION, _heading(arguments), _table(rounds), _agreement(rounds[0])])
     print(page)
@@ -203,7 +233,9 @@ def main() -> None:
 
 
 def in_own_process(side: str, folder: Path) -> dict[str, Any]:
-    subprocess.run([sys.executable, "-m", "benchmarks.mining", f"--side={side}", f"--folder={folder}"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.mining", f"--side={side}", f"--folder={folder}"], check=True
+    )
     measured: dict[str, Any] = read_json(folder / "measured.json")
     print(f"{side}: {measured['seconds']:.1f} s, {measured['growth'] / MEBI:.0f} MB", file=sys.stderr)
     return measured
@@ -211,10 +243,10 @@ def in_own_process(side: str, folder: Path) -> dict[str, Any]:
 
 def _heading(arguments: argparse.Namespace) -> str:
     return (
-        f"{arguments.questions:,} questions, {arguments.passages:,} passages of 60 words, vectors of {arguments.dimension} dimensions, "
-        f"{DEPTH} candidates, {PER_QUESTION} negatives below {SHARE:.0%} of the positive's score. {platform.machine()} CPU, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, numpy {np.__version__}, {arguments.rounds} rounds, "
-        f"{datetime.date.today()}."
+        f"{arguments.questions:,} questions, {arguments.passages:,} passages of 60 words, vectors of"
+        f" {arguments.dimension} dimensions, {DEPTH} candidates, {PER_QUESTION} negatives below {SHARE:.0%}"
+        f" of the positive's score. {platform.machine()} CPU, {torch.get_num_threads()} threads, torch"
+        f" {torch.__version__}, numpy {np.__version__}, {arguments.rounds} rounds, {datetime.date.today()}."
     )
 
 
@@ -222,9 +254,14 @@ def _table(rounds: Sequence[dict[str, dict[str, Any]]]) -> str:
     lines = ["| | time, s | theirs / this | memory, MB | theirs / this |", "|---|---:|---:|---:|---:|"]
     for side in rounds[0]:
         seconds, growth = ([one[side][key] for one in rounds] for key in ("seconds", "growth"))
-        faster, smaller = (statistics.median(one[THEIRS][key] / one[side][key] for one in rounds) for key in ("seconds", "growth"))
+        faster, smaller = (
+            statistics.median(one[THEIRS][key] / one[side][key] for one in rounds)
+            for key in ("seconds", "growth")
+        )
         memory = statistics.median(growth) / MEBI
-        lines.append(f"| {side} | {statistics.median(seconds):.1f} | {faster:.2f} | {memory:,.0f} | {smaller:.1f} |")
+        lines.append(
+            f"| {side} | {statistics.median(seconds):.1f} | {faster:.2f} | {memory:,.0f} | {smaller:.1f} |"
+        )
     return "\n".join(lines)
 
 
@@ -232,7 +269,10 @@ def _agreement(measured: dict[str, dict[str, Any]]) -> str:
     ours_found, theirs_found = measured[OURS]["found"], measured[THEIRS]["found"]
     same = sum(mine == other for mine, other in zip(ours_found, theirs_found, strict=True))
     total = sum(map(len, ours_found))
-    return f"Of {len(ours_found):,} questions {same:,} get the same negatives in the same order from both ({total:,} negatives by ours)."
+    return (
+        f"Of {len(ours_found):,} questions {same:,} get the same negatives in the same order from both"
+        f" ({total:,} negatives by ours)."
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Small public QA sets in their published forms -> SQuAD's JSON and one table, split into train and test by article or subject; and of the
-training questions one in eight held out, whose articles and subjects training knows.
+"""Small public QA sets in their published forms -> SQuAD's JSON and one table, split into train and test by
+article or subject; and of the training questions one in eight held out, whose articles and subjects training
+knows.
 
-The files are SQuAD v1.1 (a slice of train without titles; articles of dev), SQuADShifts' new Wikipedia part, MedQuAD and QED's dev set.
+The files are SQuAD v1.1 (a slice of train without titles; articles of dev), SQuADShifts' new Wikipedia part,
+MedQuAD and QED's dev set.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _QED = "qed/qed-dev.jsonl.gz"
 
 
 def write_sets(data: Path, out: Path) -> None:
-    """Writes ``<out>/{train,test}/{squad,new_wiki,qed}.json`` and ``medquad.jsonl``; no article or subject is in both parts."""
+    """Writes ``<out>/{train,test}/{squad,new_wiki,qed}.json`` and ``medquad.jsonl``; no article or subject is
+    in both parts."""
     for part in ("train", "test"):
         (out / part).mkdir(parents=True, exist_ok=True)
     articles = {
@@ -37,25 +40,41 @@ def write_sets(data: Path, out: Path) -> None:
     }
     for name, all_of_them in articles.items():
         for part, is_test in (("train", False), ("test", True)):
-            chosen = [article for article in all_of_them if bool(article["title"]) and _is_test(article["title"]) == is_test]
+            chosen = [
+                article
+                for article in all_of_them
+                if bool(article["title"]) and _is_test(article["title"]) == is_test
+            ]
             if not is_test:
                 chosen += [article for article in all_of_them if not article["title"]]
-            (out / part / f"{name}.json").write_text(json.dumps({"data": chosen}, ensure_ascii=False), encoding="utf-8")
+            (out / part / f"{name}.json").write_text(
+                json.dumps({"data": chosen}, ensure_ascii=False), encoding="utf-8"
+            )
     rows = list(gzipped_rows(data / _MEDQUAD))
     for part, is_test in (("train", False), ("test", True)):
         with (out / part / "medquad.jsonl").open("w", encoding="utf-8") as file:
             for row in rows:
                 if _is_test(row["focus"]) == is_test:
-                    file.write(json.dumps({key: row[key] for key in ("question", "answer", "focus")}, ensure_ascii=False) + "\n")
+                    file.write(
+                        json.dumps(
+                            {key: row[key] for key in ("question", "answer", "focus")}, ensure_ascii=False
+                        )
+                        + "\n"
+                    )
 
 
 def hold_out(file: Path, train: Path, held: Path) -> None:
-    """Splits prepared training data by question: what to train on, and what to judge by. The same question is on one side only."""
+    """Splits prepared training data by question: what to train on, and what to judge by. The same question is
+    on one side only."""
     if train.exists() and held.exists():
         return
     for path in (train, held):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with file.open(encoding="utf-8") as lines, train.open("w", encoding="utf-8") as used, held.open("w", encoding="utf-8") as kept:
+    with (
+        file.open(encoding="utf-8") as lines,
+        train.open("w", encoding="utf-8") as used,
+        held.open("w", encoding="utf-8") as kept,
+    ):
         for line in lines:
             question = "held" + json.loads(line)["question"].lower().strip()
             (used if zlib.crc32(question.encode()) % HELD_PARTS else kept).write(line)
@@ -87,8 +106,13 @@ def _qed_articles(file: Path) -> list[dict[str, Any]]:
     paragraphs: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for row in gzipped_rows(file):
         answers = [{"text": span["string"]} for answer in row["original_nq_answers"] for span in answer]
-        paragraphs[row["title_text"]][row["paragraph_text"]].append({"question": row["question_text"], "answers": answers})
+        paragraphs[row["title_text"]][row["paragraph_text"]].append(
+            {"question": row["question_text"], "answers": answers}
+        )
     return [
-        {"title": title, "paragraphs": [{"context": text, "qas": questions} for text, questions in texts.items()]}
+        {
+            "title": title,
+            "paragraphs": [{"context": text, "qas": questions} for text, questions in texts.items()],
+        }
         for title, texts in paragraphs.items()
     ]

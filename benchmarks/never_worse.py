@@ -1,13 +1,15 @@
-"""Fifty fine-tunings with settings drawn among sensible and bad ones: how many end worse than the model that they began with.
+"""Fifty fine-tunings with settings drawn among sensible and bad ones: how many end worse than the model that
+they began with.
 
     python -m benchmarks.never_worse --data ../shared/data --out runs/never_worse
 
-Four sets (SQuAD, SQuADShifts' New Wikipedia and Amazon, MedQuAD) are cut by article, paragraph, product or subject into train, dev and
-test. Three static encoders are the bases: one has learned from pairs cut from all passages, one from SQuAD's questions, one from those of
-all sets. Each fine-tuning draws a base, a set to judge by, and settings. The dev questions choose (train.keep=better). The test questions,
-which the runs do not see, are searched with the base, the last and the best checkpoint, and what the run opens. Paired tests by random
-signs, Holm's correction over all fine-tunings for each way.
-The line of a fine-tuning is in results.jsonl as soon as it is measured; the same command goes on after the last, and prints the tables.
+Four sets (SQuAD, SQuADShifts' New Wikipedia and Amazon, MedQuAD) are cut by article, paragraph, product or
+subject into train, dev and test. Three static encoders are the bases: one has learned from pairs cut from all
+passages, one from SQuAD's questions, one from those of all sets. Each fine-tuning draws a base, a set to
+judge by, and settings. The dev questions choose (train.keep=better). The test questions, which the runs do
+not see, are searched with the base, the last and the best checkpoint, and what the run opens. Paired tests by
+random signs, Holm's correction over all fine-tunings for each way. The line of a fine-tuning is in
+results.jsonl as soon as it is measured; the same command goes on after the last, and prints the tables.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def _articles(file: Path) -> Iterator[Row]:
         for article in json.load(text)["data"]:
             title = article["title"].replace("_", " ")
             for paragraph in article["paragraphs"]:
-                yield from (Row(title, asked["question"], paragraph["context"], title) for asked in paragraph["qas"])
+                yield from (
+                    Row(title, asked["question"], paragraph["context"], title) for asked in paragraph["qas"]
+                )
 
 
 def _medquad(data: Path) -> Iterator[Row]:
@@ -112,9 +116,15 @@ def draws(count: int) -> list[Draw]:
     for number in range(count):
         base, judged_by = (str(random.choice(list(names))) for names in (BASES, SETS))
         kind = str(random.choice(list(KINDS), p=list(KINDS.values())))
-        rate, temperature = (float(random.choice(values)) for values in ((0.0005, 0.002, 0.005, 0.02), (0.03, 0.05, 0.1)))
+        rate, temperature = (
+            float(random.choice(values)) for values in ((0.0005, 0.002, 0.005, 0.02), (0.03, 0.05, 0.1))
+        )
         epochs, batch = (int(random.choice(values)) for values in ((1, 2, 4), (64, 256)))
-        train = str(random.choice([name for name in SETS if name != judged_by])) if kind == "another set's questions" else judged_by
+        train = (
+            str(random.choice([name for name in SETS if name != judged_by]))
+            if kind == "another set's questions"
+            else judged_by
+        )
         if kind == "rate x 100":
             rate *= 100
         if kind == "temperature 1":
@@ -126,9 +136,19 @@ def draws(count: int) -> list[Draw]:
         elif kind == "batches of four":
             epochs, batch, train = 1, 4, f"{train}-500"
         else:
-            train = f"{train}-{'shuffled' if kind == 'shuffled labels' else 'half' if 'half' in kind else '3000'}"
-        settings = [f"train.learning_rate={rate:g}", f"loss.temperature={temperature:g}", f"train.num_train_epochs={epochs}"]
-        settings += [f"train.batch_size={batch}", f"seed={number}", *(["train.eval_every_steps=10"] if epochs == 40 else [])]
+            train = (
+                f"{train}-{'shuffled' if kind == 'shuffled labels' else 'half' if 'half' in kind else '3000'}"
+            )
+        settings = [
+            f"train.learning_rate={rate:g}",
+            f"loss.temperature={temperature:g}",
+            f"train.num_train_epochs={epochs}",
+        ]
+        settings += [
+            f"train.batch_size={batch}",
+            f"seed={number}",
+            *(["train.eval_every_steps=10"] if epochs == 40 else []),
+        ]
         found.append(Draw(number, base, judged_by, kind, train, tuple(settings)))
     return found
 
@@ -149,12 +169,20 @@ class Study:
         for name, read in SETS.items():
             parts: dict[str, list[Row]] = {"train": [], "dev": [], "test": []}
             for row in dict.fromkeys(read(self.data)):
-                parts[PARTS[int(hashlib.sha256(row.document.encode()).hexdigest(), 16) % len(PARTS)]].append(row)
+                parts[PARTS[int(hashlib.sha256(row.document.encode()).hexdigest(), 16) % len(PARTS)]].append(
+                    row
+                )
             for part, earlier in {"dev": ["test"], "train": ["test", "dev"]}.items():
                 seen = {row.passage for other in earlier for row in parts[other]}
                 parts[part] = [row for row in parts[part] if row.passage not in seen]
-            others = [Passage(row.passage, row.title, f"t{number}") for number, row in enumerate(_by_passage(parts["train"])[:MOST_OTHERS])]
-            passages |= {row.passage: Passage(row.passage, row.title, f"{name}{len(passages)}") for row in parts["train"]}
+            others = [
+                Passage(row.passage, row.title, f"t{number}")
+                for number, row in enumerate(_by_passage(parts["train"])[:MOST_OTHERS])
+            ]
+            passages |= {
+                row.passage: Passage(row.passage, row.title, f"{name}{len(passages)}")
+                for row in parts["train"]
+            }
             for part in ("dev", "test"):
                 self._write_judged(self._set(name, part), parts[part], part, others)
             self._write_train(name, _sampled(parts["train"], MOST_QUESTIONS["train"]))
@@ -162,20 +190,43 @@ class Study:
 
     def _write_judged(self, folder: Path, rows: list[Row], part: str, others: list[Passage]) -> None:
         ids = {row.passage: f"p{number}" for number, row in enumerate(_by_passage(rows))}
-        write_passages(folder / "corpus.jsonl", [Passage(row.passage, row.title, ids[row.passage]) for row in _by_passage(rows)] + others)
+        write_passages(
+            folder / "corpus.jsonl",
+            [Passage(row.passage, row.title, ids[row.passage]) for row in _by_passage(rows)] + others,
+        )
         right: dict[str, set[str]] = {}
         for row in rows:
             right.setdefault(row.question, set()).add(ids[row.passage])
-        asked = {f"q{number}": question for number, question in enumerate(_sampled(list(right), MOST_QUESTIONS[part]))}
-        write_questions(folder / "questions.jsonl", [Question(question, key) for key, question in asked.items()])
-        write_qrels(folder / "qrels.tsv", {key: dict.fromkeys(right[question], 1) for key, question in asked.items()})
+        asked = {
+            f"q{number}": question
+            for number, question in enumerate(_sampled(list(right), MOST_QUESTIONS[part]))
+        }
+        write_questions(
+            folder / "questions.jsonl", [Question(question, key) for key, question in asked.items()]
+        )
+        write_qrels(
+            folder / "qrels.tsv", {key: dict.fromkeys(right[question], 1) for key, question in asked.items()}
+        )
 
     def _write_train(self, name: str, rows: list[Row]) -> None:
         samples = [TrainingSample(row.question, (Passage(row.passage, row.title),)) for row in rows]
         few = samples[:3000]
-        turned = [replace(sample, positives=other.positives) for sample, other in zip(few, few[7:] + few[:7], strict=True)]
-        half = [wrong if number % 2 else right for number, (right, wrong) in enumerate(zip(few, turned, strict=True))]
-        kinds = {"-3000": few, "-10": few[:10], "-50": few[:50], "-500": few[:500], "-shuffled": turned, "-half": half}
+        turned = [
+            replace(sample, positives=other.positives)
+            for sample, other in zip(few, few[7:] + few[:7], strict=True)
+        ]
+        half = [
+            wrong if number % 2 else right
+            for number, (right, wrong) in enumerate(zip(few, turned, strict=True))
+        ]
+        kinds = {
+            "-3000": few,
+            "-10": few[:10],
+            "-50": few[:50],
+            "-500": few[:500],
+            "-shuffled": turned,
+            "-half": half,
+        }
         for end, chosen in {"": samples, **kinds}.items():
             write_training_set(self._set(name, f"train{end}.jsonl"), chosen)
 
@@ -183,26 +234,71 @@ class Study:
         """Trains them, without a validation: the last checkpoint is the base."""
         encoder, passages = self.out / "encoder", self.out / "sets" / "passages.jsonl"
         if not (encoder / "config.json").exists():
-            _dpr("new-encoder", f"corpus={passages}", f"out={encoder}", "layers=0", "hidden=256", "vocab_size=16000")
+            _dpr(
+                "new-encoder",
+                f"corpus={passages}",
+                f"out={encoder}",
+                "layers=0",
+                "hidden=256",
+                "vocab_size=16000",
+            )
         for name, learned in BASES.items():
-            sets = [str(self._set(one, "train.jsonl")) for one in learned] or [f"{{file: {passages}, pairs: mixed}}"]
+            sets = [str(self._set(one, "train.jsonl")) for one in learned] or [
+                f"{{file: {passages}, pairs: mixed}}"
+            ]
             if not (self._base(name) / "metrics.json").exists():
-                form = ("encoder=static", f"encoder.pretrained_model_cfg={encoder}", "train.hard_negatives=0", "train.eval_per_epoch=0")
+                form = (
+                    "encoder=static",
+                    f"encoder.pretrained_model_cfg={encoder}",
+                    "train.hard_negatives=0",
+                    "train.eval_per_epoch=0",
+                )
                 size = ("train.num_train_epochs=4", "train.batch_size=256", "train.keep_last=1")
-                _dpr("train", *form, *size, f"train_datasets=[{','.join(sets)}]", f"output_dir={self._base(name)}", "device=cpu")
+                _dpr(
+                    "train",
+                    *form,
+                    *size,
+                    f"train_datasets=[{','.join(sets)}]",
+                    f"output_dir={self._base(name)}",
+                    "device=cpu",
+                )
 
     def measure(self, one: Draw) -> None:
         """Trains, and judges on test."""
         run, dev = self.out / "runs" / f"{one.number:02d}", self._set(one.judged_by, "dev")
-        files = f"corpus: {dev / 'corpus.jsonl'}, questions: {dev / 'questions.jsonl'}, qrels: {dev / 'qrels.tsv'}"
+        files = (
+            f"corpus: {dev / 'corpus.jsonl'}, questions: {dev / 'questions.jsonl'}, qrels:"
+            f" {dev / 'qrels.tsv'}"
+        )
         name, _, rows = one.train.partition("-")
         train = self._set(name, f"train-{rows}.jsonl")
         chosen = ("train.best_metric=eval/dev/ndcg@10", "train.keep=better")
-        quick = ("train.keep_last=1", "train.sanity_validation=0", "train.num_workers=0", "train.hard_negatives=0", "device=cpu")
+        quick = (
+            "train.keep_last=1",
+            "train.sanity_validation=0",
+            "train.num_workers=0",
+            "train.hard_negatives=0",
+            "device=cpu",
+        )
         sets = (f"train_datasets={train}", f"train.validation=[{{kind: retrieval, {files}, name: dev}}]")
-        _dpr("train", f"model_file={self._base(one.base)}", *sets, *chosen, *quick, *one.settings, f"output_dir={run}")
-        verdict, opened = json.loads((run / "verdict.json").read_text()), json.loads((run / "run.json").read_text())
-        ways = {"last": opened["last_checkpoint"], "best": verdict["best_checkpoint"], "better": opened["best_checkpoint"]}
+        _dpr(
+            "train",
+            f"model_file={self._base(one.base)}",
+            *sets,
+            *chosen,
+            *quick,
+            *one.settings,
+            f"output_dir={run}",
+        )
+        verdict, opened = (
+            json.loads((run / "verdict.json").read_text()),
+            json.loads((run / "run.json").read_text()),
+        )
+        ways = {
+            "last": opened["last_checkpoint"],
+            "best": verdict["best_checkpoint"],
+            "better": opened["best_checkpoint"],
+        }
         base, found = self._base_values(one), dict[str, Any]()
         for way, name in ways.items():
             values = next((found[other] for other in found if ways[other] == name), None)
@@ -213,7 +309,13 @@ class Study:
 
     def _judged(self, one: Draw, model: Path, base: list[float]) -> dict[str, float]:
         test = paired_test((base, self._values(one.judged_by, model)))
-        return {"value": test.second, "difference": test.difference, "low": test.low, "high": test.high, "p": test.p_flips}
+        return {
+            "value": test.second,
+            "difference": test.difference,
+            "low": test.low,
+            "high": test.high,
+            "p": test.p_flips,
+        }
 
     def _base_values(self, one: Draw) -> list[float]:
         key = (one.base, one.judged_by)
@@ -226,7 +328,8 @@ class Study:
         if judged_by not in self._searches:
             test = self._set(judged_by, "test")
             files: dict[str, Any] = {
-                key: str(test / f"{key}.{end}") for key, end in (("corpus", "jsonl"), ("questions", "jsonl"), ("qrels", "tsv"))
+                key: str(test / f"{key}.{end}")
+                for key, end in (("corpus", "jsonl"), ("questions", "jsonl"), ("qrels", "tsv"))
             }
             self._searches[judged_by] = RetrievalValidation(RetrievalValidationSettings(**files, name="test"))
         search = self._searches[judged_by]
@@ -260,24 +363,41 @@ WAYS = {"last": "the last checkpoint", "best": "the best on dev", "better": "tra
 
 def tables(lines: list[dict[str, Any]]) -> str:
     """Markdown: the ways over all fine-tunings, then by kind."""
-    rows = ["| opened | worse | better | worse, p < 0.05 each | worst | mean difference | mean where the best on dev is better |"]
+    rows = [
+        "| opened | worse | better | worse, p < 0.05 each | worst | mean difference | mean where the best on"
+        " dev is better |"
+    ]
     rows.append("|---|" + "---:|" * 6)
     adjusted = {way: holm([line["test"][way]["p"] for line in lines]) for way in WAYS}
-    signs = {way: [np.sign(line["test"][way]["difference"]) * (p < LEVEL) for line, p in zip(lines, adjusted[way])] for way in WAYS}
+    signs = {
+        way: [np.sign(line["test"][way]["difference"]) * (p < LEVEL) for line, p in zip(lines, adjusted[way])]
+        for way in WAYS
+    }
     good = [number for number, sign in enumerate(signs["best"]) if sign > 0]
     for way, words in WAYS.items():
         differences = np.array([line["test"][way]["difference"] for line in lines])
         each = sum(line["test"][way]["p"] < LEVEL and line["test"][way]["difference"] < 0 for line in lines)
         counts = f"{signs[way].count(-1)} | {signs[way].count(1)} | {each}"
-        rows.append(f"| {words} | {counts} | {differences.min():+.3f} | {differences.mean():+.3f} | {differences[good].mean():+.4f} |")
-    rows += ["", "| kind | fine-tunings | worse: last | best | keep=better | mean difference: best | keep=better |"]
+        rows.append(
+            f"| {words} | {counts} | {differences.min():+.3f} | {differences.mean():+.3f} |"
+            f" {differences[good].mean():+.4f} |"
+        )
+    rows += [
+        "",
+        "| kind | fine-tunings | worse: last | best | keep=better | mean difference: best | keep=better |",
+    ]
     rows.append("|---|" + "---:|" * 6)
     for kind in KINDS:
         chosen = [number for number, line in enumerate(lines) if line["kind"] == kind]
         if chosen:
             worse = " | ".join(str(sum(signs[way][number] < 0 for number in chosen)) for way in WAYS)
-            means = (np.mean([lines[number]["test"][way]["difference"] for number in chosen]) for way in list(WAYS)[1:])
-            rows.append(f"| {kind} | {len(chosen)} | {worse} | " + " | ".join(f"{mean:+.3f}" for mean in means) + " |")
+            means = (
+                np.mean([lines[number]["test"][way]["difference"] for number in chosen])
+                for way in list(WAYS)[1:]
+            )
+            rows.append(
+                f"| {kind} | {len(chosen)} | {worse} | " + " | ".join(f"{mean:+.3f}" for mean in means) + " |"
+            )
     return "\n".join(rows)
 
 
@@ -286,7 +406,9 @@ def _dpr(*arguments: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="the folder of the four sets")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=50, help="fine-tunings")

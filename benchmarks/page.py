@@ -1,4 +1,5 @@
-"""What was measured, kept as JSON beside the page that shows it, so that sections can be measured one at a time."""
+"""What was measured, kept as JSON beside the page that shows it, so that sections can be measured one at a
+time."""
 
 from __future__ import annotations
 
@@ -37,12 +38,15 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        return "" if self.at_least is None else f"{self.at_least:g}" + (", **missed**" if self.is_missed else "")
+        return (
+            "" if self.at_least is None else f"{self.at_least:g}" + (", **missed**" if self.is_missed else "")
+        )
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: Markdown, the ratios that the summary and the drawing show, under what it was measured or why it was not."""
+    """A part of the page: Markdown, the ratios that the summary and the drawing show, under what it was
+    measured or why it was not."""
 
     title: str
     text: str
@@ -61,7 +65,9 @@ def read(path: Path) -> dict[str, Section]:
         return {}
     stored = json.loads(path.read_text(encoding="utf-8"))
     return {
-        name: Section(one["title"], one["text"], tuple(Ratio(**ratio) for ratio in one["ratios"]), one["measured"])
+        name: Section(
+            one["title"], one["text"], tuple(Ratio(**ratio) for ratio in one["ratios"]), one["measured"]
+        )
         for name, one in stored.items()
     }
 

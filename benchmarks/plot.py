@@ -1,4 +1,5 @@
-"""The ratios of the page as horizontal bars, with their spread over the rounds, in one SVG that follows a dark or light screen."""
+"""The ratios of the page as horizontal bars, with their spread over the rounds, in one SVG that follows a
+dark or light screen."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from dpr.evaluation.report.charts import Axis, nice_ticks, number_text
 WIDTH, ROW, HEAD, TOP, BOTTOM = 790, 24, 26, 12, 44
 LEFT, RIGHT = 330, 60
 STYLE = (
-    "text { font: 13px system-ui, sans-serif; fill: #1b2330 } .soft { fill: #566274 } .head { font-weight: 600 } .bar { fill: #2563eb } "
-    ".grid { stroke: #dde2e9 } .even { stroke: #566274 } .spread { stroke: #1b2330; stroke-width: 1.5 } "
-    ".bar.missed { fill: #c2410c } .wanted { stroke: #12683a; stroke-width: 2.5 } "
-    "@media (prefers-color-scheme: dark) { text { fill: #e6eaf1 } .soft { fill: #a3aec0 } .grid { stroke: #303948 } "
-    ".even { stroke: #a3aec0 } .bar { fill: #7aa7ff } .bar.missed { fill: #ff9a62 } .spread { stroke: #e6eaf1 } "
-    ".wanted { stroke: #84e0ae } }"
+    "text { font: 13px system-ui, sans-serif; fill: #1b2330 } .soft { fill: #566274 } .head { font-weight:"
+    " 600 } .bar { fill: #2563eb } .grid { stroke: #dde2e9 } .even { stroke: #566274 } .spread { stroke:"
+    " #1b2330; stroke-width: 1.5 } .bar.missed { fill: #c2410c } .wanted { stroke: #12683a; stroke-width: 2.5"
+    " } @media (prefers-color-scheme: dark) { text { fill: #e6eaf1 } .soft { fill: #a3aec0 } .grid { stroke:"
+    " #303948 } .even { stroke: #a3aec0 } .bar { fill: #7aa7ff } .bar.missed { fill: #ff9a62 } .spread {"
+    " stroke: #e6eaf1 } .wanted { stroke: #84e0ae } }"
 )
 
 
@@ -28,7 +29,9 @@ class Markup(str):
 
 def tag(name: str, /, *children: str, **attributes: object) -> Markup:
     """One element; ``class_`` is ``class`` and ``stroke_width`` is ``stroke-width``."""
-    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_escape(str(value))}"' for key, value in attributes.items())
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_escape(str(value))}"' for key, value in attributes.items()
+    )
     content = "".join(child if isinstance(child, Markup) else _escape(child) for child in children)
     return Markup(f"<{name}{given}>{content}</{name}>")
 
@@ -38,11 +41,14 @@ def _escape(text: str) -> str:
 
 
 def bars(sections: Iterable[Section]) -> str:
-    """A bar for every ratio under the title of its section; a green mark stands at what the ratio has to be."""
+    """A bar for every ratio under the title of its section; a green mark stands at what the ratio has to
+    be."""
     shown = [section for section in sections if section.ratios]
     ratios = [ratio for section in shown for ratio in section.ratios]
     height = TOP + BOTTOM + HEAD * len(shown) + ROW * len(ratios)
-    ticks = nice_ticks([0.0, 1.0, *(ratio.high for ratio in ratios), *(ratio.at_least or 0.0 for ratio in ratios)])
+    ticks = nice_ticks(
+        [0.0, 1.0, *(ratio.high for ratio in ratios), *(ratio.at_least or 0.0 for ratio in ratios)]
+    )
     axis = Axis(ticks[0], ticks[-1], LEFT, WIDTH - RIGHT)
     base = height - BOTTOM
     parts = [tag("style", STYLE), tag("title", "How many times as fast: ours against others")]
@@ -51,7 +57,14 @@ def bars(sections: Iterable[Section]) -> str:
         parts.append(tag("line", x1=x, y1=TOP, x2=x, y2=base, class_="even" if value == 1 else "grid"))
         parts.append(tag("text", number_text(value), x=x, y=base + 17, text_anchor="middle", class_="soft"))
     parts.append(
-        tag("text", "times as fast (1: equal)", x=_n((LEFT + WIDTH - RIGHT) / 2), y=height - 8, text_anchor="middle", class_="soft")
+        tag(
+            "text",
+            "times as fast (1: equal)",
+            x=_n((LEFT + WIDTH - RIGHT) / 2),
+            y=height - 8,
+            text_anchor="middle",
+            class_="soft",
+        )
     )
     y = TOP
     for section in shown:
@@ -60,19 +73,32 @@ def bars(sections: Iterable[Section]) -> str:
         for ratio in section.ratios:
             parts += _row(ratio, axis, y)
             y += ROW
-    drawing = tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", width=WIDTH, height=height)
+    drawing = tag(
+        "svg",
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {WIDTH} {height}",
+        width=WIDTH,
+        height=height,
+    )
     return f"{drawing}\n"
 
 
 def _row(ratio: Ratio, axis: Axis, y: float) -> list[Markup]:
-    middle, (start, end, low, high) = y + ROW / 2, (axis.place(value) for value in (0.0, ratio.median, ratio.low, ratio.high))
+    middle, (start, end, low, high) = (
+        y + ROW / 2,
+        (axis.place(value) for value in (0.0, ratio.median, ratio.low, ratio.high)),
+    )
     colour = "bar missed" if ratio.is_missed else "bar"
     hint = tag("title", f"{ratio.what}: {ratio.text}")
     parts = [
         tag("text", ratio.what, x=LEFT - 8, y=_n(middle), dy="0.35em", text_anchor="end"),
         tag("rect", hint, x=_n(start), y=y + 4, width=_n(end - start), height=ROW - 8, rx=2, class_=colour),
         tag("line", x1=_n(low), y1=_n(middle), x2=_n(high), y2=_n(middle), class_="spread"),
-        *(tag("line", x1=_n(x), y1=_n(middle - 4), x2=_n(x), y2=_n(middle + 4), class_="spread") for x in (low, high)),
+        *(
+            tag("line", x1=_n(x), y1=_n(middle - 4), x2=_n(x), y2=_n(middle + 4), class_="spread")
+            for x in (low, high)
+        ),
         tag("text", f"{ratio.median:.2f}", x=_n(max(end, high) + 6), y=_n(middle), dy="0.35em"),
     ]
     if ratio.at_least is not None:

@@ -1,9 +1,11 @@
-"""What `pool/...` of the log line and the watch for a collapse cost, as a share of a training's time from its first update to its last.
+"""What `pool/...` of the log line and the watch for a collapse cost, as a share of a training's time from its
+first update to its last.
 
     python -m benchmarks.pool_metrics train_datasets=train.jsonl device=cpu ...
 
-takes the arguments of `dpr train`, runs it in a temporary folder, and prints the share. Times are of timers within the one run; on a GPU
-they are those of the host, which is what training waits for. ``train.log_batch_step`` decides how often the metrics are taken.
+takes the arguments of `dpr train`, runs it in a temporary folder, and prints the share. Times are of timers
+within the one run; on a GPU they are those of the host, which is what training waits for.
+``train.log_batch_step`` decides how often the metrics are taken.
 """
 
 from __future__ import annotations
@@ -38,4 +40,7 @@ if __name__ == "__main__":
         if code := main(["train", *sys.argv[1:], f"output_dir={folder}/run"]):
             raise SystemExit(code)
     total = taken["last"] - taken["first"]
-    print(f"{taken['metrics'] / total:.2%} of {total:.1f} s, {taken['updates']:.0f} updates of {1000 * total / taken['updates']:.0f} ms")
+    print(
+        f"{taken['metrics'] / total:.2%} of {total:.1f} s, {taken['updates']:.0f} updates of"
+        f" {1000 * total / taken['updates']:.0f} ms"
+    )

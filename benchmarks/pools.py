@@ -1,7 +1,9 @@
-"""``python -m benchmarks.pools --data ../shared/data --out runs/pools``: random pools beside pools of rows that share words.
+"""``python -m benchmarks.pools --data ../shared/data --out runs/pools``: random pools beside pools of rows
+that share words.
 
-Static encoders from the same random rows, with equally many steps, on parts of ``benchmarks.study_data`` and on pairs cut from Cranfield's
-abstracts. Prints for each the means over seeds, and the difference with its 95 % interval over the test's questions.
+Static encoders from the same random rows, with equally many steps, on parts of ``benchmarks.study_data`` and
+on pairs cut from Cranfield's abstracts. Prints for each the means over seeds, and the difference with its 95
+% interval over the test's questions.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ CASES = {
 
 
 def measure(case: Case, folder: Path, seed: int, *, by_words: bool) -> Measured:
-    """Trains from the random rows of a seed and judges on the test part. The seconds include reading the words."""
+    """Trains from the random rows of a seed and judges on the test part. The seconds include reading the
+    words."""
     seed_torch(1, seed)
     settings = EncoderSettings(pooling="idf_sqrt", normalize=True, shared=True)
     options = TowerOptions(temperature=case.temperature)
@@ -76,13 +79,23 @@ def measure(case: Case, folder: Path, seed: int, *, by_words: bool) -> Measured:
     shutil.rmtree(run)
     model.eval()
     passages, qrels = list(read_passages(corpus)), read_qrels(qrels_of(folder / "test"))
-    asked = [question for question in read_questions(folder / "test" / "queries.jsonl") if qrels.get(str(question.id))]
+    asked = [
+        question
+        for question in read_questions(folder / "test" / "queries.jsonl")
+        if qrels.get(str(question.id))
+    ]
     vectors = model.encode_passages([Passage(passage.text, passage.title) for passage in passages])
     scores = model.encode_questions([question.text for question in asked]) @ vectors.T
     best = np.argsort(-scores, axis=1, kind="stable")[:, :DEPTH]
-    found = {str(asked[row].id): [(str(passages[hit].id), float(scores[row, hit])) for hit in hits] for row, hits in enumerate(best)}
+    found = {
+        str(asked[row].id): [(str(passages[hit].id), float(scores[row, hit])) for hit in hits]
+        for row, hits in enumerate(best)
+    }
     values = evaluate_questions(found, qrels, (10, DEPTH))
-    metrics = {name: {question: each[name] for question, each in values.items()} for name in (case.metric, f"accuracy@{DEPTH}")}
+    metrics = {
+        name: {question: each[name] for question, each in values.items()}
+        for name in (case.metric, f"accuracy@{DEPTH}")
+    }
     return Measured(metrics, seconds, seconds)
 
 
@@ -92,13 +105,23 @@ def prepare(case: Case, data: Path, out: Path) -> Path:
     write_set(case.source, data, folder, dpr)
     texts = (f"--corpus={folder / 'texts.jsonl'}", f"--questions={folder / 'train.jsonl'}")
     made = folder / "encoder"
-    dpr(made, "new-encoder", *texts, f"--vocab-size={VOCABULARY}", f"--hidden={WIDTH}", f"--out={made}", "--layers=0")
+    dpr(
+        made,
+        "new-encoder",
+        *texts,
+        f"--vocab-size={VOCABULARY}",
+        f"--hidden={WIDTH}",
+        f"--out={made}",
+        "--layers=0",
+    )
     return folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with squad/, medquad/ and cranfield/")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with squad/, medquad/ and cranfield/"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
@@ -109,8 +132,14 @@ def main() -> None:
         runs: dict[str, dict[int, Measured]] = {"random pools": {}, "pools by words": {}}
         for seed in arguments.seeds:
             for condition in runs:
-                runs[condition][seed] = found = measure(case, folder, seed, by_words=condition == "pools by words")
-                print(f"{name}, seed {seed}, {condition}: {case.metric} {per_question([found], case.metric).mean():.4f}", flush=True)
+                runs[condition][seed] = found = measure(
+                    case, folder, seed, by_words=condition == "pools by words"
+                )
+                print(
+                    f"{name}, seed {seed}, {condition}: {case.metric}"
+                    f" {per_question([found], case.metric).mean():.4f}",
+                    flush=True,
+                )
         print(f"\n{name}\n\n{table(runs, (case.metric, f'accuracy@{DEPTH}'), 'random pools')}\n", flush=True)
 
 

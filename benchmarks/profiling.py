@@ -36,8 +36,13 @@ def kind_of(operation: str) -> str:
 
 
 def table(seconds: Mapping[str, float], found: Mapping[str, Mapping[str, float]]) -> str:
-    """A Markdown table of seconds by kind, one column a side; a side's seconds are those of a round without the profiler."""
+    """A Markdown table of seconds by kind, one column a side; a side's seconds are those of a round without
+    the profiler."""
     lines = [f"| seconds of a round | {' | '.join(found)} |", "|---|" + "---:|" * len(found)]
     for kind in [*KINDS, REST]:
-        lines.append(f"| {kind} | " + " | ".join(f"{one[kind] * seconds[side]:.2f}" for side, one in found.items()) + " |")
+        lines.append(
+            f"| {kind} | "
+            + " | ".join(f"{one[kind] * seconds[side]:.2f}" for side, one in found.items())
+            + " |"
+        )
     return "\n".join(lines)

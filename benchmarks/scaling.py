@@ -1,10 +1,14 @@
-"""``python -m benchmarks.scaling``: what sharing a pool between processes costs on a machine whose cores do not become more.
+"""``python -m benchmarks.scaling``: what sharing a pool between processes costs on a machine whose cores do
+not become more.
 
-1. The same pool of questions on 1, 2 and 4 processes, one thread each, all on one core: work that is shared costs nothing more, so what a
-   step takes longer is what processes cost (messages, and each its own update of all weights).
-2. The collectives of a step one by one: each is entered together, after a barrier, so that its own time and the wait for the last
-   process are told apart. Nothing overlaps here, so these are what a step would pay if nothing could be hidden.
-3. Two processes on two cores, gathering beside the question tower's work and gathering while everything waits, in turns.
+1. The same pool of questions on 1, 2 and 4 processes, one thread each, all on one core: work that is shared
+   costs nothing more, so what a step takes longer is what processes cost (messages, and each its own update
+   of all weights).
+2. The collectives of a step one by one: each is entered together, after a barrier, so that its own time and
+   the wait for the last process are told apart. Nothing overlaps here, so these are what a step would pay if
+   nothing could be hidden.
+3. Two processes on two cores, gathering beside the question tower's work and gathering while everything
+   waits, in turns.
 4. What every rank does for the whole pool, however many share it: finding which contexts count.
 """
 
@@ -106,7 +110,8 @@ def timed_collectives(watch: Stopwatch, model: nn.Module) -> Iterator[None]:
 
 
 class Training:
-    """This rank's share of the work: ``pool`` questions over all ranks, two towers, two passages a question."""
+    """This rank's share of the work: ``pool`` questions over all ranks, two towers, two passages a
+    question."""
 
     def __init__(self, folder: str, pool: int) -> None:
         ranks = current_ranks()
@@ -135,8 +140,11 @@ class Training:
         self._optimizer.zero_grad()
 
 
-def seconds_of_steps(folder: str, pool: int, steps: int, cores: Sequence[int]) -> tuple[list[float], dict[str, float]]:
-    """Seconds of each step as training does it, and then seconds a step by name when every collective is done by itself."""
+def seconds_of_steps(
+    folder: str, pool: int, steps: int, cores: Sequence[int]
+) -> tuple[list[float], dict[str, float]]:
+    """Seconds of each step as training does it, and then seconds a step by name when every collective is done
+    by itself."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -149,7 +157,9 @@ def seconds_of_steps(folder: str, pool: int, steps: int, cores: Sequence[int]) -
             whole = sum(training.step() for _ in range(steps))
     finally:
         os.sched_setaffinity(0, before)
-    return seconds, {name: value / steps for name, value in (training.watch.seconds | {"whole": whole}).items()}
+    return seconds, {
+        name: value / steps for name, value in (training.watch.seconds | {"whole": whole}).items()
+    }
 
 
 def _gather_at_once(local: Tensor) -> Callable[[], Tensor]:
@@ -172,7 +182,8 @@ def both_ways(folder: str, pool: int, rounds: int) -> list[float]:
 
 
 def seconds_of_candidates(slots: int, questions: int = 128) -> float:
-    """Finding the distinct contexts among ``slots``, a tenth of which repeat others, for questions with one known positive each."""
+    """Finding the distinct contexts among ``slots``, a tenth of which repeat others, for questions with one
+    known positive each."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(2**62, (slots, 2), generator=generator)
     repeats = slots // 10
@@ -181,13 +192,22 @@ def seconds_of_candidates(slots: int, questions: int = 128) -> float:
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
-        find_candidates("distinct", positives, valid, ids, ids[:questions, None], torch.ones(questions, 1, dtype=torch.bool))
+        find_candidates(
+            "distinct",
+            positives,
+            valid,
+            ids,
+            ids[:questions, None],
+            torch.ones(questions, 1, dtype=torch.bool),
+        )
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pool", type=int, default=32)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--layers", type=int, default=2)
@@ -198,20 +218,35 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_encoder(Path(folder), load_texts(64), layers=arguments.layers, width=arguments.width)
         alone = 0.0
-        print("| processes on one core | ms a step | 1 process / these | in collectives | update |\n|---:|---:|---:|---:|---:|")
+        print(
+            "| processes on one core | ms a step | 1 process / these | in collectives | update"
+            " |\n|---:|---:|---:|---:|---:|"
+        )
         parts = {}
         for world_size in (1, 2, 4):
-            steps, parts[world_size] = run_on_ranks(seconds_of_steps, world_size, folder, arguments.pool, arguments.steps, [core])[0]
+            steps, parts[world_size] = run_on_ranks(
+                seconds_of_steps, world_size, folder, arguments.pool, arguments.steps, [core]
+            )[0]
             median, own = statistics.median(steps), parts[world_size]
             alone = alone or median
-            shares = sum(own.get(name, 0.0) for name in COLLECTIVES) / own["whole"], own[UPDATE] / own["whole"]
-            print(f"| {world_size} | {1e3 * median:.0f} | {alone / median:.2f} | {shares[0]:.1%} | {shares[1]:.1%} |", flush=True)
+            shares = (
+                sum(own.get(name, 0.0) for name in COLLECTIVES) / own["whole"],
+                own[UPDATE] / own["whole"],
+            )
+            print(
+                f"| {world_size} | {1e3 * median:.0f} | {alone / median:.2f} | {shares[0]:.1%} |"
+                f" {shares[1]:.1%} |",
+                flush=True,
+            )
         print("\n| ms a step, each by itself | 2 processes | 4 processes |\n|---|---:|---:|")
         for name in (*COLLECTIVES, WAITING, UPDATE, "whole"):
             print(f"| {name} | {1e3 * parts[2][name]:.1f} | {1e3 * parts[4][name]:.1f} |", flush=True)
         ratios = run_on_ranks(both_ways, 2, folder, arguments.pool, arguments.steps)[0]
         low, high = min(ratios), max(ratios)
-        print(f"\nwaiting for the gather at once / beside the work: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+        print(
+            f"\nwaiting for the gather at once / beside the work: {statistics.median(ratios):.3f} ({low:.3f}"
+            f" to {high:.3f})"
+        )
     print("\n| slots of the pool | finding what counts, ms |\n|---:|---:|")
     for slots in (256, 2048, 16384, 131072):
         print(f"| {slots:,} | {1e3 * seconds_of_candidates(slots):.1f} |", flush=True)

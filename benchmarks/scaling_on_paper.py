@@ -1,4 +1,5 @@
-"""``python -m benchmarks.scaling_on_paper``: what a step sends and scores on many GPUs, from the formulas of docs/scaling.md.
+"""``python -m benchmarks.scaling_on_paper``: what a step sends and scores on many GPUs, from the formulas of
+docs/scaling.md.
 
 Nothing is measured here.
 """
@@ -11,12 +12,14 @@ LATENCY_S = 5e-6  # of one step of a ring, launch included
 BUCKET_BYTES = 25 * 2**20  # PyTorch's default
 BLOCK_SCORES = 1 << 22  # ``BiEncoderNllLoss``: more are never held
 LINKS = {"NVLink": 200e9, "400 Gbit/s": 50e9, "100 Gbit/s": 12.5e9}
-"""Bytes a second in one direction that a ring is assumed to reach: inside a node, and where it leaves it (one adapter a node)."""
+"""Bytes a second in one direction that a ring is assumed to reach: inside a node, and where it leaves it (one
+adapter a node)."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``ranks`` W, ``questions`` B of each, ``slots`` per question, ``dimension`` D, ``parameters`` P that are trained, in fp32."""
+    """``ranks`` W, ``questions`` B of each, ``slots`` per question, ``dimension`` D, ``parameters`` P that
+    are trained, in fp32."""
 
     ranks: int
     questions: int
@@ -72,14 +75,26 @@ def main() -> None:
     for case in CASES:
         scores = f"{case.scores * 4 / 1e6:,.1f}" + (" (blocks: 16.8)" if case.scores > BLOCK_SCORES else "")
         print(
-            f"| {case.ranks} | {case.questions:,} | {case.pool:,} | {case.contexts:,} | {2 * case.gather_bytes / 1e6:,.1f} | "
-            f"{case.gradient_bytes / 1e6:,.0f} | {scores} | {case.loss_flops / 1e9:,.1f} |"
+            f"| {case.ranks} | {case.questions:,} | {case.pool:,} | {case.contexts:,} |"
+            f" {2 * case.gather_bytes / 1e6:,.1f} | {case.gradient_bytes / 1e6:,.0f} | {scores} |"
+            f" {case.loss_flops / 1e9:,.1f} |"
         )
-    print("\n| GPUs | B | " + " | ".join(f"{link}: gather / gradients, ms" for link in LINKS) + " |\n|---:|---:|---:|---:|---:|")
+    print(
+        "\n| GPUs | B | "
+        + " | ".join(f"{link}: gather / gradients, ms" for link in LINKS)
+        + " |\n|---:|---:|---:|---:|---:|"
+    )
     for case in CASES:
         usable = {link: speed for link, speed in LINKS.items() if case.ranks <= 8 or link != "NVLink"}
-        cells = {link: f"{1e3 * case.gather_s(speed):,.1f} / {1e3 * case.gradient_s(speed):,.0f}" for link, speed in usable.items()}
-        print(f"| {case.ranks} | {case.questions:,} | " + " | ".join(cells.get(link, "") for link in LINKS) + " |")
+        cells = {
+            link: f"{1e3 * case.gather_s(speed):,.1f} / {1e3 * case.gradient_s(speed):,.0f}"
+            for link, speed in usable.items()
+        }
+        print(
+            f"| {case.ranks} | {case.questions:,} | "
+            + " | ".join(cells.get(link, "") for link in LINKS)
+            + " |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""``python -m benchmarks.search``: exact search against faiss's flat index, on the same vectors with the same number of threads."""
+"""``python -m benchmarks.search``: exact search against faiss's flat index, on the same vectors with the same
+number of threads."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from benchmarks.page import Ratio, Section
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.products import bfloat16_is_faster
 
-CASES = [(200_000, 256, 1, 100), (200_000, 256, 32, 10), (200_000, 256, 512, 100), (200_000, 768, 512, 100), (100_000, 256, 4096, 100)]
+CASES = [
+    (200_000, 256, 1, 100),
+    (200_000, 256, 32, 10),
+    (200_000, 256, 512, 100),
+    (200_000, 768, 512, 100),
+    (100_000, 256, 4096, 100),
+]
 
 
 def compare(passages: int, dimension: int, queries: int, k: int, rounds: int) -> tuple[float, list[float]]:
@@ -38,28 +45,39 @@ def compare(passages: int, dimension: int, queries: int, k: int, rounds: int) ->
         if number:  # the first round warms both up
             seconds.append(middle - start)
             ratios.append((end - middle) / (middle - start))
-    shared = sum(len({int(name) for name in row} & set(found.tolist())) for row, found in zip(ours, theirs, strict=True))
+    shared = sum(
+        len({int(name) for name in row} & set(found.tolist()))
+        for row, found in zip(ours, theirs, strict=True)
+    )
     assert shared >= 0.999 * queries * k, "the two disagree by more than rounding"
     return statistics.median(seconds), ratios
 
 
 def section(rounds: int) -> Section:
     """Every case; vectors are in memory on both sides."""
-    lines = ["| passages | dimensions | questions | best | seconds | faster than faiss flat by |", "|---:|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| passages | dimensions | questions | best | seconds | faster than faiss flat by |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
     found = []
     for passages, dimension, queries, k in CASES:
         seconds, ratios = compare(passages, dimension, queries, k, rounds)
         found.append(Ratio.of(f"faiss flat, {queries:,} questions of {dimension}, best {k}", ratios))
         lines.append(f"| {passages:,} | {dimension} | {queries:,} | {k} | {seconds:.2f} | {found[-1].text} |")
-    kind = "bfloat16, which a trial found faster here" if bfloat16_is_faster() else "float32, as a trial found bfloat16 no faster here"
+    kind = (
+        "bfloat16, which a trial found faster here"
+        if bfloat16_is_faster()
+        else "float32, as a trial found bfloat16 no faster here"
+    )
     what = (
-        "Exact search (`indexer=exact`) against faiss's flat index (IndexFlatIP), the same random vectors and number of threads. "
-        f"Ours names candidates by products in {kind} (for 32 questions or more), and scores each again in float64. "
-        "The lengths of the longest vectors are found by the first search and serve the others, which are measured, as vectors are added "
-        "to faiss before. Of one thread's time for 1,024 questions of 256 against 100,000 passages, half goes into the products, a fifth "
-        "into finding which scores reach far enough, a sixth into scoring candidates again (about 200 a question of the first block, for "
-        "100 that are found) and the rest into conversion and merging: what the small blocks of faiss need less of, and what stands in "
-        "the way where the figure is below 1."
+        "Exact search (`indexer=exact`) against faiss's flat index (IndexFlatIP), the same random vectors"
+        f" and number of threads. Ours names candidates by products in {kind} (for 32 questions or more), and"
+        " scores each again in float64. The lengths of the longest vectors are found by the first search and"
+        " serve the others, which are measured, as vectors are added to faiss before. Of one thread's time"
+        " for 1,024 questions of 256 against 100,000 passages, half goes into the products, a fifth into"
+        " finding which scores reach far enough, a sixth into scoring candidates again (about 200 a question"
+        " of the first block, for 100 that are found) and the rest into conversion and merging: what the"
+        " small blocks of faiss need less of, and what stands in the way where the figure is below 1."
     )
     return Section("Search", "\n\n".join([what, "\n".join(lines)]), tuple(found))
 

@@ -1,8 +1,10 @@
-"""``python -m benchmarks.serving RUN_FOLDER --questions FILE``: load on ``dpr serve``, with and without batching, and a long run with
-reloads and killed workers. Every answer is compared with that to the same question asked alone.
+"""``python -m benchmarks.serving RUN_FOLDER --questions FILE``: load on ``dpr serve``, with and without
+batching, and a long run with reloads and killed workers. Every answer is compared with that to the same
+question asked alone.
 
     python -m benchmarks.serving runs/quickstart --questions runs/quickstart/data/test_questions.jsonl
-    python -m benchmarks.serving runs/quickstart --questions runs/quickstart/data/test_questions.jsonl --minutes 10
+    python -m benchmarks.serving runs/quickstart --questions runs/quickstart/data/test_questions.jsonl
+    --minutes 10
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class Load:
         times = np.array(self.latencies) * 1000
         rate = len(times) / self.seconds
         return (
-            f"{len(times)} answers, {rate:.1f} a second, p50 {np.percentile(times, 50):.0f} ms, p99 {np.percentile(times, 99):.0f} ms, "
-            f"{len(self.wrong)} wrong or lost"
+            f"{len(times)} answers, {rate:.1f} a second, p50 {np.percentile(times, 50):.0f} ms, p99"
+            f" {np.percentile(times, 99):.0f} ms, {len(self.wrong)} wrong or lost"
         )
 
 
@@ -63,7 +65,10 @@ class Connection:
             self._streams = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self._streams
         body = json.dumps(value).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length:"
+            f" {len(body)}\r\n\r\n"
+        )
         writer.write(head.encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", answer)
@@ -77,7 +82,8 @@ class Connection:
 
 
 def is_same(found: Hits, expected: Hits) -> bool:
-    """Whether both lists are the same but for the order of scores that differ by rounding: a batch is encoded in other sums."""
+    """Whether both lists are the same but for the order of scores that differ by rounding: a batch is encoded
+    in other sums."""
     if len(found) != len(expected):
         return False
     scores = np.array([[score for _, score in hits] for hits in (found, expected)])
@@ -163,7 +169,8 @@ async def answers_alone(port: int, index: str | None, questions: Sequence[str]) 
 
 @dataclass
 class Memory:
-    """Of each process, over a load: requests answered so far, and its own memory in MB (what it has not mapped from files)."""
+    """Of each process, over a load: requests answered so far, and its own memory in MB (what it has not
+    mapped from files)."""
 
     samples: defaultdict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -171,21 +178,28 @@ class Memory:
         for each in [pid, *workers(pid)]:
             with contextlib.suppress(OSError):
                 if found := re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{each}/status").read_text()):
-                    self.samples["service" if each == pid else f"worker {each}"].append((answered, int(found[1]) / 1024))
+                    self.samples["service" if each == pid else f"worker {each}"].append(
+                        (answered, int(found[1]) / 1024)
+                    )
 
     def text(self) -> str:
-        """A line for each process that was there for a minute: its memory in the second half of that time, when it is warm."""
+        """A line for each process that was there for a minute: its memory in the second half of that time,
+        when it is warm."""
         lines = []
         for name, seen in self.samples.items():
             answered, used = np.array(seen[len(seen) // 2 :]).T
             if len(seen) * _EVERY_S >= 60:
                 slope = float(np.polyfit(answered, used, 1)[0]) * 1000
-                lines.append(f"{name}: {used[0]:.1f} -> {used[-1]:.1f} MB over {np.ptp(answered):.0f} answers, {slope:+.4f} MB per 1,000")
+                lines.append(
+                    f"{name}: {used[0]:.1f} -> {used[-1]:.1f} MB over {np.ptp(answered):.0f} answers,"
+                    f" {slope:+.4f} MB per 1,000"
+                )
         return "\n".join(lines)
 
 
 async def disturb(pid: int, port: int, minutes: float, samples: list[float]) -> None:
-    """Every minute a reload, half a minute later a killed worker; memory of all processes is noted before each."""
+    """Every minute a reload, half a minute later a killed worker; memory of all processes is noted before
+    each."""
     for _ in range(round(minutes)):
         await asyncio.sleep(25)
         os.kill(workers(pid)[0], signal.SIGKILL)
@@ -208,8 +222,18 @@ async def long_run(pid: int, port: int, questions: Sequence[str], options: argpa
             own.note(pid, len(done.latencies))
 
     noting = asyncio.create_task(note())
-    disturbing = asyncio.create_task(disturb(pid, port, 0 if options.calm else options.minutes, after_minutes))
-    await load(port, options.index, questions, expected, connections=options.connections, seconds=options.minutes * 60, done=done)
+    disturbing = asyncio.create_task(
+        disturb(pid, port, 0 if options.calm else options.minutes, after_minutes)
+    )
+    await load(
+        port,
+        options.index,
+        questions,
+        expected,
+        connections=options.connections,
+        seconds=options.minutes * 60,
+        done=done,
+    )
     await disturbing
     noting.cancel()
     print(done.text(), *done.wrong[:5], own.text(), sep="\n")
@@ -222,26 +246,48 @@ def compare(questions: Sequence[str], options: argparse.Namespace) -> bool:
     """Batching against one question at a time, in turns on services of the same files."""
     rates: list[tuple[float, float]] = []
     is_right = True
-    with service(options.folder, "batch=1", *options.settings) as (_, one), service(options.folder, *options.settings) as (_, many):
+    with (
+        service(options.folder, "batch=1", *options.settings) as (_, one),
+        service(options.folder, *options.settings) as (_, many),
+    ):
         expected = asyncio.run(answers_alone(one, options.index, questions))
         for _ in range(options.rounds):
             both = []
             for port in (one, many):
                 both.append(
-                    asyncio.run(load(port, options.index, questions, expected, connections=options.connections, seconds=options.seconds))
+                    asyncio.run(
+                        load(
+                            port,
+                            options.index,
+                            questions,
+                            expected,
+                            connections=options.connections,
+                            seconds=options.seconds,
+                        )
+                    )
                 )
-                print(f"{'batch=1' if port == one else 'batching'}: {both[-1].text()}", *both[-1].wrong[:3], sep="\n  ", flush=True)
+                print(
+                    f"{'batch=1' if port == one else 'batching'}: {both[-1].text()}",
+                    *both[-1].wrong[:3],
+                    sep="\n  ",
+                    flush=True,
+                )
                 is_right &= not both[-1].wrong
             first, second = (len(done.latencies) / done.seconds for done in both)
             slow, quick = (float(np.percentile(done.latencies, 99)) for done in both)
             rates.append((second / first, quick / slow))
     throughput, tail = np.median(np.array(rates), axis=0)
-    print(f"throughput x {throughput:.2f} (at least 3.5), p99 x {tail:.2f} (at most 0.33), medians of {options.rounds} rounds")
+    print(
+        f"throughput x {throughput:.2f} (at least 3.5), p99 x {tail:.2f} (at most 0.33), medians of"
+        f" {options.rounds} rounds"
+    )
     return is_right
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     parser.add_argument("settings", nargs="*", help="of dpr serve, e.g. modes=dense")
     parser.add_argument("--index", help="name of the index to ask (default: the folder's own)")
@@ -250,10 +296,19 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=0.0, help="instead: so long, with a reload and a killed worker each minute")
-    parser.add_argument("--calm", action="store_true", help="with --minutes: no reload, and no worker is killed")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=0.0,
+        help="instead: so long, with a reload and a killed worker each minute",
+    )
+    parser.add_argument(
+        "--calm", action="store_true", help="with --minutes: no reload, and no worker is killed"
+    )
     options = parser.parse_args()
-    questions = [question.text for question in itertools.islice(read_questions(options.questions), options.count)]
+    questions = [
+        question.text for question in itertools.islice(read_questions(options.questions), options.count)
+    ]
     if not options.minutes:
         return 0 if compare(questions, options) else 1
     with service(options.folder, *options.settings) as (pid, port):

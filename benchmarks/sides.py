@@ -1,6 +1,8 @@
-"""The sides of the comparison. Each is given the same weights, texts, batches and optimizer, and returns what does one round of work.
+"""The sides of the comparison. Each is given the same weights, texts, batches and optimizer, and returns what
+does one round of work.
 
-A round of training returns the loss of each of its batches, so that a test can see that the sides compute the same.
+A round of training returns the loss of each of its batches, so that a test can see that the sides compute the
+same.
 """
 
 from __future__ import annotations
@@ -58,14 +60,26 @@ def our_batches(model: BiEncoder, texts: Texts, *, batch: int) -> list[BiEncoder
 
 
 def our_training(
-    model: BiEncoder, batches: Sequence[BiEncoderBatch], device: torch.device, *, grad_cache_tokens: int = 0, precision: str = "fp32"
+    model: BiEncoder,
+    batches: Sequence[BiEncoderBatch],
+    device: torch.device,
+    *,
+    grad_cache_tokens: int = 0,
+    precision: str = "fp32",
 ) -> Training:
     """The trainer's step, direct or with gradients cached."""
     model.to(device).train()
     optimizer = make_optimizer(model, OptimizerSettings(learning_rate=LEARNING_RATE))
     step: Step = DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=device, precision=precision)
     if grad_cache_tokens:
-        step = CachedStep(model, BiEncoderNllLoss(), max_tokens=grad_cache_tokens, ranks=Ranks(), device=device, precision=precision)
+        step = CachedStep(
+            model,
+            BiEncoderNllLoss(),
+            max_tokens=grad_cache_tokens,
+            ranks=Ranks(),
+            device=device,
+            precision=precision,
+        )
 
     def work() -> list[float]:
         results = []
@@ -92,20 +106,30 @@ def plain_training(
     pad_to: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Training:
-    """A plain loop on a Hugging Face BERT: padded to the longest of the batch, or to ``pad_to`` as DPR runs it; ``dtype`` by autocast."""
+    """A plain loop on a Hugging Face BERT: padded to the longest of the batch, or to ``pad_to`` as DPR runs
+    it; ``dtype`` by autocast."""
     from transformers import AutoConfig, AutoModel
 
-    config = AutoConfig.from_pretrained(str(folder), hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    model: nn.Module = AutoModel.from_pretrained(str(folder), config=config, add_pooling_layer=False).to(device).train()
+    config = AutoConfig.from_pretrained(
+        str(folder), hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
+    )
+    model: nn.Module = (
+        AutoModel.from_pretrained(str(folder), config=config, add_pooling_layer=False).to(device).train()
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    padded = [[_padded(tokens, pad_to, device) for tokens in (batch.questions, batch.contexts)] for batch in batches]
+    padded = [
+        [_padded(tokens, pad_to, device) for tokens in (batch.questions, batch.contexts)] for batch in batches
+    ]
     targets = [batch.context_row[batch.positive_idx].to(device) for batch in batches]
 
     def work() -> list[float]:
         losses = []
         for (questions, contexts), target in zip(padded, targets, strict=True):
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-                vectors = [model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in (questions, contexts)]
+                vectors = [
+                    model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
+                    for ids, mask in (questions, contexts)
+                ]
             loss = nn.functional.cross_entropy(vectors[0].float() @ vectors[1].float().T, target)
             loss.backward()
             _update(model, optimizer)
@@ -125,12 +149,16 @@ def sorted_training(
     micro_batch_tokens: int,
     dtype: torch.dtype | None = None,
 ) -> Training:
-    """The best that padding can do: a plain Hugging Face BERT on micro-batches of texts sorted by length, up to so many padded tokens;
-    one loss and one backward for all of them, ``dtype`` by autocast."""
+    """The best that padding can do: a plain Hugging Face BERT on micro-batches of texts sorted by length, up
+    to so many padded tokens; one loss and one backward for all of them, ``dtype`` by autocast."""
     from transformers import AutoConfig, AutoModel
 
-    config = AutoConfig.from_pretrained(str(folder), hidden_dropout_prob=dropout, attention_probs_dropout_prob=attention_dropout)
-    model: nn.Module = AutoModel.from_pretrained(str(folder), config=config, add_pooling_layer=False).to(device).train()
+    config = AutoConfig.from_pretrained(
+        str(folder), hidden_dropout_prob=dropout, attention_probs_dropout_prob=attention_dropout
+    )
+    model: nn.Module = (
+        AutoModel.from_pretrained(str(folder), config=config, add_pooling_layer=False).to(device).train()
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     prepared = []
     for batch in batches:
@@ -144,7 +172,9 @@ def sorted_training(
         losses = []
         for parts, back, target in prepared:
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-                states = [model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in parts]
+                states = [
+                    model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in parts
+                ]
             vectors = torch.cat(states).float()[back]
             loss = nn.functional.cross_entropy(vectors[: len(target)] @ vectors[len(target) :].T, target)
             loss.backward()
@@ -158,18 +188,31 @@ def sorted_training(
 def _padded(tokens: TokenBatch, pad_to: int, device: torch.device) -> tuple[Tensor, Tensor]:
     ids, mask = tokens.padded(0)
     extra = max(0, pad_to - ids.shape[1])
-    return nn.functional.pad(ids, (0, extra)).to(device), nn.functional.pad(mask, (0, extra)).to(device, torch.int64)
+    return nn.functional.pad(ids, (0, extra)).to(device), nn.functional.pad(mask, (0, extra)).to(
+        device, torch.int64
+    )
 
 
 def st_training(
-    folder: Path, texts: Texts, device: torch.device, *, batch: int, length: int, dropout: float, mini_batch_size: int = 0
+    folder: Path,
+    texts: Texts,
+    device: torch.device,
+    *,
+    batch: int,
+    length: int,
+    dropout: float,
+    mini_batch_size: int = 0,
 ) -> Training:
-    """sentence-transformers: its loss on its own padded features (question, positive, negative columns), tokenised beforehand.
+    """sentence-transformers: its loss on its own padded features (question, positive, negative columns),
+    tokenised beforehand.
 
     With ``mini_batch_size`` the loss is its gradient-cached one.
     """
     from sentence_transformers import SentenceTransformer, util
-    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss, MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import (
+        CachedMultipleNegativesRankingLoss,
+        MultipleNegativesRankingLoss,
+    )
 
     model = _st_model(folder, length, dropout, device).train()
     assert isinstance(model, SentenceTransformer)
@@ -184,7 +227,11 @@ def st_training(
     columns = (texts.questions[:half], texts.passages[:half], texts.passages[half : 2 * half])
     batches = [
         [
-            {key: value.to(device) for key, value in model.preprocess(column[start : start + batch]).items() if isinstance(value, Tensor)}
+            {
+                key: value.to(device)
+                for key, value in model.preprocess(column[start : start + batch]).items()
+                if isinstance(value, Tensor)
+            }
             for column in columns
         ]
         for start in range(0, half, batch)
@@ -209,7 +256,9 @@ def _st_model(folder: Path, length: int, dropout: float, device: torch.device) -
 
     arguments = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     body = Transformer(str(folder), max_seq_length=length, config_kwargs=arguments)
-    return SentenceTransformer(modules=[body, Pooling(body.get_embedding_dimension(), pooling_mode="cls")], device=str(device))
+    return SentenceTransformer(
+        modules=[body, Pooling(body.get_embedding_dimension(), pooling_mode="cls")], device=str(device)
+    )
 
 
 def our_encoding(model: BiEncoder, passages: Sequence[str]) -> Encoding:
@@ -221,18 +270,27 @@ def st_encoding(folder: Path, passages: Sequence[str], device: torch.device, *, 
     return lambda: [model.encode(list(passages), batch_size=32, show_progress_bar=False)].clear()  # type: ignore[operator]
 
 
-def plain_encoding(folder: Path, passages: Sequence[str], device: torch.device, *, length: int, pad_to: int = 0) -> Encoding:
-    """Batches of 32 in file order, padded to the longest or to ``pad_to``; tokenising included, as on the other sides."""
+def plain_encoding(
+    folder: Path, passages: Sequence[str], device: torch.device, *, length: int, pad_to: int = 0
+) -> Encoding:
+    """Batches of 32 in file order, padded to the longest or to ``pad_to``; tokenising included, as on the
+    other sides."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model: nn.Module = AutoModel.from_pretrained(str(folder), add_pooling_layer=False).to(device).eval()
-    padding = {"padding": "max_length", "max_length": pad_to} if pad_to else {"padding": "longest", "max_length": length}
+    padding = (
+        {"padding": "max_length", "max_length": pad_to}
+        if pad_to
+        else {"padding": "longest", "max_length": length}
+    )
 
     @torch.inference_mode()
     def work() -> None:
         for start in range(0, len(passages), 32):
-            batch = tokenizer(list(passages[start : start + 32]), truncation=True, return_tensors="pt", **padding).to(device)
+            batch = tokenizer(
+                list(passages[start : start + 32]), truncation=True, return_tensors="pt", **padding
+            ).to(device)
             model(**batch).last_hidden_state[:, 0].cpu()
 
     return work

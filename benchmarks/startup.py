@@ -1,4 +1,5 @@
-"""How long commands take before they do what they were asked for, each in a fresh process whose files the system has read before."""
+"""How long commands take before they do what they were asked for, each in a fresh process whose files the
+system has read before."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ WORDS = [f"word{number}" for number in range(500)]
 
 
 def section(rounds: int) -> Section:
-    """Seconds of short answers, and from the command to the end of the first training step beyond two imports."""
+    """Seconds of short answers, and from the command to the end of the first training step beyond two
+    imports."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         _write_inputs(folder)
@@ -40,7 +42,11 @@ def section(rounds: int) -> Section:
                 taken = run()
                 if number:  # the first round has the files read
                     seconds[name].append(taken)
-    lines = ["| | seconds | at most |", "|---|---:|---:|", *(_row(name, seconds[name], SHORT_BAR_S) for name in short)]
+    lines = [
+        "| | seconds | at most |",
+        "|---|---:|---:|",
+        *(_row(name, seconds[name], SHORT_BAR_S) for name in short),
+    ]
     imports, *steps = long
     lines.append(_row(imports, seconds[imports]))
     for name in steps:
@@ -48,8 +54,8 @@ def section(rounds: int) -> Section:
         beyond = [own - other for own, other in zip(seconds[name], seconds[imports], strict=True)]
         lines.append(_row("... beyond the imports", beyond, FIRST_STEP_BAR_S))
     what = (
-        "Fresh processes; the system has their files in memory. Training is of 400 rows with a BERT of 1 layer x 64, batches of 8, until "
-        "the line of the first step is in `metrics.jsonl`."
+        "Fresh processes; the system has their files in memory. Training is of 400 rows with a BERT of 1"
+        " layer x 64, batches of 8, until the line of the first step is in `metrics.jsonl`."
     )
     return Section("Start-up", "\n\n".join([what, "\n".join(lines)]))
 
@@ -68,7 +74,9 @@ def _write_inputs(folder: Path) -> None:
     write_encoder(folder / "encoder", load_texts(128), layers=1, width=64)
     rng = random.Random(0)
     samples = [
-        TrainingSample(" ".join(rng.sample(WORDS, 8)), (Passage(" ".join(rng.sample(WORDS, 60)), "Title", f"p{number}"),))
+        TrainingSample(
+            " ".join(rng.sample(WORDS, 8)), (Passage(" ".join(rng.sample(WORDS, 60)), "Title", f"p{number}"),)
+        )
         for number in range(400)
     ]
     write_training_set(folder / "train.jsonl", samples)
@@ -96,7 +104,8 @@ def _import_seconds(folder: Path) -> float:
 
 
 def _first_step(folder: Path, *, afresh: bool) -> float:
-    """From starting the command until the metrics of step 1 are written; ``afresh`` has no cache of the training data."""
+    """From starting the command until the metrics of step 1 are written; ``afresh`` has no cache of the
+    training data."""
     with tempfile.TemporaryDirectory(dir=folder) as run:
         cache = Path(run) / "cache" if afresh else folder / "cache"
         settings = {
@@ -109,10 +118,18 @@ def _first_step(folder: Path, *, afresh: bool) -> float:
             "train.warmup_steps": 0,
             "train.hard_negatives": 0,
         }
-        command = [sys.executable, "-m", "dpr", "train", *(f"{key}={value}" for key, value in settings.items())]
+        command = [
+            sys.executable,
+            "-m",
+            "dpr",
+            "train",
+            *(f"{key}={value}" for key, value in settings.items()),
+        ]
         metrics = Path(run) / "out" / "metrics.jsonl"
         start = time.perf_counter()
-        with subprocess.Popen(command, env=_environment(cache), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        with subprocess.Popen(
+            command, env=_environment(cache), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
             taken = _wait(lambda: metrics.is_file() and metrics.stat().st_size > 0, process, start)
             output, _ = process.communicate()
         if taken is None or process.returncode != 0:

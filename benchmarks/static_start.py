@@ -2,8 +2,8 @@
 
     python -m benchmarks.static_start ../shared/data/cranfield ../shared/data/npl --out runs/static_start
 
-Each folder has the layout of BEIR. Prints for each the share of the first 10 passages of BM25 over the same tokens that are among the
-encoder's, and nDCG@10.
+Each folder has the layout of BEIR. Prints for each the share of the first 10 passages of BM25 over the same
+tokens that are among the encoder's, and nDCG@10.
 """
 
 from __future__ import annotations
@@ -40,32 +40,52 @@ class Collection:
             self.corpus.write_bytes(gzip.decompress((folder / "corpus.jsonl.gz").read_bytes()))
         self.passages = list(read_passages(self.corpus))
         self.qrels = read_qrels(folder / "qrels" / "test.tsv")
-        self.questions = [question for question in read_questions(folder / "queries.jsonl") if self.qrels.get(str(question.id))]
+        self.questions = [
+            question
+            for question in read_questions(folder / "queries.jsonl")
+            if self.qrels.get(str(question.id))
+        ]
         self.asked = [question.text for question in self.questions]
-        self.by_words = self.bm25([f"{passage.title} {passage.text}" for passage in self.passages], self.asked)
+        self.by_words = self.bm25(
+            [f"{passage.title} {passage.text}" for passage in self.passages], self.asked
+        )
         self.by_tokens: list[list[int]] = []
 
     def tokenise(self, encoder: Path) -> None:
         """Searches for the tokens of an encoder, by BM25."""
         tensorizer = Tensorizer.load(encoder, sequence_length=LENGTH)
         tokens = tensorizer.passage_tokens(self.passages), tensorizer.question_tokens(self.asked)
-        self.by_tokens = self.bm25(*([" ".join(f"t{token}" for token in text) for text in texts] for texts in tokens))
+        self.by_tokens = self.bm25(
+            *([" ".join(f"t{token}" for token in text) for text in texts] for texts in tokens)
+        )
 
     def bm25(self, texts: list[str], questions: list[str]) -> list[list[int]]:
         index = Bm25Index.build(Texts([str(row) for row in range(len(texts))], texts), Bm25Settings())
         return [[int(row) for row in rows] for rows in index.search(questions, DEPTH)[1]]
 
     def ndcg(self, found: list[list[int]]) -> float:
-        ids = [[(str(self.passages[row].id), float(-place)) for place, row in enumerate(rows)] for rows in found]
+        ids = [
+            [(str(self.passages[row].id), float(-place)) for place, row in enumerate(rows)] for rows in found
+        ]
         run = {str(question.id): rows for question, rows in zip(self.questions, ids, strict=True)}
-        return float(np.mean([each[f"ndcg@{DEPTH}"] for each in evaluate_questions(run, self.qrels, (DEPTH,)).values()]))
+        return float(
+            np.mean(
+                [each[f"ndcg@{DEPTH}"] for each in evaluate_questions(run, self.qrels, (DEPTH,)).values()]
+            )
+        )
 
     def overlap(self, found: list[list[int]]) -> float:
-        return float(np.mean([len({*ours} & {*theirs}) / DEPTH for ours, theirs in zip(found, self.by_tokens, strict=True)]))
+        return float(
+            np.mean(
+                [len({*ours} & {*theirs}) / DEPTH for ours, theirs in zip(found, self.by_tokens, strict=True)]
+            )
+        )
 
     def found(self, folder: Path, pooling: str) -> list[list[int]]:
         """The first passages of each question, by an untrained encoder."""
-        settings = EncoderSettings(pooling=pooling, normalize=POOLINGS[pooling], shared=True, sequence_length=LENGTH)
+        settings = EncoderSettings(
+            pooling=pooling, normalize=POOLINGS[pooling], shared=True, sequence_length=LENGTH
+        )
         torch.manual_seed(0)  # of random rows
         model = BiEncoder.from_pretrained(str(folder), settings)
         passages = [Passage(passage.text, passage.title) for passage in self.passages]
@@ -88,7 +108,8 @@ def main() -> None:
         collection.tokenise(vocabulary)
         words, tokens = collection.by_words, collection.by_tokens
         print(
-            f"\n{collection.name}: BM25 over tokens, nDCG@10 {collection.ndcg(tokens):.3f}; over words, {collection.ndcg(words):.3f}, ",
+            f"\n{collection.name}: BM25 over tokens, nDCG@10 {collection.ndcg(tokens):.3f}; over words,"
+            f" {collection.ndcg(words):.3f}, ",
             end="",
         )
         print(f"shares {collection.overlap(words):.2f} of its first {DEPTH}\n")

@@ -1,9 +1,10 @@
-"""``python -m benchmarks.students --data ../shared/data --out runs/students``: the tables of docs/students.md.
+"""``python -m benchmarks.students --data ../shared/data --out runs/students``: the tables of
+docs/students.md.
 
-A transformer learns labels of SQuAD and MedQuAD. Its questions then go through a table, and a static encoder learns its vectors, with and
-without labels. All are judged on questions of other articles and subjects, and on Cranfield, of which there are no labels. Texts without
-labels are the passages of the labels and those that are searched. Every run is skipped where its figures are there, so what was killed
-goes on.
+A transformer learns labels of SQuAD and MedQuAD. Its questions then go through a table, and a static encoder
+learns its vectors, with and without labels. All are judged on questions of other articles and subjects, and
+on Cranfield, of which there are no labels. Texts without labels are the passages of the labels and those that
+are searched. Every run is skipped where its figures are there, so what was killed goes on.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ LABELLED = ("squad", "medquad")
 METRIC, DEPTH = "ndcg@10", 10
 Settings = Mapping[str, object]
 
-_ALWAYS: Settings = {"train.hard_negatives": 0, "train.eval_per_epoch": 0, "train.keep_last": 1, "device": "cpu"}
+_ALWAYS: Settings = {
+    "train.hard_negatives": 0,
+    "train.eval_per_epoch": 0,
+    "train.keep_last": 1,
+    "device": "cpu",
+}
 _CROPPED: Settings = {"train.augment.crop_tokens": 48}
 _TRANSFORMER: Settings = {
     **_CROPPED,
@@ -50,7 +56,12 @@ _TRANSFORMER: Settings = {
     "train.embedding_lr_factor": 5,
     "train.num_train_epochs": 2,
 }
-_TABLE: Settings = {"init": "weights", "encoder.fix_ctx_encoder": "true", "train.batch_size": 256, "train.learning_rate": 0.01}
+_TABLE: Settings = {
+    "init": "weights",
+    "encoder.fix_ctx_encoder": "true",
+    "train.batch_size": 256,
+    "train.learning_rate": 0.01,
+}
 _VECTORS: Settings = {"loss.nll_weight": 0}
 _STATIC: Settings = {
     "encoder": "static",
@@ -60,7 +71,12 @@ _STATIC: Settings = {
     "train.batch_size": 256,
     "train.learning_rate": 0.01,
 }
-_LABELS_OF_STATIC: Settings = {"loss.temperature": 0.05, "train.batch_size": 256, "train.learning_rate": 0.01, "train.num_train_epochs": 4}
+_LABELS_OF_STATIC: Settings = {
+    "loss.temperature": 0.05,
+    "train.batch_size": 256,
+    "train.learning_rate": 0.01,
+    "train.num_train_epochs": 4,
+}
 
 
 class Study:
@@ -69,7 +85,9 @@ class Study:
     def __init__(self, out: Path, seed: int, part: str, transformer: Settings) -> None:
         self.out, self.seed, self.part = out, seed, part
         self.labels, self.corpus = out / "labels.jsonl", f"[{{file: {out / 'corpus.jsonl'}, pairs: mixed}}]"
-        self.transformer = self.train("transformer", self.labels, {**transformer, "encoder.pretrained_model_cfg": out / "encoder"})
+        self.transformer = self.train(
+            "transformer", self.labels, {**transformer, "encoder.pretrained_model_cfg": out / "encoder"}
+        )
 
     def tables(self) -> Iterator[tuple[str, Path, Path]]:
         """Of each line of the first table its name, the model of questions and that of passages."""
@@ -84,18 +102,31 @@ class Study:
         table = self.train("table_vectors", self.corpus, {**taught, "train.num_train_epochs": 4})
         yield "table, the vectors of pseudo-questions", table, whole
         further = {**_TABLE, **labels, "model_file": table, "train.learning_rate": 0.003}
-        yield "table, the same, then the labels", self.train("table_vectors_labels", self.labels, further), whole
+        yield (
+            "table, the same, then the labels",
+            self.train("table_vectors_labels", self.labels, further),
+            whole,
+        )
 
     def students(self) -> Iterator[tuple[str, Path, Path]]:
         """Of each line of the second table the same."""
         yield "the transformer", self.transformer, self.transformer
         start = {**_STATIC, "encoder.pretrained_model_cfg": self.out / "static"}
-        rows = {"encoder.pretrained_model_cfg": self.rows(), "encoder.token_frequencies": self.out / "encoder"}
+        rows = {
+            "encoder.pretrained_model_cfg": self.rows(),
+            "encoder.token_frequencies": self.out / "encoder",
+        }
         by_name: dict[str, tuple[str, str | Path, Settings]] = {
             "labels": ("the labels alone", self.labels, {**start, **_LABELS_OF_STATIC}),
             "pairs": ("pairs of the texts alone", self.corpus, {**start, "train.num_train_epochs": 8}),
         }
-        taught = {**_STATIC, **_VECTORS, "encoder.pooling": "idf", "loss.teacher": self.transformer, "train.num_train_epochs": 3}
+        taught = {
+            **_STATIC,
+            **_VECTORS,
+            "encoder.pooling": "idf",
+            "loss.teacher": self.transformer,
+            "train.num_train_epochs": 3,
+        }
         by_name["vectors"] = "the vectors of texts", self.corpus, {**taught, **rows}
         student = self.out / str(self.seed) / "static_vectors"
         further = {"init": "weights", "model_file": student, **_LABELS_OF_STATIC}
@@ -125,19 +156,30 @@ class Study:
     def judge(self, questions: Path, passages: Path) -> dict[str, Measured]:
         """The metric of each question of each set."""
         if (file := questions / f"figures.{self.part}.json").exists():
-            return {name: Measured(found) for name, found in json.loads(file.read_text(encoding="utf-8")).items()}
+            return {
+                name: Measured(found) for name, found in json.loads(file.read_text(encoding="utf-8")).items()
+            }
         model, found = BiEncoder.load(questions), {}
         for name in SETS:
             folder = self.out / name / self.part
             ids, vectors = encoded(passages, folder / "corpus.jsonl")
             qrels = read_qrels(qrels_of(folder))
-            asked = [question for question in read_questions(folder / "queries.jsonl") if qrels.get(str(question.id))]
+            asked = [
+                question
+                for question in read_questions(folder / "queries.jsonl")
+                if qrels.get(str(question.id))
+            ]
             scores = model.encode_questions([question.text for question in asked]) @ vectors.T
             best = np.argsort(-scores, axis=1, kind="stable")[:, :DEPTH]
-            run = {str(asked[row].id): [(ids[hit], float(scores[row, hit])) for hit in hits] for row, hits in enumerate(best)}
+            run = {
+                str(asked[row].id): [(ids[hit], float(scores[row, hit])) for hit in hits]
+                for row, hits in enumerate(best)
+            }
             values = evaluate_questions(run, qrels, (DEPTH,))
             found[name] = Measured({METRIC: {question: each[METRIC] for question, each in values.items()}})
-        file.write_text(json.dumps({name: asdict(each)["questions"] for name, each in found.items()}), encoding="utf-8")
+        file.write_text(
+            json.dumps({name: asdict(each)["questions"] for name, each in found.items()}), encoding="utf-8"
+        )
         return found
 
 
@@ -145,26 +187,42 @@ class Study:
 def encoded(model: Path, corpus: Path) -> tuple[list[str], np.ndarray]:
     """Ids and vectors of a corpus."""
     passages = list(read_passages(corpus))
-    vectors = BiEncoder.load(model).encode_passages([Passage(passage.text, passage.title) for passage in passages])
+    vectors = BiEncoder.load(model).encode_passages(
+        [Passage(passage.text, passage.title) for passage in passages]
+    )
     return [str(passage.id) for passage in passages], vectors
 
 
 def prepare(data: Path, out: Path, *, labels: int, width: int) -> None:
-    """The sets, ``labels`` rows of each labelled one, the texts without labels, and the encoders, unless they are there."""
+    """The sets, ``labels`` rows of each labelled one, the texts without labels, and the encoders, unless they
+    are there."""
     for name in SETS:
         write_set(name, data, out / name, dpr)
     if not (out / "corpus.jsonl").exists():
         rows = [row for name in LABELLED for row in _sample(out / name / "train.jsonl", labels)]
         (out / "labels.jsonl").write_text("".join(rows), encoding="utf-8")
-        texts = dict.fromkeys((each["title"], each["text"]) for row in rows for each in json.loads(row)["positive_ctxs"])
+        texts = dict.fromkeys(
+            (each["title"], each["text"]) for row in rows for each in json.loads(row)["positive_ctxs"]
+        )
         for name in SETS:
             corpus = read_passages(out / name / "test" / "corpus.jsonl")
             texts |= dict.fromkeys((passage.title, passage.text) for passage in corpus)
-        lines = [json.dumps({"_id": str(row), "title": title, "text": text}) + "\n" for row, (title, text) in enumerate(texts)]
+        lines = [
+            json.dumps({"_id": str(row), "title": title, "text": text}) + "\n"
+            for row, (title, text) in enumerate(texts)
+        ]
         (out / "corpus.jsonl").write_text("".join(lines), encoding="utf-8")
     made, static = out / "encoder", out / "static"
     texts_of = (f"--corpus={out / 'corpus.jsonl'}", f"--hidden={width}")
-    dpr(made, "new-encoder", *texts_of, f"--questions={out / 'labels.jsonl'}", "--vocab-size=12000", f"--out={made}", "--layers=1")
+    dpr(
+        made,
+        "new-encoder",
+        *texts_of,
+        f"--questions={out / 'labels.jsonl'}",
+        "--vocab-size=12000",
+        f"--out={made}",
+        "--layers=1",
+    )
     dpr(static, "new-encoder", *texts_of, f"--tokenizer={made}", f"--out={static}", "--layers=0")
 
 
@@ -174,9 +232,12 @@ def _sample(file: Path, size: int) -> list[str]:
 
 
 def shown(lines: Mapping[str, Sequence[Mapping[str, Measured]]]) -> str:
-    """Markdown: of each line, from its figures by seed, means over seeds with their range, and what the first line has less, with the
-    95 % interval over questions."""
-    (first, *_), text = lines.values(), ["| | " + " | ".join(SETS.values()) + " |", "|---" + "|---:" * len(SETS) + "|"]
+    """Markdown: of each line, from its figures by seed, means over seeds with their range, and what the first
+    line has less, with the 95 % interval over questions."""
+    (first, *_), text = (
+        lines.values(),
+        ["| | " + " | ".join(SETS.values()) + " |", "|---" + "|---:" * len(SETS) + "|"],
+    )
     for name, runs in lines.items():
         cells = []
         for each in SETS:
@@ -198,27 +259,44 @@ def microseconds(models: Mapping[str, Path], out: Path, rounds: int = 5) -> str:
     for _ in range(rounds):
         for name, model in loaded.items():
             batches = [TokenBatch.from_lists(model.tensorizer.question_tokens([text])) for text in questions]
-            calls: list[tuple[Callable[[Any], Any], list[Any]]] = [(model.question_model, batches), (model.encode_questions, questions)]
+            calls: list[tuple[Callable[[Any], Any], list[Any]]] = [
+                (model.question_model, batches),
+                (model.encode_questions, questions),
+            ]
             for place, (encode, given) in enumerate(calls):
                 begun = time.process_time()
                 with torch.no_grad():
                     for each in given:
                         encode(each)
                 times[name][place].append((time.process_time() - begun) / len(questions) * 1e6)
-    lines += [f"| {name} | " + " | ".join(f"{statistics.median(part):,.0f}" for part in parts) + " |" for name, parts in times.items()]
+    lines += [
+        f"| {name} | " + " | ".join(f"{statistics.median(part):,.0f}" for part in parts) + " |"
+        for name, parts in times.items()
+    ]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with squad/, medquad/ and cranfield/")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with squad/, medquad/ and cranfield/"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--labels", type=int, default=5000, help="of each labelled set")
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--part", choices=("dev", "test"), default="test", help="what is judged; settings were chosen on dev, with seed 0")
+    parser.add_argument(
+        "--part",
+        choices=("dev", "test"),
+        default="test",
+        help="what is judged; settings were chosen on dev, with seed 0",
+    )
     parser.add_argument("--kinds", nargs="+", choices=("tables", "students"), default=["tables", "students"])
-    parser.add_argument("--plain", action="store_true", help="a transformer without encoder.residual_words; give it another --out")
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="a transformer without encoder.residual_words; give it another --out",
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     prepare(given.data, given.out, labels=given.labels, width=given.width)
@@ -232,7 +310,10 @@ def main() -> None:
                 means = (f"{each} {per_question([run], METRIC).mean():.3f}" for each, run in found.items())
                 print(f"seed {study.seed}, {name}: {', '.join(means)}", flush=True)
         print(f"\n{shown(lines)}\n", flush=True)
-    models = {"the transformer": studies[0].transformer, "table": given.out / str(given.seeds[0]) / "table_vectors"}
+    models = {
+        "the transformer": studies[0].transformer,
+        "table": given.out / str(given.seeds[0]) / "table_vectors",
+    }
     if "tables" in given.kinds:
         print(microseconds(models, given.out), flush=True)
 

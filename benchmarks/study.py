@@ -1,11 +1,13 @@
-"""``python -m benchmarks.study --data ../shared/data --out runs/study``: what encoders and objectives are worth from scratch.
+"""``python -m benchmarks.study --data ../shared/data --out runs/study``: what encoders and objectives are
+worth from scratch.
 
-On SQuAD, MedQuAD, Cranfield and NPL (``benchmarks.study_data``), beside BM25: a static encoder untrained and trained, the same with mined
-negatives and with a teacher; the quickstart's transformer as it is, with the pooling and temperature of the static encoder, and started
-from it. All have one vocabulary and width. Where a condition has several settings, seed 1 is trained with each and the best on the dev
-part is used for all seeds; the test part is judged once for each run. Every step is one of the public commands and is skipped when it is
-done, so a run that was killed goes on, and ``--sets``, ``--conditions`` and ``--seeds`` may be given piece by piece; the table shows all
-that is there.
+On SQuAD, MedQuAD, Cranfield and NPL (``benchmarks.study_data``), beside BM25: a static encoder untrained and
+trained, the same with mined negatives and with a teacher; the quickstart's transformer as it is, with the
+pooling and temperature of the static encoder, and started from it. All have one vocabulary and width. Where a
+condition has several settings, seed 1 is trained with each and the best on the dev part is used for all
+seeds; the test part is judged once for each run. Every step is one of the public commands and is skipped when
+it is done, so a run that was killed goes on, and ``--sets``, ``--conditions`` and ``--seeds`` may be given
+piece by piece; the table shows all that is there.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _STARTED: Settings = {**_POOLED_AS_STATIC, "encoder.residual_words": "true"}
 
 @dataclass(frozen=True)
 class Condition:
-    """What is trained: on which files (of the training part, by ``Study.training_file``), and one or more settings to choose among."""
+    """What is trained: on which files (of the training part, by ``Study.training_file``), and one or more
+    settings to choose among."""
 
     base: str
     candidates: tuple[tuple[str, Settings], ...] = (("train", {}),)
@@ -60,7 +63,8 @@ def _rates(*values: float) -> tuple[tuple[str, Settings], ...]:
 
 
 def _taught(*values: tuple[float, float, float]) -> tuple[tuple[str, Settings], ...]:
-    """From the weight of the negative log likelihood, that of the teacher's term, and the teacher's temperature."""
+    """From the weight of the negative log likelihood, that of the teacher's term, and the teacher's
+    temperature."""
     names = ("loss.nll_weight", "loss.kl_weight", "loss.teacher_temperature")
     return tuple(("taught", dict(zip(names, value, strict=True))) for value in values)
 
@@ -74,8 +78,12 @@ CONDITIONS = {
     "transformer": Condition("quickstart", fixed={"loss.temperature": 0.07}),
     "transformer, idf pooling": Condition("quickstart", fixed=_POOLED_AS_STATIC),
     STARTED: Condition("quickstart", fixed=_STARTED),
-    f"{STARTED}, mined negatives": Condition("quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=MINED),
-    f"{STARTED}, mined negatives, teacher": Condition("quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=TAUGHT),
+    f"{STARTED}, mined negatives": Condition(
+        "quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=MINED
+    ),
+    f"{STARTED}, mined negatives, teacher": Condition(
+        "quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=TAUGHT
+    ),
 }
 
 
@@ -101,23 +109,38 @@ class Study:
         self.width, self.vocabulary = width, vocabulary
 
     def prepare(self, data: Path) -> None:
-        """The parts of the set, one vocabulary of training and test passages (no question of the test), BM25's results."""
+        """The parts of the set, one vocabulary of training and test passages (no question of the test),
+        BM25's results."""
         write_set(self.name, data, self.out, dpr)
         static, transformer = self.out / "encoder_static", self.out / "encoder_quickstart"
         learned = (f"--corpus={self.out / 'texts.jsonl'}", f"--hidden={self.width}")
         size = (f"--questions={self.out / 'train.jsonl'}", f"--vocab-size={self.vocabulary}")
         dpr(static, "new-encoder", *learned, *size, f"--out={static}", "--layers=0")
-        dpr(transformer, "new-encoder", *learned, f"--out={transformer}", f"--tokenizer={static}", "--layers=1")
+        dpr(
+            transformer,
+            "new-encoder",
+            *learned,
+            f"--out={transformer}",
+            f"--tokenizer={static}",
+            "--layers=1",
+        )
         self._judge("BM25", 0, "test", "indexer=bm25", f"bm25_index_path={self.out / 'bm25_index'}")
 
     def measure(self, name: str, seed: int) -> None:
-        """Trains one condition with one seed, with the settings that are best on dev, and judges it on the test part."""
+        """Trains one condition with one seed, with the settings that are best on dev, and judges it on the
+        test part."""
         self._run(name, seed, self._best(name), "test")
 
     def rows(self) -> dict[str, dict[int, Measured]]:
         """What was measured on the test part so far, by seed; BM25 has seed 0."""
-        files = {name: sorted((self.out / "metrics").glob(f"{_slug(name)}.*.test.json")) for name in ("BM25", *CONDITIONS)}
-        return {name: {int(file.name.split(".")[1]): Measured.read(file) for file in found} for name, found in files.items()}
+        files = {
+            name: sorted((self.out / "metrics").glob(f"{_slug(name)}.*.test.json"))
+            for name in ("BM25", *CONDITIONS)
+        }
+        return {
+            name: {int(file.name.split(".")[1]): Measured.read(file) for file in found}
+            for name, found in files.items()
+        }
 
     def chosen(self) -> dict[str, dict[str, float]]:
         """For each condition with several settings, what each has on dev."""
@@ -131,7 +154,8 @@ class Study:
         return found
 
     def _best(self, name: str) -> int:
-        """The candidate that is best on dev with the seed that settings are chosen with; those not tried yet are."""
+        """The candidate that is best on dev with the seed that settings are chosen with; those not tried yet
+        are."""
         candidates = range(len(CONDITIONS[name].candidates))
         if len(candidates) == 1:
             return 0
@@ -143,17 +167,28 @@ class Study:
             return Measured.read(file)
         model = self._train(name, seed, number)
         vectors = self._embed(model, part)
-        return self._judge(name, seed, part, f"model_file={model}", f"encoded_ctx_files=[{vectors}]", number=number, model=model)
+        return self._judge(
+            name,
+            seed,
+            part,
+            f"model_file={model}",
+            f"encoded_ctx_files=[{vectors}]",
+            number=number,
+            model=model,
+        )
 
     def _train(self, name: str, seed: int, number: int) -> Path:
-        """The run folder of a model, trained unless that is done; the seconds of a training that was not interrupted are noted."""
+        """The run folder of a model, trained unless that is done; the seconds of a training that was not
+        interrupted are noted."""
         model = self.out / "models" / f"{_slug(name)}.{seed}.{number}"
         times = model / "seconds.json"
         if times.exists():
             return model
         condition = CONDITIONS[name]
         if condition.as_chosen_for:
-            files, choice = CONDITIONS[condition.as_chosen_for].candidates[self._best(condition.as_chosen_for)]
+            files, choice = CONDITIONS[condition.as_chosen_for].candidates[
+                self._best(condition.as_chosen_for)
+            ]
         else:
             files, choice = condition.candidates[number]
         settings: dict[str, object] = {
@@ -180,7 +215,8 @@ class Study:
         return model
 
     def _training_file(self, kind: str, seed: int) -> Path:
-        """Training rows as they are; with negatives of BM25, or of this seed's static encoder; or with a teacher's scores."""
+        """Training rows as they are; with negatives of BM25, or of this seed's static encoder; or with a
+        teacher's scores."""
         train = self.out / "train.jsonl"
         if kind == "train":
             return train
@@ -194,7 +230,8 @@ class Study:
         dpr(own, "mine", train, f"out={own}", *mining, static)
         if kind == "own":
             return own
-        # A row has a teacher's score for each of its passages; which negatives it has is as chosen without a teacher.
+        # A row has a teacher's score for each of its passages; which negatives it has is as chosen without a
+        # teacher.
         negatives = self._training_file(CONDITIONS[MINED].candidates[self._best(MINED)][0], seed)
         made = self.out / "mined" / f"taught.{seed}.jsonl"
         dpr(made, "score", negatives, f"out={made}", static, "hybrid=linear")
@@ -203,21 +240,36 @@ class Study:
     def _embed(self, model: Path, part: str) -> Path:
         vectors = model / f"vectors_{part}"
         made = Path(f"{vectors}_0")
-        dpr(made / "manifest.json", "embed", f"model_file={model}", f"ctx_src={searched(self.out / part)}", f"out_file={vectors}")
+        dpr(
+            made / "manifest.json",
+            "embed",
+            f"model_file={model}",
+            f"ctx_src={searched(self.out / part)}",
+            f"out_file={vectors}",
+        )
         return made
 
-    def _judge(self, name: str, seed: int, part: str, *how: object, number: int = 0, model: Path | None = None) -> Measured:
+    def _judge(
+        self, name: str, seed: int, part: str, *how: object, number: int = 0, model: Path | None = None
+    ) -> Measured:
         """Metrics of each question, kept in a file that says that the run is done."""
         file = self._metrics_file(name, seed, part, number)
         if file.exists():
             return Measured.read(file)
         folder, found = self.out / part, file.with_suffix(".trec")
         file.parent.mkdir(parents=True, exist_ok=True)
-        questions = (f"qa_dataset={folder / 'queries.jsonl'}", f"qrels={qrels_of(folder)}", f"ctx_datasets={searched(folder)}")
+        questions = (
+            f"qa_dataset={folder / 'queries.jsonl'}",
+            f"qrels={qrels_of(folder)}",
+            f"ctx_datasets={searched(folder)}",
+        )
         dpr(found, "retrieve", *questions, f"trec_run_file={found}", *how)
         values = evaluate_questions(read_trec_run(found), read_qrels(qrels_of(folder)), (10, 20))
         seconds = json.loads((model / "seconds.json").read_text(encoding="utf-8")) if model else {}
-        metrics = {metric: {question: each[metric] for question, each in values.items()} for metric in SHOWN[self.name]}
+        metrics = {
+            metric: {question: each[metric] for question, each in values.items()}
+            for metric in SHOWN[self.name]
+        }
         measured = Measured(metrics, **seconds)
         temporary = file.with_suffix(".part")
         temporary.write_text(json.dumps(asdict(measured)), encoding="utf-8")
@@ -236,7 +288,9 @@ def _require_same_shape(out: Path, shape: dict[str, int]) -> None:
         out.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(shape), encoding="utf-8")
     elif (found := json.loads(file.read_text(encoding="utf-8"))) != shape:
-        raise SystemExit(f"error: {out} holds runs with {found}, expected {shape}; name another folder with --out")
+        raise SystemExit(
+            f"error: {out} holds runs with {found}, expected {shape}; name another folder with --out"
+        )
 
 
 def _mean(measured: Measured) -> float:
@@ -250,10 +304,14 @@ def _slug(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with squad/, medquad/, cranfield/ and npl/")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with squad/, medquad/, cranfield/ and npl/"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--conditions", nargs="*", choices=CONDITIONS, default=list(CONDITIONS), help="none: only the table")
+    parser.add_argument(
+        "--conditions", nargs="*", choices=CONDITIONS, default=list(CONDITIONS), help="none: only the table"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=792, help="of the transformers, 96 questions each")
     parser.add_argument("--width", type=int, default=1024)
@@ -270,7 +328,10 @@ def main() -> None:
     for study in studies:
         print(f"\n## {study.name}\n\n{table(study.rows(), SHOWN[study.name], REFERENCE)}\n")
         for name, tried in study.chosen().items():
-            print(f"{CHOSEN_BY} on dev, {name}: " + "; ".join(f"{label} {value:.3f}" for label, value in tried.items()))
+            print(
+                f"{CHOSEN_BY} on dev, {name}: "
+                + "; ".join(f"{label} {value:.3f}" for label, value in tried.items())
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Parts of SQuAD, MedQuAD, Cranfield and NPL, by ``dpr prepare``: ``{train,dev}.jsonl``, and ``dev`` and ``test`` as BEIR has them.
+"""Parts of SQuAD, MedQuAD, Cranfield and NPL, by ``dpr prepare``: ``{train,dev}.jsonl``, and ``dev`` and
+``test`` as BEIR has them.
 
-SQuAD: paragraphs and sentences of two slices of train; one paragraph in eight is for dev, the articles of the dev set at hand are the
-test. MedQuAD: one ``focus`` in six is for testing, one in eight of the others for dev. Cranfield: a title is the question that its
-abstract answers; one document in eight is for dev, and the collection's queries, which nothing is chosen by, are the test. NPL is split
-likewise; its texts of some 20 words have no titles, and 3 to 8 words in a row are the question that the text answers.
+SQuAD: paragraphs and sentences of two slices of train; one paragraph in eight is for dev, the articles of the
+dev set at hand are the test. MedQuAD: one ``focus`` in six is for testing, one in eight of the others for
+dev. Cranfield: a title is the question that its abstract answers; one document in eight is for dev, and the
+collection's queries, which nothing is chosen by, are the test. NPL is split likewise; its texts of some 20
+words have no titles, and 3 to 8 words in a row are the question that the text answers.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ Command = Callable[..., None]
 
 
 def write_set(name: str, data: Path, out: Path, dpr: Command) -> None:
-    """Writes the parts of one set below ``out`` unless they are there. ``dpr`` runs a command that makes its first argument."""
+    """Writes the parts of one set below ``out`` unless they are there. ``dpr`` runs a command that makes its
+    first argument."""
     raw = out / "raw"
     if not (raw / "done").exists():
         raw.mkdir(parents=True, exist_ok=True)
@@ -42,7 +45,14 @@ def write_set(name: str, data: Path, out: Path, dpr: Command) -> None:
             dpr(made, "prepare", source, *columns, f"out={made}")
     dpr(out / "dev", "prepare", out / "dev.jsonl", "to=beir", f"out={out / 'dev'}")
     if name == "squad":
-        dpr(out / "test", "prepare", data / f"{_SQUAD}dev.shared-half.json.gz", "format=squad", "to=beir", f"out={out / 'test'}")
+        dpr(
+            out / "test",
+            "prepare",
+            data / f"{_SQUAD}dev.shared-half.json.gz",
+            "format=squad",
+            "to=beir",
+            f"out={out / 'test'}",
+        )
     elif name == "medquad":
         dpr(out / "test", "prepare", out / "test.jsonl", "to=beir", f"out={out / 'test'}")
     elif not (out / "test" / "qrels").exists():
@@ -55,7 +65,8 @@ def write_set(name: str, data: Path, out: Path, dpr: Command) -> None:
 
 
 def searched(part: Path) -> Path:
-    """The passages that a part's questions are asked of: those of the test part alone; for dev, those of the training part too."""
+    """The passages that a part's questions are asked of: those of the test part alone; for dev, those of the
+    training part too."""
     file = part / "searched.jsonl"
     return file if file.exists() else part / "corpus.jsonl"
 
@@ -70,18 +81,28 @@ def _squad(data: Path) -> dict[str, list[Row]]:
     parts: dict[str, list[Row]] = {"train": [], "dev": []}
     for row in gzipped_rows(data / f"{_SQUAD}train.800-paragraphs.jsonl.gz"):
         part = "dev" if _is_in(row["context"], DEV_PARTS) else "train"
-        parts[part] += [{"question": asked["question"], "passage": row["context"], "title": ""} for asked in row["qas"]]
+        parts[part] += [
+            {"question": asked["question"], "passage": row["context"], "title": ""} for asked in row["qas"]
+        ]
     held = " ".join(row["passage"] for row in parts["dev"])
     for row in gzipped_rows(data / f"{_SQUAD}train.10k-question-sentence.jsonl.gz"):
         if row["answer_sentence"] not in held:
-            parts["train"].append({"question": row["question"], "passage": row["answer_sentence"], "title": ""})
+            parts["train"].append(
+                {"question": row["question"], "passage": row["answer_sentence"], "title": ""}
+            )
     return parts
 
 
 def _medquad(data: Path) -> dict[str, list[Row]]:
     parts: dict[str, list[Row]] = {"train": [], "dev": [], "test": []}
     for row in gzipped_rows(data / "medquad/medquad.jsonl.gz"):
-        part = "test" if _is_in(row["focus"], TEST_PARTS) else "dev" if _is_in("dev " + row["focus"], DEV_PARTS) else "train"
+        part = (
+            "test"
+            if _is_in(row["focus"], TEST_PARTS)
+            else "dev"
+            if _is_in("dev " + row["focus"], DEV_PARTS)
+            else "train"
+        )
         parts[part].append({"question": row["question"], "passage": row["answer"], "title": row["focus"]})
     return parts
 
@@ -103,16 +124,27 @@ def _npl(data: Path) -> dict[str, list[Row]]:
         length = chance.randint(3, 8)
         first = chance.randint(0, max(0, len(words) - length))
         question = " ".join(words[first : first + length])
-        parts["dev" if _is_in(row["_id"], DEV_PARTS) else "train"].append({"question": question, "passage": row["text"], "title": ""})
+        parts["dev" if _is_in(row["_id"], DEV_PARTS) else "train"].append(
+            {"question": question, "passage": row["text"], "title": ""}
+        )
     return parts
 
 
-_PARTS: dict[str, Callable[[Path], dict[str, list[Row]]]] = {"squad": _squad, "medquad": _medquad, "cranfield": _cranfield, "npl": _npl}
+_PARTS: dict[str, Callable[[Path], dict[str, list[Row]]]] = {
+    "squad": _squad,
+    "medquad": _medquad,
+    "cranfield": _cranfield,
+    "npl": _npl,
+}
 
 
 def _documents(data: Path, name: str) -> Iterable[dict[str, Any]]:
     """The documents of a collection; two of Cranfield's are empty and left out."""
-    rows = gzipped_rows(data / "npl/corpus.jsonl.gz") if name == "npl" else _json_lines(data / name / "corpus.jsonl")
+    rows = (
+        gzipped_rows(data / "npl/corpus.jsonl.gz")
+        if name == "npl"
+        else _json_lines(data / name / "corpus.jsonl")
+    )
     return (row for row in rows if row["text"])
 
 
@@ -126,7 +158,11 @@ def _collection_test(source: Path, documents: Iterable[dict[str, Any]], out: Pat
 
 def _join(corpora: list[Path], out: Path) -> None:
     """The first corpus as it is, then the others under ids of their own."""
-    others = ({**row, "_id": f"{corpus.name}-{row['_id']}"} for corpus in corpora[1:] for row in _json_lines(corpus / "corpus.jsonl"))
+    others = (
+        {**row, "_id": f"{corpus.name}-{row['_id']}"}
+        for corpus in corpora[1:]
+        for row in _json_lines(corpus / "corpus.jsonl")
+    )
     _write(out, itertools.chain(_json_lines(corpora[0] / "corpus.jsonl"), others))
 
 

@@ -1,4 +1,5 @@
-"""Per-question metrics of several conditions and seeds -> one table of means and of paired differences with bootstrap intervals."""
+"""Per-question metrics of several conditions and seeds -> one table of means and of paired differences with
+bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ METRICS = {"accuracy@20": "top-20", "mrr@10": "MRR@10", "ndcg@10": "nDCG@10"}
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: metric -> question id -> value, and the seconds its training took where it was not interrupted."""
+    """One run: metric -> question id -> value, and the seconds its training took where it was not
+    interrupted."""
 
     questions: Mapping[str, Mapping[str, float]]
     wall_s: float | None = None
@@ -50,12 +52,19 @@ def per_question(runs: Sequence[Measured], metric: str) -> np.ndarray:
 def table(conditions: Mapping[str, Mapping[int, Measured]], metrics: Sequence[str], reference: str) -> str:
     """Markdown: one line per condition that was measured, from its runs by seed.
 
-    Differences to ``reference`` are question by question, between means over the seeds that both have, or over all of each where they share
-    none. Intervals are over questions, the seeds as they are. A ``reference`` that was not measured: no differences.
+    Differences to ``reference`` are question by question, between means over the seeds that both have, or
+    over all of each where they share none. Intervals are over questions, the seeds as they are. A
+    ``reference`` that was not measured: no differences.
     """
     measured = {name: runs for name, runs in conditions.items() if runs}
     headings = [METRICS[name] for name in metrics]
-    columns = ["", "seeds", *(part for heading in headings for part in (heading, f"difference in {heading}")), "wall s", "CPU s"]
+    columns = [
+        "",
+        "seeds",
+        *(part for heading in headings for part in (heading, f"difference in {heading}")),
+        "wall s",
+        "CPU s",
+    ]
     lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
     for name, runs in measured.items():
         cells = [name, str(len(runs))]
@@ -76,7 +85,9 @@ def _mean(runs: Sequence[Measured], metric: str) -> str:
 def _difference(runs: Mapping[int, Measured], reference: Mapping[int, Measured], metric: str) -> str:
     if not reference:
         return ""
-    ours, theirs = ([side[seed] for seed in sorted(runs.keys() & reference.keys()) or side] for side in (runs, reference))
+    ours, theirs = (
+        [side[seed] for seed in sorted(runs.keys() & reference.keys()) or side] for side in (runs, reference)
+    )
     differences = per_question(ours, metric) - per_question(theirs, metric)
     low, high = interval(differences)
     return f"{differences.mean():+.3f} ({low:+.3f} to {high:+.3f})"

@@ -1,7 +1,9 @@
-"""``python -m benchmarks.token_store [--megabytes 2000]``: the input pipeline from a token store, on a training file that is made here.
+"""``python -m benchmarks.token_store [--megabytes 2000]``: the input pipeline from a token store, on a
+training file that is made here.
 
-Every measurement runs in a process of its own. RssAnon is the growth of anonymous resident memory after all imports: what a process owns,
-without the pages of mapped files, which the kernel takes back when memory is short.
+Every measurement runs in a process of its own. RssAnon is the growth of anonymous resident memory after all
+imports: what a process owns, without the pages of mapped files, which the kernel takes back when memory is
+short.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--questions-per-passage", type=int, default=1, help="SQuAD has 5")
     parser.add_argument("--seconds", type=float, default=20, help="how long batches are counted")
-    parser.add_argument("--model-batches", type=float, default=4.3, help="batches a second that the model of the quickstart consumes")
+    parser.add_argument(
+        "--model-batches",
+        type=float,
+        default=4.3,
+        help="batches a second that the model of the quickstart consumes",
+    )
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--phase", choices=list(PHASES), default=None, help="used by the benchmark itself")
     arguments = parser.parse_args()
@@ -55,16 +62,24 @@ def main() -> None:
 
 
 def run_phase(phase: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in vars(arguments).items() if key != "phase"]
+    options = [
+        f"--{key.replace('_', '-')}={value}" for key, value in vars(arguments).items() if key != "phase"
+    ]
     command = [sys.executable, "-m", "benchmarks.token_store", *options, f"--phase={phase}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "DPR_CACHE": str(arguments.folder / "cache")})
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        check=True,
+        env={**os.environ, "DPR_CACHE": str(arguments.folder / "cache")},
+    )
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(f"{phase}: {figures}", file=sys.stderr, flush=True)
     return figures
 
 
 def samples(megabytes: int, questions_per_passage: int) -> Iterator[TrainingSample]:
-    """Questions with the passage that answers them and a hard negative: SQuAD's words, shuffled, in passages of 60 to 180 words."""
+    """Questions with the passage that answers them and a hard negative: SQuAD's words, shuffled, in passages
+    of 60 to 180 words."""
     rng, texts = random.Random(0), load_texts(128)
     words = [word for text in texts.passages for word in text.split()]
     size, number, before = 0, 0, Passage("a first passage", "Title", "p")
@@ -97,7 +112,10 @@ def build(arguments: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     open_tokens(open_text(arguments), open_tensorizer(arguments), OPTIONS)
     folder = next(path for path in (arguments.folder / "cache").glob("tokens-*") if path.is_dir())
-    return {"seconds": time.perf_counter() - started, "bytes": sum(path.stat().st_size for path in folder.rglob("*.npy"))}
+    return {
+        "seconds": time.perf_counter() - started,
+        "bytes": sum(path.stat().st_size for path in folder.rglob("*.npy")),
+    }
 
 
 def from_store(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +127,8 @@ def from_text(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _reading(arguments: argparse.Namespace, open_source: Callable[..., Any]) -> dict[str, Any]:
-    """One process that collates by itself, then a training process with one worker, both over epochs of random order."""
+    """One process that collates by itself, then a training process with one worker, both over epochs of
+    random order."""
     tensorizer = open_tensorizer(arguments)
     before, started = rss_anon(), time.perf_counter()
     dataset = pools(open_source(arguments, tensorizer), tensorizer)
@@ -135,7 +154,8 @@ PHASES = {"write": write, "parse": parse, "build": build, "from_store": from_sto
 
 
 def pools(source: TrainingSet | StoredTokens, tensorizer: Tensorizer) -> PoolDataset:
-    """The batches of the quickstart: 96 questions, no hard negatives, windows of 48 tokens, a tenth masked."""
+    """The batches of the quickstart: 96 questions, no hard negatives, windows of 48 tokens, a tenth
+    masked."""
     augmentation = Augmentation(crop_tokens=48, mask_probability=0.1)
     collator = Collator(tensorizer, num_hard=0, num_other=0, seed=1, augmentation=augmentation)
     return cut_into_pools([(source, OPTIONS)], collator, global_batch_size=BATCH, ranks=Ranks(), seed=1)
@@ -167,9 +187,12 @@ def table(figures: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> 
     parsed, built = figures["parse"], figures["build"]
     text = figures["write"]["bytes"] / 1e6
     lines = [
-        f"{text:,.0f} MB of JSON lines, {parsed['rows']:,} rows, {arguments.questions_per_passage} questions per passage; "
-        f"parsed in {parsed['seconds']:.0f} s, tokenised by {len(os.sched_getaffinity(0))} processes in {built['seconds']:.0f} s, "
-        f"store {built['bytes'] / 1e6:,.0f} MB.",
+        (
+            f"{text:,.0f} MB of JSON lines, {parsed['rows']:,} rows, {arguments.questions_per_passage}"
+            f" questions per passage; parsed in {parsed['seconds']:.0f} s, tokenised by"
+            f" {len(os.sched_getaffinity(0))} processes in {built['seconds']:.0f} s, store"
+            f" {built['bytes'] / 1e6:,.0f} MB."
+        ),
         "",
         "| batches of 96, as in the quickstart | from the store | from the text |",
         "|---|---:|---:|",
@@ -182,9 +205,14 @@ def table(figures: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> 
         "growth of RssAnon, with a worker beside it (MB)": ("main_rss_anon_mb", ".0f"),
     }
     for label, (key, form) in rows.items():
-        lines.append(f"| {label} | {figures['from_store'][key]:{form}} | {figures['from_text'][key]:{form}} |")
+        lines.append(
+            f"| {label} | {figures['from_store'][key]:{form}} | {figures['from_text'][key]:{form}} |"
+        )
     ratio = figures["from_store"]["worker_batches_per_s"] / arguments.model_batches
-    lines.append(f"| times what the quickstart's model consumes ({arguments.model_batches:g} batches/s) | {ratio:.0f} | |")
+    lines.append(
+        f"| times what the quickstart's model consumes ({arguments.model_batches:g} batches/s) |"
+        f" {ratio:.0f} | |"
+    )
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
-"""``python -m benchmarks.validation``: validation by retrieval. Growth of ``RssAnon`` after the imports, at its highest, over the first
-validation on a generated corpus (counting, tokenising) and over the second, which reads stored tokens.
+"""``python -m benchmarks.validation``: validation by retrieval. Growth of ``RssAnon`` after the imports, at
+its highest, over the first validation on a generated corpus (counting, tokenising) and over the second, which
+reads stored tokens.
 """
 
 from __future__ import annotations
@@ -34,15 +35,22 @@ def measure_memory(folder: Path, rows: int) -> dict[str, float]:
     (folder / "questions.jsonl").write_text(
         "".join(f'{{"id": "q{row}", "question": "word{row % 1999} word{row % 997}"}}\n' for row in asked)
     )
-    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{row}\tdoc-{row}\t1\n" for row in asked))
+    (folder / "qrels.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"q{row}\tdoc-{row}\t1\n" for row in asked)
+    )
     write_model(folder / "encoder", folder / "unused", width=32)  # for its tokenizer
     vocabulary = len((folder / "encoder" / "vocab.txt").read_text().splitlines())
     (folder / "encoder" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
-    (folder / "encoder" / "config.json").write_text(json.dumps({"model_type": "static", "hidden_size": 32, "vocab_size": vocabulary}))
-    model = BiEncoder.from_pretrained(str(folder / "encoder"), EncoderSettings(pooling="mean", shared=True), pretrained=False)
+    (folder / "encoder" / "config.json").write_text(
+        json.dumps({"model_type": "static", "hidden_size": 32, "vocab_size": vocabulary})
+    )
+    model = BiEncoder.from_pretrained(
+        str(folder / "encoder"), EncoderSettings(pooling="mean", shared=True), pretrained=False
+    )
     found: dict[str, float] = {"rows": rows}
     files: dict[str, Any] = {
-        key: str(folder / name) for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))
+        key: str(folder / name)
+        for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))
     }
     validation = RetrievalValidation(RetrievalValidationSettings(**files))
     for number in ("first", "second"):

@@ -27,22 +27,34 @@ class Texts:
 
 
 def load_texts(count: int) -> Texts:
-    """SQuAD questions and paragraphs where the file is at hand; else made-up words with the same spread of lengths."""
+    """SQuAD questions and paragraphs where the file is at hand; else made-up words with the same spread of
+    lengths."""
     if SQUAD.is_file():
         with gzip.open(SQUAD, "rt", encoding="utf-8") as file:
             rows = [json.loads(line) for line in file][:count]
         if len(rows) == count:
-            return Texts([row["qas"][0]["question"] for row in rows], [row["context"] for row in rows], "SQuAD")
+            return Texts(
+                [row["qas"][0]["question"] for row in rows], [row["context"] for row in rows], "SQuAD"
+            )
     rng = random.Random(0)
 
     def text(mean: float, spread: float, least: int, most: int) -> str:
-        return " ".join(f"w{rng.randrange(5000)}" for _ in range(min(most, max(least, round(rng.gauss(mean, spread))))))
+        return " ".join(
+            f"w{rng.randrange(5000)}" for _ in range(min(most, max(least, round(rng.gauss(mean, spread)))))
+        )
 
-    return Texts([text(11, 4, 4, 30) for _ in range(count)], [text(120, 45, 20, 220) for _ in range(count)], "synthetic")
+    return Texts(
+        [text(11, 4, 4, 30) for _ in range(count)],
+        [text(120, 45, 20, 220) for _ in range(count)],
+        "synthetic",
+    )
 
 
-def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int, pieces: Sequence[str] | None = None) -> None:
-    """A BERT folder (config, and as vocabulary ``pieces``, BERT's, or else one of the texts' words) for every side to load."""
+def write_encoder(
+    folder: Path, texts: Texts, *, layers: int, width: int, pieces: Sequence[str] | None = None
+) -> None:
+    """A BERT folder (config, and as vocabulary ``pieces``, BERT's, or else one of the texts' words) for every
+    side to load."""
     from transformers import BertConfig, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +65,11 @@ def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int, pieces
     else:
         _write_vocabulary(folder, texts)
     config = BertConfig(
-        vocab_size=30522, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
+        vocab_size=30522,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        intermediate_size=4 * width,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -63,6 +79,11 @@ def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int, pieces
 def _write_vocabulary(folder: Path, texts: Texts) -> None:
     words = sorted({word for text in (*texts.questions, *texts.passages) for word in text.lower().split()})
     pieces = dict.fromkeys(
-        [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz0123456789.,?'\"()-", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"), *words]
+        [
+            *SPECIAL,
+            *"abcdefghijklmnopqrstuvwxyz0123456789.,?'\"()-",
+            *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"),
+            *words,
+        ]
     )
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")

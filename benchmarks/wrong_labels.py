@@ -1,9 +1,10 @@
 """How many of the labels that ``dpr check-data suspects=`` lists are wrong, where it is known which are.
 
-    python -m benchmarks.wrong_labels squad=squad-v1.1-dev.json medquad=medquad.jsonl.gz --out runs/wrong_labels
+    python -m benchmarks.wrong_labels squad=squad-v1.1-dev.json medquad=medquad.jsonl.gz --out
+    runs/wrong_labels
 
-Of each data set (any format that ``dpr prepare`` reads), 5 % of the questions get the positive of another of them. The model is that of
-``dpr adapt`` on the passages, which sees no labels.
+Of each data set (any format that ``dpr prepare`` reads), 5 % of the questions get the positive of another of
+them. The model is that of ``dpr adapt`` on the passages, which sees no labels.
 """
 
 from __future__ import annotations
@@ -25,9 +26,17 @@ SHARE, FIRST = 0.05, (50, 100, 200)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sets", nargs="+", metavar="NAME=FILE")
-    parser.add_argument("--columns", nargs="*", default=[], metavar="ROLE=NAME", help="of tables and JSON lines, as dpr prepare takes them")
+    parser.add_argument(
+        "--columns",
+        nargs="*",
+        default=[],
+        metavar="ROLE=NAME",
+        help="of tables and JSON lines, as dpr prepare takes them",
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(argv)
@@ -52,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _row(name: str, samples: list[TrainingSample], folder: Path, seed: int) -> str:
-    chosen = np.random.default_rng(seed).choice(len(samples), round(SHARE * len(samples)), replace=False).tolist()
+    chosen = (
+        np.random.default_rng(seed).choice(len(samples), round(SHARE * len(samples)), replace=False).tolist()
+    )
     planted = list(samples)
     wrong = set()
     for row, other in zip(chosen, chosen[1:] + chosen[:1], strict=True):
@@ -61,7 +72,14 @@ def _row(name: str, samples: list[TrainingSample], folder: Path, seed: int) -> s
             wrong.add(row)
     file, found = folder / f"planted-{seed}.jsonl", folder / f"suspects-{seed}.jsonl"
     write_training_set(file, planted)
-    _dpr("check-data", str(file), f"model_file={folder / 'model'}", f"suspects={found}", f"most_suspects={len(wrong)}", "device=cpu")
+    _dpr(
+        "check-data",
+        str(file),
+        f"model_file={folder / 'model'}",
+        f"suspects={found}",
+        f"most_suspects={len(wrong)}",
+        "device=cpu",
+    )
     listed = [json.loads(line)["row"] in wrong for line in found.read_text(encoding="utf-8").splitlines()]
     shares = " | ".join(f"{np.mean(listed[:count]):.3f}" for count in FIRST)
     return f"| {name} | {len(samples):,} | {len(wrong):,} | {seed} | {shares} | {np.mean(listed):.3f} |"

@@ -1,4 +1,5 @@
-"""Training and using dense-retrieval bi-encoders. Public API: ``from dpr import BiEncoder, BiEncoderTrainer, open_training_set``.
+"""Training and using dense-retrieval bi-encoders. Public API: ``from dpr import BiEncoder, BiEncoderTrainer,
+open_training_set``.
 
 Names are imported when they are first used, so ``import dpr`` loads nothing heavy.
 """
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpr.core.version import __version__ as __version__
 
-# onnxruntime asks once, when it is imported, by whomever: otherwise it notes what it runs on in the home folder, to send it to Microsoft.
+# onnxruntime asks once, when it is imported, by whomever: otherwise it notes what it runs on in the home
+# folder, to send it to Microsoft.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
@@ -65,7 +67,10 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
 
 _MODULES = {
     "dpr.core.distributed": "process_group",
-    "dpr.core.errors": "CheckpointError ConfigError DivergedError DprError InputError LostRankError OutputError StopRequested",
+    "dpr.core.errors": (
+        "CheckpointError ConfigError DivergedError DprError InputError LostRankError OutputError"
+        " StopRequested"
+    ),
     "dpr.core.records": "Origin Passage Question TrainingSample",
     "dpr.data.settings": "DataSetSettings",
     "dpr.data.pseudo_pairs": "PairMaker PseudoPairs",
@@ -99,7 +104,10 @@ if not TYPE_CHECKING:  # type checkers would take any name for one that is there
 
     def __getattr__(name: str) -> Any:
         if name == "SetOptions":  # an AttributeError's words would be lost in "from dpr import ..."
-            raise ImportError("SetOptions is dpr.DataSetSettings; it takes no namespace, and query_suffix is query_special_suffix")
+            raise ImportError(
+                "SetOptions is dpr.DataSetSettings; it takes no namespace, and query_suffix is"
+                " query_special_suffix"
+            )
         if name not in _HOME:
             raise AttributeError(f"module 'dpr' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_HOME[name]), name)

@@ -29,7 +29,8 @@ from dpr.retrieval.retrievers import Retriever as Side
 
 
 class Retriever:
-    """Searches passages by vectors (``dense``), by words (``bm25``) or by both (``hybrid``). Several threads may use one.
+    """Searches passages by vectors (``dense``), by words (``bm25``) or by both (``hybrid``). Several threads
+    may use one.
 
         retriever = Retriever.open("runs/first")
         for hit in retriever.search("who wrote hamlet", k=5):
@@ -38,11 +39,14 @@ class Retriever:
     ``mode`` is how it searches where ``search`` does not say; ``modes`` are those that it has the files for.
     """
 
-    def __init__(self, corpus: StoredCorpus | MemoryCorpus, *, mode: str | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self, corpus: StoredCorpus | MemoryCorpus, *, mode: str | None = None, folder: Path | None = None
+    ) -> None:
         self.corpus, self.modes, self.folder = corpus, corpus.modes, folder
         self.mode = self._checked_mode(mode or corpus.mode)
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; whoever reads it may clear it."""
+        """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; whoever reads it may clear
+        it."""
         self._forget()
 
     def _forget(self) -> None:
@@ -64,11 +68,14 @@ class Retriever:
         device: str | None = None,
         pooling: str = "cls",
     ) -> Retriever:
-        """Opens what a run folder holds, as its ``search.json`` says; ``dpr retrieve search_folder=`` and ``build`` write that file.
+        """Opens what a run folder holds, as its ``search.json`` says; ``dpr retrieve search_folder=`` and
+        ``build`` write that file.
 
-        What is given takes its place: ``corpus``, files of passages; ``model``, a checkpoint or run; ``vectors``, their folders;
-        ``indexer``, a kind of index; ``weight``, the share of the dense side in a hybrid. With a ``corpus``, a folder need not have that
-        file: the vectors in it are then searched with its model. ``pooling`` is needed for a user-defined one.
+        What is given takes its place: ``corpus``, files of passages; ``model``, a checkpoint or run;
+        ``vectors``, their folders; ``indexer``, a kind of index; ``weight``, the share of the dense side in a
+        hybrid. With a ``corpus``, a folder need not have that
+        file: the vectors in it are then searched with its model. ``pooling`` is needed for a user-defined
+        one.
 
         Raises:
             ConfigError: too little is named, or a mode that there are no files for.
@@ -77,7 +84,9 @@ class Retriever:
         files = [str(file) for file in ([corpus] if isinstance(corpus, str | Path) else corpus)]
         shards = [vectors] if isinstance(vectors, str) else list(vectors)
         at = None if folder is None else user_path(folder)
-        settings = search_settings(at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer)
+        settings = search_settings(
+            at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer
+        )
         retriever = cls(StoredCorpus(settings, device, pooling), mode=mode, folder=at)
         retriever.side(retriever.mode)
         return retriever
@@ -93,27 +102,33 @@ class Retriever:
         indexer: str = "exact",
         device: str | None = None,
     ) -> Retriever:
-        """Embeds passages and searches them, in memory or, where ``folder`` is given, from files there, which ``open`` opens again; a
-        build that was killed continues.
+        """Embeds passages and searches them, in memory or, where ``folder`` is given, from files there, which
+        ``open`` opens again; a build that was killed continues.
 
         Args:
             model: a model, the folder of one, or None to search by words alone.
-            passages: a file, or an iterable of texts, of dictionaries (``text``, and if there are ``id``, ``title`` and fields to filter
-                by) or of ``Passage``. Those without an id get their number.
+            passages: a file, or an iterable of texts, of dictionaries (``text``, and if there are ``id``,
+                ``title`` and fields to filter by) or of ``Passage``. Those without an id get their number.
             mode: how it searches by default; dense where there is a model.
             indexer: the kind of index over vectors in ``folder``; in memory search is exact.
 
         Raises:
-            ConfigError, InputError: a passage cannot be used (says which), an id occurs twice, or ``folder`` holds something else.
+            ConfigError, InputError: a passage cannot be used (says which), an id occurs twice, or ``folder``
+            holds something else.
         """
         if not isinstance(model, BiEncoder | str | Path | None):
-            raise ConfigError(f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to search by words")
+            raise ConfigError(
+                f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to"
+                " search by words"
+            )
         model = model if isinstance(model, BiEncoder | None) else str(user_path(model))
         if folder is not None:
             build_in(user_path(folder), model, passages, mode=mode, indexer=indexer, device=device)
             return cls.open(folder, device=device)
         if indexer != "exact":
-            raise ConfigError(f"indexer={indexer!r} is built into a folder; name one with folder=, or leave indexer out")
+            raise ConfigError(
+                f"indexer={indexer!r} is built into a folder; name one with folder=, or leave indexer out"
+            )
         if isinstance(model, str):
             model = BiEncoder.load(model, device=resolve_device(device))
         corpus = MemoryCorpus(model)
@@ -121,7 +136,8 @@ class Retriever:
         return cls(corpus, mode=mode)
 
     def add(self, passages: Passages) -> None:
-        """Adds passages, as ``build`` takes them; those of a folder are stored there, and its indexes are built again when they are needed.
+        """Adds passages, as ``build`` takes them; those of a folder are stored there, and its indexes are
+        built again when they are needed.
 
         Raises:
             ConfigError, InputError: as ``build``; then nothing was added.
@@ -168,33 +184,49 @@ class Retriever:
         ids: Iterable[str] | np.ndarray | None = None,
         texts: bool = True,
     ) -> Hits | list[Hits]:
-        """The ``k`` best passages of a question; of a list of questions, a list of these. An empty question finds nothing.
+        """The ``k`` best passages of a question; of a list of questions, a list of these. An empty question
+        finds nothing.
 
         Args:
             weight: share of the dense side in a hybrid, 0 to 1, in place of that of the folder.
-            where: searches the passages whose fields have these values only: ``{"language": "en", "year": [2020, 2021]}``. All of them
-                are then compared, exactly, whatever the index is.
+            where: searches the passages whose fields have these values only: ``{"language": "en", "year":
+                [2020, 2021]}``. All of them are then compared, exactly, whatever the index is.
             ids: searches the passages with these ids only, as ``where`` does.
             texts: False leaves titles and texts out.
 
         Raises:
             ConfigError, InputError: a mode or field that there is not, files that have changed.
         """
-        questions = [question] if isinstance(question, str) or not isinstance(question, Iterable) else list(question)
+        questions = (
+            [question] if isinstance(question, str) or not isinstance(question, Iterable) else list(question)
+        )
         for item in questions:
             if not isinstance(item, str):
-                raise ConfigError(f"search() got {type(item).__name__} for a question; give a text or a list of texts")
+                raise ConfigError(
+                    f"search() got {type(item).__name__} for a question; give a text or a list of texts"
+                )
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
         side: Side | None = self.side(mode or self.mode)
         if weight is not None:
-            if not isinstance(side, HybridRetriever) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
-                raise ConfigError(f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with mode='hybrid'")
-            side = HybridRetriever(side.dense, side.lexical, replace(side.fusion, method="linear", weight=weight))
+            if (
+                not isinstance(side, HybridRetriever)
+                or not isinstance(weight, int | float)
+                or not 0 <= weight <= 1
+            ):
+                raise ConfigError(
+                    f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
+                    " mode='hybrid'"
+                )
+            side = HybridRetriever(
+                side.dense, side.lexical, replace(side.fusion, method="linear", weight=weight)
+            )
         if where is not None or ids is not None:
             chosen = self._chosen(where, ids)
             side = self.among(side, chosen) if side and len(chosen) else None
-        hits = iter(self._ranked(side, [self.corpus.asked(item) for item in questions if item.strip()], k, texts))
+        hits = iter(
+            self._ranked(side, [self.corpus.asked(item) for item in questions if item.strip()], k, texts)
+        )
         answers = [Hits(item, next(hits) if item.strip() else ()) for item in questions]
         return answers[0] if isinstance(question, str) else answers
 
@@ -203,7 +235,9 @@ class Retriever:
         with self._lock:
             if self._checked_mode(mode) not in self._sides:
                 made = self.corpus.side(mode) if mode != "hybrid" else None
-                self._sides[mode] = made or HybridRetriever(self.side("dense"), self.side("bm25"), self.corpus.fusion)
+                self._sides[mode] = made or HybridRetriever(
+                    self.side("dense"), self.side("bm25"), self.corpus.fusion
+                )
             return self._sides[mode]
 
     def among(self, side: Side, ids: np.ndarray) -> Side:
@@ -212,7 +246,10 @@ class Retriever:
             return HybridRetriever(self.among(side.dense, ids), self.among(side.lexical, ids), side.fusion)
         index = self.corpus.filterable(side)
         if index is None:
-            raise ConfigError("there is an index but not the vectors, which a filter needs; search without where and ids, or add vectors=")
+            raise ConfigError(
+                "there is an index but not the vectors, which a filter needs; search without where and ids,"
+                " or add vectors="
+            )
         if isinstance(side, LexicalRetriever):
             return LexicalRetriever(among(index, ids))
         narrowed: Any = copy.copy(side)
@@ -244,16 +281,26 @@ class Retriever:
             return mode
         if mode not in ("dense", "bm25", "hybrid"):
             raise ConfigError(f"mode={mode!r} is not known; choose dense, bm25 or hybrid")
-        needed = "a model and its vectors of the passages, which dpr embed makes; name them with model= and vectors= (--model, --vectors)"
-        raise ConfigError(f"mode={mode} needs {needed}, or search by words with mode={self.modes[0]} (--mode {self.modes[0]})")
+        needed = (
+            "a model and its vectors of the passages, which dpr embed makes; name them with model= and"
+            " vectors= (--model, --vectors)"
+        )
+        raise ConfigError(
+            f"mode={mode} needs {needed}, or search by words with mode={self.modes[0]} (--mode"
+            f" {self.modes[0]})"
+        )
 
     def _chosen(self, where: Mapping[str, Any] | None, ids: Iterable[str] | np.ndarray | None) -> np.ndarray:
         """Ids (n,), ascending and distinct."""
-        listed = ids if ids is None or (isinstance(ids, np.ndarray) and ids.dtype.kind == "S") else chosen_ids(ids)
+        listed = (
+            ids if ids is None or (isinstance(ids, np.ndarray) and ids.dtype.kind == "S") else chosen_ids(ids)
+        )
         if where is None:
             return listed if listed is not None else chosen_ids(())
         if not isinstance(where, Mapping):
-            raise ConfigError(f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}")
+            raise ConfigError(
+                f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
+            )
         kinds = {name: _kind_of(name, value) for name, value in where.items()}
         with self._lock:
             key = tuple(sorted(kinds.items()))
@@ -279,10 +326,25 @@ class Retriever:
         passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
         answers = []
         for row, ranking in enumerate(rankings):
-            places = {name: {key: Place(rank, score) for rank, (key, score) in enumerate(of[row], 1)} for name, of in sides.items()}
-            listed = [(rank, score, passages.get(key) or Passage("", "", key)) for rank, (key, score) in enumerate(ranking, 1)]
-            answers.append([Hit(*hit, {name: at.get(str(hit[2].id)) for name, at in places.items()}, self.file) for hit in listed])
-        for name, seconds in {**spent, "search": ranked - start - sum(spent.values()), "texts": time.perf_counter() - ranked}.items():
+            places = {
+                name: {key: Place(rank, score) for rank, (key, score) in enumerate(of[row], 1)}
+                for name, of in sides.items()
+            }
+            listed = [
+                (rank, score, passages.get(key) or Passage("", "", key))
+                for rank, (key, score) in enumerate(ranking, 1)
+            ]
+            answers.append(
+                [
+                    Hit(*hit, {name: at.get(str(hit[2].id)) for name, at in places.items()}, self.file)
+                    for hit in listed
+                ]
+            )
+        for name, seconds in {
+            **spent,
+            "search": ranked - start - sum(spent.values()),
+            "texts": time.perf_counter() - ranked,
+        }.items():
             self.seconds[name] += seconds
         if isinstance(dense, DenseRetriever):
             dense.seconds.clear()
@@ -291,7 +353,11 @@ class Retriever:
     @property
     def file(self) -> Path | None:
         """The corpus, where it is one file."""
-        files = [source.file for source in self.corpus.settings.passages] if isinstance(self.corpus, StoredCorpus) else []
+        files = (
+            [source.file for source in self.corpus.settings.passages]
+            if isinstance(self.corpus, StoredCorpus)
+            else []
+        )
         return files[0] if len(files) == 1 else None
 
 
@@ -300,7 +366,9 @@ def chosen_ids(ids: Iterable[str]) -> np.ndarray:
     listed = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
     for item in listed:
         if isinstance(ids, str) or not isinstance(item, str):
-            raise ConfigError(f"ids={item!r} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']")
+            raise ConfigError(
+                f"ids={item!r} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']"
+            )
     return np.unique(encode_ids([item for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item]))
 
 
@@ -313,4 +381,6 @@ def _kind_of(name: str, value: Any) -> str:
         return "int" if isinstance(first, int) and abs(first) > 2**53 else "float"
     if isinstance(first, str):
         return "text"
-    raise ConfigError(f"where: {name}={value!r} is not a text, a number, True or False, or a list of one of these")
+    raise ConfigError(
+        f"where: {name}={value!r} is not a text, a number, True or False, or a list of one of these"
+    )

@@ -10,7 +10,8 @@ from pydantic import Field
 
 
 class DprRetriever(BaseRetriever):
-    """``DprRetriever(retriever=dpr.Retriever.open("runs/first"), k=5).invoke("a question")``; ``options`` as of ``Retriever.search``."""
+    """``DprRetriever(retriever=dpr.Retriever.open("runs/first"), k=5).invoke("a question")``; ``options`` as
+    of ``Retriever.search``."""
 
     retriever: Any
     k: int = 10
@@ -18,4 +19,6 @@ class DprRetriever(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
         hits = self.retriever.search(query, self.k, **self.options)
-        return [Document(hit.text, id=hit.id, metadata={"title": hit.title, "score": hit.score}) for hit in hits]
+        return [
+            Document(hit.text, id=hit.id, metadata={"title": hit.title, "score": hit.score}) for hit in hits
+        ]

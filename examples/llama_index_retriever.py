@@ -11,7 +11,8 @@ from dpr import Retriever
 
 
 class DprRetriever(BaseRetriever):
-    """``DprRetriever(Retriever.open("runs/first"), k=5).retrieve("a question")``; ``options`` as of ``Retriever.search``."""
+    """``DprRetriever(Retriever.open("runs/first"), k=5).retrieve("a question")``; ``options`` as of
+    ``Retriever.search``."""
 
     def __init__(self, retriever: Retriever, *, k: int = 10, **options: Any) -> None:
         super().__init__()

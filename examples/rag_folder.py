@@ -1,4 +1,5 @@
-"""The passages of your own folder that answer a question, as a prompt for a language model. No model is called.
+"""The passages of your own folder that answer a question, as a prompt for a language model. No model is
+called.
 
 dpr quickstart path/to/folder out=runs/folder
 python -m examples.rag_folder runs/folder "How is a killed run resumed?"
@@ -20,9 +21,12 @@ Answer:"""
 
 
 def sources(retriever: Retriever, question: str, k: int = 5) -> list[str]:
-    """The ``k`` best passages, each with its number, its file and its heading (the document's title before the first heading)."""
+    """The ``k`` best passages, each with its number, its file and its heading (the document's title before
+    the first heading)."""
     origins = [(hit, hit.origin or Origin()) for hit in retriever.search(question, k)]
-    return [f"[{hit.rank}] {origin.file}: {origin.heading or hit.title}\n{hit.text}" for hit, origin in origins]
+    return [
+        f"[{hit.rank}] {origin.file}: {origin.heading or hit.title}\n{hit.text}" for hit, origin in origins
+    ]
 
 
 def prompt(retriever: Retriever, question: str, k: int = 5) -> str:

@@ -2,8 +2,8 @@
 
     python -m examples.sentence_transformers_evaluator MODEL CORPUS QUESTIONS QRELS
 
-MODEL is a folder of ``dpr export to=sentence-transformers``; the other three are files as ``dpr retrieve`` reads them, and so are the
-metrics.
+MODEL is a folder of ``dpr export to=sentence-transformers``; the other three are files as ``dpr retrieve``
+reads them, and so are the metrics.
 """
 
 from __future__ import annotations
@@ -25,11 +25,20 @@ def evaluate(model: str, corpus: str, questions: str, qrels: str) -> dict[str, f
         str(passage.id): (passage.title, passage.text.strip()) if passage.title else passage.text.strip()
         for passage in read_passages(corpus)
     }
-    relevant = {question: {key for key, grade in judged.items() if grade > 0} for question, judged in read_qrels(qrels).items()}
+    relevant = {
+        question: {key for key, grade in judged.items() if grade > 0}
+        for question, judged in read_qrels(qrels).items()
+    }
     asked = {question.id: question.text for question in read_questions(questions)}
     depths = [1, 5, 10, 20, 100]
     evaluator = InformationRetrievalEvaluator(
-        asked, documents, relevant, accuracy_at_k=depths, precision_recall_at_k=depths, ndcg_at_k=[10, 100], write_csv=False
+        asked,
+        documents,
+        relevant,
+        accuracy_at_k=depths,
+        precision_recall_at_k=depths,
+        ndcg_at_k=[10, 100],
+        write_csv=False,
     )
     found: dict[str, float] = evaluator(SentenceTransformer(model, device="cpu", local_files_only=True))
     return found

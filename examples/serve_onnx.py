@@ -1,6 +1,7 @@
 """Vectors of a folder that `dpr export to=onnx` wrote, without torch: pip install onnxruntime tokenizers.
 
-python serve_onnx.py FOLDER "a question" passages.tsv   prints the five best of the passages (id, text, title).
+python serve_onnx.py FOLDER "a question" passages.tsv   prints the five best of the passages (id, text,
+title).
 """
 
 import csv
@@ -9,7 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when onnxruntime is imported, which otherwise reports to Microsoft
+# read when onnxruntime is imported, which otherwise reports to Microsoft
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 import onnxruntime
@@ -42,7 +44,9 @@ class Side:
                 return prompt + title, text.strip()
             return prompt + (template.replace("{title}", title) if title else "") + text.strip()
 
-        return np.concatenate([self.vectors([shown(*pair) for pair in pairs[at : at + 32]]) for at in range(0, len(pairs), 32)])
+        return np.concatenate(
+            [self.vectors([shown(*pair) for pair in pairs[at : at + 32]]) for at in range(0, len(pairs), 32)]
+        )
 
 
 if __name__ == "__main__":

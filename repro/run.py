@@ -1,6 +1,8 @@
-"""Runs one recipe of ``repro/*.yaml`` as commands of dpr and compares its figures with the published ones (docs/reproduction.md).
+"""Runs one recipe of ``repro/*.yaml`` as commands of dpr and compares its figures with the published ones
+(docs/reproduction.md).
 
-Rerun the same line after a kill: finished commands are skipped, the one that was interrupted goes on. Exits with 1 where a figure fails.
+Rerun the same line after a kill: finished commands are skipped, the one that was interrupted goes on. Exits
+with 1 where a figure fails.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ def read_recipes(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]
 
 
 class Recipe:
-    """The commands of a recipe by their names, ``stage/label``, in order, and the numbers that they lead to."""
+    """The commands of a recipe by their names, ``stage/label``, in order, and the numbers that they lead
+    to."""
 
-    def __init__(self, family: dict[str, Any], row: dict[str, Any], out: Path, *, data: str | None = None) -> None:
+    def __init__(
+        self, family: dict[str, Any], row: dict[str, Any], out: Path, *, data: str | None = None
+    ) -> None:
         small = family["mini"] if data else {}
         self.variables = {**family.get("with", {}), **row.get("with", {}), **small.get("with", {})}
         self.variables["data"] = data
@@ -38,7 +43,11 @@ class Recipe:
         self.inputs = {} if data else family.get("inputs", {})
 
         stages = {"inputs": {}, **family["stages"], **small.get("stages", {})}
-        lines = {f"{stage}/{label}": line for stage, labels in stages.items() for label, line in (labels or {}).items()}
+        lines = {
+            f"{stage}/{label}": line
+            for stage, labels in stages.items()
+            for label, line in (labels or {}).items()
+        }
         self.variables |= {step: str(out / step) for step in lines}
         self.commands: dict[str, list[str]] = {}
         self.after: dict[str, set[str]] = {}
@@ -47,7 +56,9 @@ class Recipe:
             self.commands[step] = shlex.split(text)
             self.after[step] = {other for other in lines if f"{out / other}" in text and other != step}
             if not step.startswith("inputs/"):
-                self.after[step] |= {f"inputs/{entry.get('step', 'files')}" for entry in self.inputs_of(step)} & lines.keys()
+                self.after[step] |= {
+                    f"inputs/{entry.get('step', 'files')}" for entry in self.inputs_of(step)
+                } & lines.keys()
 
     def filled(self, text: str, **more: str) -> str:
         """The text with its variables put in, and those that these name."""
@@ -67,11 +78,16 @@ class Recipe:
 
     def step_of(self, number: dict[str, Any]) -> str:
         """The command that a number comes from."""
-        place = number["difference"][0].removeprefix("${").replace("}", "") if "difference" in number else number["read"]
+        place = (
+            number["difference"][0].removeprefix("${").replace("}", "")
+            if "difference" in number
+            else number["read"]
+        )
         return "/".join(place.split("/")[:2])
 
     def steps_of(self, stages: list[str]) -> list[str]:
-        """The commands of these stages (none: of all) that lead to a number, or all of a stage without numbers, and what they read."""
+        """The commands of these stages (none: of all) that lead to a number, or all of a stage without
+        numbers, and what they read."""
         wanted = {self.step_of(number) for number in self.numbers}
         for stage in stages:
             of_stage = {step for step in self.commands if step.startswith(f"{stage}/")}
@@ -96,7 +112,14 @@ def value_of(recipe: Recipe, number: dict[str, Any], out: Path) -> float | None:
     text = (out / name).read_text(encoding="utf-8")
     if name.endswith(".jsonl"):
         lines = [json.loads(line) for line in text.splitlines()]
-        value = next((line[key] for line in lines if line.get("step", -1) >= number.get("step", 0) and line.get(key) is not None), None)
+        value = next(
+            (
+                line[key]
+                for line in lines
+                if line.get("step", -1) >= number.get("step", 0) and line.get(key) is not None
+            ),
+            None,
+        )
     else:
         value = json.loads(text)
         for part in key.split("."):
@@ -105,7 +128,8 @@ def value_of(recipe: Recipe, number: dict[str, Any], out: Path) -> float | None:
 
 
 def largest_difference(own: str, others: str) -> float:
-    """Of a number of the vectors, shards or files of the original. What stands before the colon of an id (wiki:1) does not count."""
+    """Of a number of the vectors, shards or files of the original. What stands before the colon of an id
+    (wiki:1) does not count."""
     import numpy as np
 
     from dpr.formats.original.vectors import PickledVectors
@@ -114,7 +138,9 @@ def largest_difference(own: str, others: str) -> float:
     def vectors(pattern: str) -> Iterator[tuple[bytes, Any]]:
         files = [Path(name) for name in glob.glob(pattern)]
         is_original = all(file.is_file() for file in files)
-        for shard in map(PickledVectors, files) if is_original else open_shards([pattern], allow_missing=True):
+        for shard in (
+            map(PickledVectors, files) if is_original else open_shards([pattern], allow_missing=True)
+        ):
             for ids, block in shard.chunks():
                 for key, vector in zip(ids.tolist(), block, strict=True):
                     yield key.rpartition(b":")[2], vector
@@ -143,16 +169,24 @@ def compared(recipe: Recipe, stage: str, out: Path) -> bool:
     is_good = True
     for number in recipe.numbers:
         if recipe.step_of(number).startswith(f"{stage}/"):
-            wanted = "{} to {}".format(*number["band"]) if "band" in number else f"{number['expected']} +- {number.get('tolerance', 0)}"
+            wanted = (
+                "{} to {}".format(*number["band"])
+                if "band" in number
+                else f"{number['expected']} +- {number.get('tolerance', 0)}"
+            )
             value = value_of(recipe, number, out)
             result = "not reached" if value is None else outcome(number, value)
-            print(f"{stage}: {number['name']}: expected {wanted} ({number['source']}), found {value}: {result}", flush=True)
+            print(
+                f"{stage}: {number['name']}: expected {wanted} ({number['source']}), found {value}: {result}",
+                flush=True,
+            )
             is_good &= result != "FAIL"
     return is_good
 
 
 def run(recipe: Recipe, steps: list[str], out: Path) -> int:
-    """Runs the commands and compares after each stage, up to one whose numbers fail; returns the exit code."""
+    """Runs the commands and compares after each stage, up to one whose numbers fail; returns the exit
+    code."""
     out.mkdir(parents=True, exist_ok=True)
     record = out / "done.json"
     done = json.loads(record.read_text()) if record.is_file() else {}
@@ -178,8 +212,17 @@ def run(recipe: Recipe, steps: list[str], out: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="of a recipe: docs/reproduction.md lists them")
-    parser.add_argument("--stage", action="append", default=[], help="run this stage and what it reads; may be given several times")
-    parser.add_argument("--mini", metavar="FOLDER", help="run the small form on the data of this folder, with numbers of its own")
+    parser.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        help="run this stage and what it reads; may be given several times",
+    )
+    parser.add_argument(
+        "--mini",
+        metavar="FOLDER",
+        help="run the small form on the data of this folder, with numbers of its own",
+    )
     parser.add_argument("--out", type=Path, help="default: runs/repro/NAME")
     parser.add_argument("--dry-run", action="store_true", help="print the commands")
     given = parser.parse_args()

@@ -1,4 +1,5 @@
-"""What every test gets: no network, fixed seeds, torch left as it was found, GPU tests skipped where there is no GPU."""
+"""What every test gets: no network, fixed seeds, torch left as it was found, GPU tests skipped where there is
+no GPU."""
 
 from __future__ import annotations
 
@@ -11,15 +12,24 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before anything imports a Hugging Face library, since these read the environment at import time. Inherited by child processes.
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_TELEMETRY="1")
+# Before anything imports a Hugging Face library, since these read the environment at import time. Inherited
+# by child processes.
+os.environ.update(
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_TELEMETRY="1"
+)
 
 # A cache folder of this run alone, for every process of it.
 if "DPR_TESTS_CACHE" not in os.environ:
     for left in Path(tempfile.gettempdir()).glob("dpr-tests-*-*"):  # of runs that were killed
-        if (owner := left.name.split("-")[2]).isdecimal() and Path("/proc/self").exists() and not Path("/proc", owner).exists():
+        if (
+            (owner := left.name.split("-")[2]).isdecimal()
+            and Path("/proc/self").exists()
+            and not Path("/proc", owner).exists()
+        ):
             shutil.rmtree(left, ignore_errors=True)
-    os.environ["DPR_TESTS_CACHE"] = os.environ["DPR_CACHE"] = tempfile.mkdtemp(prefix=f"dpr-tests-{os.getpid()}-")
+    os.environ["DPR_TESTS_CACHE"] = os.environ["DPR_CACHE"] = tempfile.mkdtemp(
+        prefix=f"dpr-tests-{os.getpid()}-"
+    )
     atexit.register(shutil.rmtree, os.environ["DPR_CACHE"], ignore_errors=True)
 
 import numpy as np
@@ -33,11 +43,15 @@ block_connections()  # they leave this machine never
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The same in every Python that a test starts.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "tests/helpers/no_network"), *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(REPOSITORY / "tests/helpers/no_network"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="leave out what tests/helpers/slow_tests.py says is slow")
+    parser.addoption(
+        "--fast", action="store_true", help="leave out what tests/helpers/slow_tests.py says is slow"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,7 +73,11 @@ def fixed_seeds_and_torch_state() -> Iterator[None]:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    dtype, threads, deterministic = torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    dtype, threads, deterministic = (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
     yield
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)
@@ -84,7 +102,8 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data sets beside the repository; under CI its absence is a failure, elsewhere a skip."""
+    """The folder of real data sets beside the repository; under CI its absence is a failure, elsewhere a
+    skip."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         message = "no ../shared/data beside the repository"

@@ -1,7 +1,8 @@
-"""``make gpu``, or ``python -m benchmarks.gpu [--only training,search] [--out docs/gpu]``: what one GPU does, part by part.
+"""``make gpu``, or ``python -m benchmarks.gpu [--only training,search] [--out docs/gpu]``: what one GPU does,
+part by part.
 
-Each part writes ``PART.json`` into the folder as its results come, with the bars that it meets or misses. It runs in a process of its own,
-which is ended after eight minutes; what it had found stays.
+Each part writes ``PART.json`` into the folder as its results come, with the bars that it meets or misses. It
+runs in a process of its own, which is ended after eight minutes; what it had found stays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ try:
     from dpr.storage.durable import read_json, write_json
 except ImportError as error:
     needed = error.name or "another version of a package"
-    sys.exit(f"python -m benchmarks.gpu needs {needed}, which cannot be imported here ({error}); docs/gpu.md lists the packages")
+    sys.exit(
+        f"python -m benchmarks.gpu needs {needed}, which cannot be imported here ({error}); docs/gpu.md lists"
+        " the packages"
+    )
 
 PARTS: dict[str, Callable[[Record, Sizes], None]] = {
     "checks": checks.part,
@@ -38,11 +42,23 @@ MOST_SECONDS = 480
 
 def main() -> int:
     """0 if every part ended by itself, whatever its bars."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run (default: all, in this order): {', '.join(PARTS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        default=",".join(PARTS),
+        help=f"parts to run (default: all, in this order): {', '.join(PARTS)}",
+    )
     parser.add_argument("--out", type=Path, default=None, help="a folder for the results, a JSON file a part")
-    parser.add_argument("--rehearse", action="store_true", help="every part on the CPU, with tiny sizes: seconds")
-    parser.add_argument("--here", action="store_true", help="the parts in this process, without a limit of time (for profilers)")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="every part on the CPU, with tiny sizes: seconds"
+    )
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="the parts in this process, without a limit of time (for profilers)",
+    )
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
     if unknown := set(chosen) - set(PARTS):
@@ -70,7 +86,15 @@ def run(name: str, out: Path | None, *, is_rehearsal: bool = False) -> int:
 
 
 def _apart(name: str, out: Path | None) -> int:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--here", "--only", name, *(["--out", str(out)] if out is not None else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--here",
+        "--only",
+        name,
+        *(["--out", str(out)] if out is not None else []),
+    ]
     try:
         return subprocess.run(command, timeout=MOST_SECONDS).returncode
     except subprocess.TimeoutExpired:

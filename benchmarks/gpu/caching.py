@@ -39,7 +39,9 @@ def _cost(record: Record, sizes: Sizes, model: BiEncoder) -> None:
     budget = max(int(lengths.sum()) // 3, 1)
     work = {
         "direct": sides.our_training(model, batches, record.device, precision=PRECISION),
-        "cached": sides.our_training(model, batches, record.device, precision=PRECISION, grad_cache_tokens=budget),
+        "cached": sides.our_training(
+            model, batches, record.device, precision=PRECISION, grad_cache_tokens=budget
+        ),
     }
     figures = take_turns(
         work,
@@ -52,7 +54,10 @@ def _cost(record: Record, sizes: Sizes, model: BiEncoder) -> None:
     )
     cost = figures["direct"].rate / figures["cached"].rate
     rates = {name: side.rate for name, side in figures.items()}
-    record.add("cost", {"questions": sizes.compared_batch, "grad_cache_tokens": budget, "questions/s": rates, "ratio": cost})
+    record.add(
+        "cost",
+        {"questions": sizes.compared_batch, "grad_cache_tokens": budget, "questions/s": rates, "ratio": cost},
+    )
     record.judge("caching", cost)
 
 
@@ -75,7 +80,9 @@ def _step(record: Record, model: BiEncoder, batch: int, budget: int) -> dict[str
     start_memory(record.device)
     seconds = -1.0
     try:
-        work = sides.our_training(model, batches, record.device, precision=PRECISION, grad_cache_tokens=budget)
+        work = sides.our_training(
+            model, batches, record.device, precision=PRECISION, grad_cache_tokens=budget
+        )
         for _ in range(2):  # the second is timed
             start = time.perf_counter()
             work()
@@ -85,5 +92,9 @@ def _step(record: Record, model: BiEncoder, batch: int, budget: int) -> dict[str
         if not is_out_of_memory(error):
             raise
     model.zero_grad(set_to_none=True)
-    done = {"questions/s": batch / seconds, "GiB": peak_gib(record.device)} if seconds > 0 else {"out of memory": 1}
+    done = (
+        {"questions/s": batch / seconds, "GiB": peak_gib(record.device)}
+        if seconds > 0
+        else {"out of memory": 1}
+    )
     return {"questions": batch, "tokens": int(lengths_of(batches).sum()), **done}

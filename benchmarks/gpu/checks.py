@@ -1,4 +1,5 @@
-"""The tests that need a GPU, and the promises about gradients, on the machine at hand; counts and failures."""
+"""The tests that need a GPU, and the promises about gradients, on the machine at hand; counts and
+failures."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from benchmarks.gpu.workload import Sizes
 REPOSITORY = Path(__file__).resolve().parents[2]
 TESTS = {
     "tests/gpu": ["tests/gpu"],
-    "invariants": [f"tests/invariants/test_{name}.py" for name in ("fast_paths", "one_gradient", "resume", "decoders")],
+    "invariants": [
+        f"tests/invariants/test_{name}.py" for name in ("fast_paths", "one_gradient", "resume", "decoders")
+    ],
 }
 REHEARSED = {"tests/gpu": ["tests/gpu/test_windows.py"]}
 NEEDED = ("pytest", "pyarrow")
@@ -46,11 +49,20 @@ def _run(paths: list[str], report: Path) -> dict[str, Any]:
         ended = subprocess.run(command, cwd=REPOSITORY, timeout=MOST_SECONDS, capture_output=True, text=True)
         tail = ended.stdout.splitlines()[-3:]
     except subprocess.TimeoutExpired as error:
-        shown = (error.stdout or b"").decode("utf-8", "replace") if not isinstance(error.stdout, str) else error.stdout
+        shown = (
+            (error.stdout or b"").decode("utf-8", "replace")
+            if not isinstance(error.stdout, str)
+            else error.stdout
+        )
         cut_off, tail = 1, [*shown.splitlines()[-3:], f"more than {MOST_SECONDS} seconds"]
     cases = list(ET.parse(report).getroot().iter("testcase")) if report.is_file() else []
-    kinds = {kind: [case for case in cases if any(case.find(tag) is not None for tag in tags)] for kind, tags in _KINDS.items()}
-    skipped = [(node.get("message") or "") for case in kinds["skipped"] if (node := case.find("skipped")) is not None]
+    kinds = {
+        kind: [case for case in cases if any(case.find(tag) is not None for tag in tags)]
+        for kind, tags in _KINDS.items()
+    }
+    skipped = [
+        (node.get("message") or "") for case in kinds["skipped"] if (node := case.find("skipped")) is not None
+    ]
     return {
         "run": len(cases) - len(skipped),
         "passed": len(cases) - len(skipped) - len(kinds["failed"]),

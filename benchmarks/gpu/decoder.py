@@ -1,4 +1,5 @@
-"""A decoder of the shape of Qwen3-0.6B, its last token read: LoRA adapters (peft), and all weights trained; tokens per second, memory."""
+"""A decoder of the shape of Qwen3-0.6B, its last token read: LoRA adapters (peft), and all weights trained;
+tokens per second, memory."""
 
 from __future__ import annotations
 
@@ -50,10 +51,14 @@ def write_decoder(folder: Path, sizes: Sizes) -> Path:
     from transformers import AutoModel, PreTrainedTokenizerFast, Qwen3Config
 
     end = "[SEP]"
-    tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(vocabulary())}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordPiece({piece: number for number, piece in enumerate(vocabulary())}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(str(folder))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=end, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(str(folder))
     heads = sizes.decoder_width // 64
     config = Qwen3Config(
         vocab_size=sizes.decoder_vocabulary,
@@ -74,10 +79,14 @@ def write_decoder(folder: Path, sizes: Sizes) -> Path:
     return folder
 
 
-def _training(record: Record, sizes: Sizes, folder: Path, attention: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _training(
+    record: Record, sizes: Sizes, folder: Path, attention: str, settings: dict[str, Any]
+) -> dict[str, Any]:
     start_memory(record.device)
     torch.manual_seed(0)
-    encoder = EncoderSettings(shared=True, pooling="last", append_eos=True, sequence_length=LENGTH, **settings)
+    encoder = EncoderSettings(
+        shared=True, pooling="last", append_eos=True, sequence_length=LENGTH, **settings
+    )
     try:
         model = BiEncoder.from_pretrained(str(folder), encoder, dropout=0.0, options=options(attention))
         batches = batches_of(model, sizes.decoder_batch, 1)
@@ -85,7 +94,9 @@ def _training(record: Record, sizes: Sizes, folder: Path, attention: str, settin
         lengths = lengths_of(batches)
         tokens, flops = int(lengths.sum()), TowerCost(model.ctx_model).of(lengths)
         rounds = {"rounds": min(sizes.rounds, 3), "warmups": min(sizes.warmups, 1)}
-        figures = take_turns({"": work}, units=tokens, flops=flops, device=record.device, dtype=DTYPE, **rounds)[""]
+        figures = take_turns(
+            {"": work}, units=tokens, flops=flops, device=record.device, dtype=DTYPE, **rounds
+        )[""]
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -1,4 +1,5 @@
-"""Embedding passages of 150 tokens in bf16: passages per second, and whether tokenizer and writer keep up with the device."""
+"""Embedding passages of 150 tokens in bf16: passages per second, and whether tokenizer and writer keep up
+with the device."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu.record import PEAK, Record
-from benchmarks.gpu.workload import DTYPE, PRECISION, Sizes, attention_of, model_of, texts_of, tokens_of, write_bert
+from benchmarks.gpu.workload import (
+    DTYPE,
+    PRECISION,
+    Sizes,
+    attention_of,
+    model_of,
+    texts_of,
+    tokens_of,
+    write_bert,
+)
 from benchmarks.measuring import take_turns
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens, tokenize_passages
@@ -42,7 +52,10 @@ def part(record: Record, sizes: Sizes) -> None:
             for name, (kind, packed) in sides.items()
         }
         best, encoded = _device(record, sizes, models)
-        rates = {"tokenizer": _tokenizer(sizes, models["sdpa"]), "writer": _writer(sizes, models["sdpa"], Path(temporary))}
+        rates = {
+            "tokenizer": _tokenizer(sizes, models["sdpa"]),
+            "writer": _writer(sizes, models["sdpa"], Path(temporary)),
+        }
         for name, rate in rates.items():
             record.add(name, {"passages/s": rate, "times as fast as the device": rate / encoded})
         record.add("from file to file", _job(record, sizes, models[best], best, Path(temporary)))
@@ -50,7 +63,8 @@ def part(record: Record, sizes: Sizes) -> None:
 
 @contextmanager
 def _tokenizer_on_all_cores() -> Iterator[None]:
-    """One thread a core, without a warning after data-loading processes were started. Reset: a process forked later would wait forever."""
+    """One thread a core, without a warning after data-loading processes were started. Reset: a process forked
+    later would wait forever."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "true"
@@ -74,7 +88,13 @@ def _device(record: Record, sizes: Sizes, models: dict[str, BiEncoder]) -> tuple
     }
     flops = TowerCost(models["sdpa"].ctx_model).of(tokens.lengths)
     figures = take_turns(
-        work, units=sizes.embedded, flops=flops, rounds=sizes.rounds, device=record.device, warmups=sizes.warmups, dtype=DTYPE
+        work,
+        units=sizes.embedded,
+        flops=flops,
+        rounds=sizes.rounds,
+        device=record.device,
+        warmups=sizes.warmups,
+        dtype=DTYPE,
     )
     shares = {name: side.rate * flops / sizes.embedded / PEAK for name, side in figures.items()}
     for name, side in figures.items():
@@ -104,7 +124,9 @@ def _writer(sizes: Sizes, model: BiEncoder, folder: Path) -> float:
     """Two-byte vectors, with their checksums."""
     size = min(CHUNK, sizes.corpus)
     vectors = np.random.default_rng(0).standard_normal((size, model.dimension), dtype=np.float32)
-    writer = VectorShardWriter(folder / "written", metadata={"similarity": "dot"}, dimension=model.dimension, dtype="float16")
+    writer = VectorShardWriter(
+        folder / "written", metadata={"similarity": "dot"}, dimension=model.dimension, dtype="float16"
+    )
     start, count = time.perf_counter(), 4
     for number in range(count):
         writer.write_chunk(number, [f"{number}-{row}" for row in range(size)], vectors)

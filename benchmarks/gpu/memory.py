@@ -1,4 +1,5 @@
-"""Memory of a step by batch size, and embedding where the budget of a forward pass does not fit: it is halved and the job goes on."""
+"""Memory of a step by batch size, and embedding where the budget of a forward pass does not fit: it is halved
+and the job goes on."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def _halving(record: Record, sizes: Sizes, model: BiEncoder) -> None:
 
 @contextmanager
 def _little_memory(model: BiEncoder, device: torch.device, sizes: Sizes) -> Iterator[None]:
-    """Leaves ``headroom_gib`` to the allocator. On a CPU a stand-in refuses large forwards with the error that CUDA would raise."""
+    """Leaves ``headroom_gib`` to the allocator. On a CPU a stand-in refuses large forwards with the error
+    that CUDA would raise."""
     if device.type == "cuda":
         start_memory(device)
         total = torch.cuda.get_device_properties(device).total_memory

@@ -50,7 +50,9 @@ BARS = {
 class Record:
     """The results of one part: ``PART.json`` in ``folder`` (None: nowhere), rewritten with every result."""
 
-    def __init__(self, part: str, folder: Path | None, device: torch.device, *, is_rehearsal: bool = False) -> None:
+    def __init__(
+        self, part: str, folder: Path | None, device: torch.device, *, is_rehearsal: bool = False
+    ) -> None:
         self.device, self.is_rehearsal = device, is_rehearsal
         self._file = folder / f"{part}.json" if folder is not None else None
         self._start = time.perf_counter()
@@ -97,7 +99,11 @@ class Record:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Device, its memory, cores and versions."""
-    found: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(), "python": platform.python_version()}
+    found: dict[str, Any] = {
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
     for package in PACKAGES:
         try:
             found[package] = version(package)
@@ -106,6 +112,10 @@ def machine(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-        found |= {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1), "capability": capability}
+        found |= {
+            "device": properties.name,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "capability": capability,
+        }
         found |= {"cuda": torch.version.cuda}
     return found | ({} if "device" in found else {"device": device.type})

@@ -1,4 +1,5 @@
-"""Training BERT-base in bf16: questions per second and share of the peak by side; one step's profile; no synchronisation."""
+"""Training BERT-base in bf16: questions per second and share of the peak by side; one step's profile; no
+synchronisation."""
 
 from __future__ import annotations
 
@@ -36,10 +37,21 @@ from dpr.training.metrics import TowerCost
 from dpr.training.run import Run
 from dpr.training.trainer import BiEncoderTrainer
 
-# Kernels by words of their names; the first kind that one names. Attention comes first, since its kernels name their libraries too.
+# Kernels by words of their names; the first kind that one names. Attention comes first, since its kernels
+# name their libraries too.
 KINDS = {
     "attention": ("flash", "fmha", "attention", "softmax", "sdpa"),
-    "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "wgmma", "aten::mm", "aten::addmm", "aten::bmm", "linear"),
+    "matrix products": (
+        "gemm",
+        "nvjet",
+        "cutlass",
+        "cublas",
+        "wgmma",
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "linear",
+    ),
     "optimizer and clipping": ("multi_tensor", "adam", "foreach", "lpnorm"),
     "layer norm": ("layer_norm", "layernorm", "gammabeta"),
     "GELU": ("gelu",),
@@ -50,7 +62,8 @@ KINDS = {
 
 
 def part(record: Record, sizes: Sizes) -> None:
-    """Ours with the kernel, SDPA over packs, padded; a plain loop; compiled layers; then the profile and the count of synchronisations."""
+    """Ours with the kernel, SDPA over packs, padded; a plain loop; compiled layers; then the profile and the
+    count of synchronisations."""
     attention = attention_of(record)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_bert(Path(temporary) / "bert", sizes)
@@ -58,17 +71,27 @@ def part(record: Record, sizes: Sizes) -> None:
         batches = batches_of(model, sizes.batch, sizes.batches)
         lengths = lengths_of(batches)
         record.add("tokens of a step", int(lengths.sum()) // len(batches))
-        record.add("mean tokens of a question, of a passage", [float(x.double().mean()) for x in _by_side(batches)])
+        record.add(
+            "mean tokens of a question, of a passage", [float(x.double().mean()) for x in _by_side(batches)]
+        )
         flops = TowerCost(model.ctx_model).of(lengths)
         ours = sides.our_training(model, batches, record.device, precision=PRECISION)
         others = {name: model_of(folder, "sdpa", packed=name == "sdpa") for name in ("sdpa", "padded")}
         competitors: dict[str, Callable[[], object]] = {
             **({"varlen": ours} if attention == "varlen" else {}),
-            **{name: sides.our_training(other, batches, record.device, precision=PRECISION) for name, other in others.items()},
+            **{
+                name: sides.our_training(other, batches, record.device, precision=PRECISION)
+                for name, other in others.items()
+            },
             "plain loop": sides.plain_training(folder, batches, record.device, dropout=DROPOUT, dtype=DTYPE),
         }
         figures = _measure(record, sizes, competitors, flops)
-        record.judge("training", max(rate_share(side, flops, sizes) for name, side in figures.items() if name in ("varlen", "sdpa")))
+        record.judge(
+            "training",
+            max(
+                rate_share(side, flops, sizes) for name, side in figures.items() if name in ("varlen", "sdpa")
+            ),
+        )
         competitors.clear()
         others.clear()
         record.add("profile of a step", step_profile(ours, record.device))
@@ -79,12 +102,17 @@ def part(record: Record, sizes: Sizes) -> None:
         compiled = model_of(folder, attention).to(record.device).train()
         with autocast(record.device, PRECISION):
             compile_towers(compiled.trained_towers())
-        both = {"not compiled": ours, "compiled": sides.our_training(compiled, batches, record.device, precision=PRECISION)}
+        both = {
+            "not compiled": ours,
+            "compiled": sides.our_training(compiled, batches, record.device, precision=PRECISION),
+        }
         _measure(record, sizes, both, flops)
 
 
 def _by_side(batches: Sequence[Any]) -> list[torch.Tensor]:
-    return [torch.cat([getattr(batch, side).lengths for batch in batches]) for side in ("questions", "contexts")]
+    return [
+        torch.cat([getattr(batch, side).lengths for batch in batches]) for side in ("questions", "contexts")
+    ]
 
 
 def rate_share(side: Figures, flops: float, sizes: Sizes) -> float:
@@ -92,13 +120,24 @@ def rate_share(side: Figures, flops: float, sizes: Sizes) -> float:
     return side.rate * flops / (sizes.batch * sizes.batches) / PEAK
 
 
-def _measure(record: Record, sizes: Sizes, competitors: Mapping[str, Callable[[], object]], flops: float) -> dict[str, Figures]:
+def _measure(
+    record: Record, sizes: Sizes, competitors: Mapping[str, Callable[[], object]], flops: float
+) -> dict[str, Figures]:
     units = sizes.batch * sizes.batches
     figures = take_turns(
-        competitors, units=units, flops=flops, rounds=sizes.rounds, device=record.device, warmups=sizes.warmups, dtype=DTYPE
+        competitors,
+        units=units,
+        flops=flops,
+        rounds=sizes.rounds,
+        device=record.device,
+        warmups=sizes.warmups,
+        dtype=DTYPE,
     )
     for name, side in figures.items():
-        shares = {"share of 989 TFLOP/s": rate_share(side, flops, sizes), "share of a measured product": side.share}
+        shares = {
+            "share of 989 TFLOP/s": rate_share(side, flops, sizes),
+            "share of a measured product": side.share,
+        }
         record.add(name, {"questions/s": side.rate, "by round": side.rates} | shares)
     return figures
 
@@ -157,7 +196,9 @@ class _MadeUp(TrainingData):
     def __init__(self, count: int) -> None:
         texts = texts_of(2 * count)
         pairs = zip(texts.questions[:count], texts.passages[:count], texts.passages[count:], strict=True)
-        self._rows = [TrainingSample(question, (Passage(own),), (Passage(hard),)) for question, own, hard in pairs]
+        self._rows = [
+            TrainingSample(question, (Passage(own),), (Passage(hard),)) for question, own, hard in pairs
+        ]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -167,7 +208,8 @@ class _MadeUp(TrainingData):
 
 
 class _Watch(Callback):
-    """Has torch report each time that the host waits for the device, from the end of step ``first`` to before the line of ``last``."""
+    """Has torch report each time that the host waits for the device, from the end of step ``first`` to before
+    the line of ``last``."""
 
     def __init__(self, device: torch.device, first: int, last: int) -> None:
         self._is_cuda, self._first, self._last = device.type == "cuda", first, last
@@ -204,7 +246,11 @@ def _synchronisations(record: Record, folder: Path, sizes: Sizes, attention: str
         finally:
             if record.device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
-    waits = [f"{each.filename}:{each.lineno}" for each in caught if "synchronizing CUDA operation" in str(each.message)]
+    waits = [
+        f"{each.filename}:{each.lineno}"
+        for each in caught
+        if "synchronizing CUDA operation" in str(each.message)
+    ]
     record.add("steps watched for synchronisations", watch.watched)
     record.add("where the host waited", dict(Counter(waits)))
     record.judge("synchronisations", len(waits))

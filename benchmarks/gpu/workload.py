@@ -1,4 +1,5 @@
-"""Sizes of the parts, and texts with the lengths of Natural Questions: questions of about 12 tokens, passages of about 150."""
+"""Sizes of the parts, and texts with the lengths of Natural Questions: questions of about 12 tokens, passages
+of about 150."""
 
 from __future__ import annotations
 
@@ -73,10 +74,14 @@ def vocabulary() -> list[str]:
 
 
 def texts_of(count: int, seed: int = 0) -> Texts:
-    """``count`` questions and passages; frequent words are as much more frequent than rare ones as in a language."""
+    """``count`` questions and passages; frequent words are as much more frequent than rare ones as in a
+    language."""
     rng = np.random.default_rng(seed)
     pieces = np.array(vocabulary(), dtype=object)
-    stems, endings = pieces[-STEMS - ENDINGS : -ENDINGS], np.array([piece[2:] for piece in pieces[-ENDINGS:]], dtype=object)
+    stems, endings = (
+        pieces[-STEMS - ENDINGS : -ENDINGS],
+        np.array([piece[2:] for piece in pieces[-ENDINGS:]], dtype=object),
+    )
 
     def text(num_words: int, share: float) -> str:
         words = stems[(STEMS ** rng.random(num_words)).astype(np.int64) - 1]
@@ -103,7 +108,8 @@ def model_of(folder: Path, attention: str, *, packed: bool = True, dropout: floa
 
 
 def batches_of(model: BiEncoder, batch: int, count: int, *, seed: int = 0) -> list[BiEncoderBatch]:
-    """``count`` batches of ``batch`` questions, a positive and a hard negative each; in pinned memory where there is a GPU."""
+    """``count`` batches of ``batch`` questions, a positive and a hard negative each; in pinned memory where
+    there is a GPU."""
     made = sides.our_batches(model, texts_of(2 * batch * count, seed), batch=batch)
     return [each.pin_memory() for each in made] if torch.cuda.is_available() else made
 
@@ -117,7 +123,8 @@ def tokens_of(model: BiEncoder, count: int) -> TokenBatch:
 
 
 def attention_of(record: Record) -> str:
-    """The attention to measure: the kernel for sequences end to end, or SDPA, with a note of why it is not the kernel."""
+    """The attention to measure: the kernel for sequences end to end, or SDPA, with a note of why it is not
+    the kernel."""
     from dpr.models.fast import varlen
 
     lack = varlen.device_lacks(record.device) or varlen.torch_lacks()

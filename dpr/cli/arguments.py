@@ -1,4 +1,5 @@
-"""Command-line tokens as users and launchers write them -> overrides (``key=value``), words that stand alone, and Hydra's flags."""
+"""Command-line tokens as users and launchers write them -> overrides (``key=value``), words that stand alone,
+and Hydra's flags."""
 
 from __future__ import annotations
 
@@ -13,8 +14,29 @@ from dpr.core.setting_keys import Setting, quoted
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")
-_SWITCHES = ("--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc")
-_WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+_SWITCHES = (
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run",
+    "-r",
+    "--multirun",
+    "-m",
+    "--shell-completion",
+    "-sc",
+)
+_WITH_VALUE = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+)
 _MAYBE_VALUE = ("--info", "-i")
 # Flags that Hydra answers itself, without running the job once.
 _ANSWERED_BY_HYDRA = {"--hydra-help", "--version", "--shell-completion", "-sc", "--cfg", "-c", "--info", "-i"}
@@ -31,7 +53,8 @@ def under_launcher() -> bool:
 
 @dataclass
 class Arguments:
-    """The command line, sorted: overrides, words by the setting that they belong to, and Hydra's flags, whose values follow them."""
+    """The command line, sorted: overrides, words by the setting that they belong to, and Hydra's flags, whose
+    values follow them."""
 
     overrides: list[str] = field(default_factory=list)
     operands: dict[str, str | list[str]] = field(default_factory=dict)
@@ -57,8 +80,9 @@ class Arguments:
 def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool = True) -> Arguments:
     """Sorts the tokens. ``--key value`` and ``--switch`` are ``key=value`` and ``switch=true``.
 
-    ``--local-rank=N`` from a launcher is dropped (the environment says the same). Spaces around a token and a stray backslash at its end
-    (a line continuation gone wrong) are dropped, but for the spaces at the end of a prefix.
+    ``--local-rank=N`` from a launcher is dropped (the environment says the same). Spaces around a token and a
+    stray backslash at its end (a line continuation gone wrong) are dropped, but for the spaces at the end of
+    a prefix.
 
     Args:
         known: the settings of the command by their keys.
@@ -101,13 +125,15 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
 
 
 def _names(known: Mapping[str, Setting], *, has_groups: bool) -> dict[str, str]:
-    """Every name of a setting -> its key. A section by its own name stands for the kind that it is of, where that is no group of files."""
+    """Every name of a setting -> its key. A section by its own name stands for the kind that it is of, where
+    that is no group of files."""
     names = {} if has_groups else {key.removesuffix(".kind"): key for key in known if key.endswith(".kind")}
     return names | {also: key for key, entry in known.items() for also in (*entry.rule.also, key)}
 
 
 def _flag(entry: Setting, tokens: list[str], names: Mapping[str, str]) -> list[str]:
-    """The overrides that ``--key`` stands for, with the values that follow it, which are taken from ``tokens``."""
+    """The overrides that ``--key`` stands for, with the values that follow it, which are taken from
+    ``tokens``."""
     if entry.type is bool:
         return [f"{entry.key}=true"]
     taken: list[str] = []
@@ -122,9 +148,12 @@ def _is_setting(token: str, names: Mapping[str, str]) -> bool:
 
 
 def _is_word(token: str, operands: Sequence[Setting]) -> bool:
-    """Whether a token stands alone. One with ``=`` does where it is a file, a label with a path, or part of a text."""
+    """Whether a token stands alone. One with ``=`` does where it is a file, a label with a path, or part of a
+    text."""
     kinds = " ".join(entry.rule.operand for entry in operands)
-    is_labelled = "LABEL=" in kinds and (_PATH.search(token.partition("=")[2]) is not None or exists(token.partition("=")[2]))
+    is_labelled = "LABEL=" in kinds and (
+        _PATH.search(token.partition("=")[2]) is not None or exists(token.partition("=")[2])
+    )
     return "=" not in token or exists(token) or is_labelled or ("TEXT" in kinds and " " in token)
 
 
@@ -134,7 +163,9 @@ def _assigned(words: list[str], operands: Sequence[Setting]) -> dict[str, str | 
         if words:
             taken[entry.key] = words.pop(0) if entry.takes_text else [words.pop(0) for _ in list(words)]
     if words:
-        raise ConfigError(f"{words[0]!r} is one word too many; quote a text with spaces, and write settings as key=value")
+        raise ConfigError(
+            f"{words[0]!r} is one word too many; quote a text with spaces, and write settings as key=value"
+        )
     return taken
 
 
@@ -152,7 +183,8 @@ def is_one_of(options: tuple[str, ...], key: str) -> bool:
 
 
 def items_of(value: str) -> list[str]:
-    """The items of a list: commas outside quotes and brackets separate them, with square brackets around all or without."""
+    """The items of a list: commas outside quotes and brackets separate them, with square brackets around all
+    or without."""
     text = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     parts, depth, start, position = [], 0, 0, 0
     while position < len(text):
@@ -185,6 +217,10 @@ def unquoted(value: str) -> str:
     """What ``quoted`` was given, or the value itself where it has no quotes around it."""
     if _QUOTED.fullmatch(value) is None:
         return value
-    inner = re.sub(r"(\\*)\\(['\"]|\$\{)", lambda match: match.group(1)[: len(match.group(1)) // 2] + match.group(2), value[1:-1])
+    inner = re.sub(
+        r"(\\*)\\(['\"]|\$\{)",
+        lambda match: match.group(1)[: len(match.group(1)) // 2] + match.group(2),
+        value[1:-1],
+    )
     kept = inner.rstrip("\\")
     return kept + "\\" * ((len(inner) - len(kept)) // 2)

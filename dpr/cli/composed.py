@@ -1,4 +1,5 @@
-"""Hydra: it composes a configuration of the files in ``conf/`` and the overrides, and with ``-m`` runs sweeps.
+"""Hydra: it composes a configuration of the files in ``conf/`` and the overrides, and with ``-m`` runs
+sweeps.
 
 Hydra stays in this file. It never changes the working directory, and writes no logs or folders.
 """
@@ -19,19 +20,32 @@ from dpr.core.setting_keys import Setting, quoted
 from dpr.core.settings import leaves, put_back_idle
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
-_TEXT_OPTIONS = (*KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is not a list there
+# of an entry; "[Q]" is not a list there
+_TEXT_OPTIONS = (
+    *KEEP_SPACES,
+    "special_token",
+    "special_query_token",
+    "query_special_suffix",
+)
 _FILES = "dpr-conf"
 """The scheme, in Hydra's search path, of folders that may hold files of the original."""
 
 
 def run_composed(
-    config_name: str, config_class: type, job: Callable[[Any], Any], given: Arguments, overrides: list[str], *, folder: Path, is_main: bool
+    config_name: str,
+    config_class: type,
+    job: Callable[[Any], Any],
+    given: Arguments,
+    overrides: list[str],
+    *,
+    folder: Path,
+    is_main: bool,
 ) -> Any:
     """Composes the configuration and calls ``job`` with it, or answers a flag of Hydra's.
 
     Args:
-        config_name: the YAML file in ``conf/`` without its suffix. Its ``defaults`` list begins with ``<config_name>_schema``, under which
-            ``config_class`` is registered here.
+        config_name: the YAML file in ``conf/`` without its suffix. Its ``defaults`` list begins with
+            ``<config_name>_schema``, under which ``config_class`` is registered here.
         overrides: checked; values with special characters in quotes.
         folder: ``conf/``.
         is_main: this process prints notes.
@@ -46,11 +60,16 @@ def run_composed(
     if missing := [path for path in [*extra, main] if not path.is_dir()]:
         raise ConfigError(f"there is no configuration folder {missing[0]}")
     if extra:
-        overrides = [*overrides, "hydra.searchpath=[" + ",".join(quoted(f"{_FILES}://{path}") for path in extra) + "]"]
+        overrides = [
+            *overrides,
+            "hydra.searchpath=[" + ",".join(quoted(f"{_FILES}://{path}") for path in extra) + "]",
+        ]
     name = (given.values_of("--config-name", "-cn") or [config_name])[-1]
     try:
         if given.is_sweep or given.is_for_hydra:
-            return _run_by_hydra(name, lambda composed: job(to_object(composed, keys, is_main=is_main)), main, given, overrides)
+            return _run_by_hydra(
+                name, lambda composed: job(to_object(composed, keys, is_main=is_main)), main, given, overrides
+            )
         config = to_object(_compose(name, main, overrides), keys, is_main=is_main)
         _require_named(config, keys)
     except Exception as error:
@@ -63,8 +82,8 @@ def run_composed(
 def quote_values(overrides: list[str], known: Mapping[str, Setting], *, is_sweep: bool) -> list[str]:
     """Quotes values for Hydra's grammar where the setting's type says that the text is meant literally.
 
-    So ``output_dir=runs/a, b (1)`` and ``train_datasets=[my data.json,b=1.json]`` need no second layer of quotes. In a sweep only existing
-    paths are quoted, since commas and brackets separate choices there.
+    So ``output_dir=runs/a, b (1)`` and ``train_datasets=[my data.json,b=1.json]`` need no second layer of
+    quotes. In a sweep only existing paths are quoted, since commas and brackets separate choices there.
     """
     return [_quote_override(override, known, is_sweep) for override in overrides]
 
@@ -92,7 +111,11 @@ def _quote_texts(value: str) -> str:
         return value if value.startswith("{") or _PLAIN.fullmatch(value) else quoted(value, resolves=True)
     # Braces are a set of options, which Hydra reads.
     parts = [
-        part if part.startswith("{") or is_ready(part) or _PLAIN.fullmatch(part) else quoted(part, resolves=not exists(part))
+        (
+            part
+            if part.startswith("{") or is_ready(part) or _PLAIN.fullmatch(part)
+            else quoted(part, resolves=not exists(part))
+        )
         for part in items_of(value)
     ]
     return "[" + ",".join(parts) + "]"
@@ -112,12 +135,16 @@ def _compose(name: str, folder: Path, overrides: list[str]) -> Any:
 
 
 def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
-    """The checked dataclass object. What has no effect is refused if it is among the keys ``given``; what a file says besides is told."""
+    """The checked dataclass object. What has no effect is refused if it is among the keys ``given``; what a
+    file says besides is told."""
     from omegaconf import OmegaConf
 
     config: Any = OmegaConf.to_object(composed)
     if not hasattr(config, "check"):
-        raise ConfigError("the configuration file does not begin its defaults with this job's schema; see docs/configuration.md")
+        raise ConfigError(
+            "the configuration file does not begin its defaults with this job's schema; see"
+            " docs/configuration.md"
+        )
     for sentence in put_back_idle(config, given):
         if is_main:
             print(f"note: of the files of settings, {sentence.partition(';')[0]}", file=sys.stderr)
@@ -132,9 +159,15 @@ def _require_named(config: Any, given: Collection[str]) -> None:
     named = {text for key, leaf in known.items() if key not in catalogues for text in _texts_in(leaf.value)}
     for key in sorted(given):
         catalogue, _, rest = key.partition(".")
-        name = next((name for name in catalogues.get(catalogue, ()) if rest == name or rest.startswith(f"{name}.")), None)
+        name = next(
+            (name for name in catalogues.get(catalogue, ()) if rest == name or rest.startswith(f"{name}.")),
+            None,
+        )
         if name is not None and name not in named:
-            raise ConfigError(f"{key} has no effect: no setting names {name}; a file's own options stand in an entry of its name")
+            raise ConfigError(
+                f"{key} has no effect: no setting names {name}; a file's own options stand in an entry of its"
+                " name"
+            )
 
 
 def _texts_in(value: Any) -> list[str]:
@@ -145,7 +178,9 @@ def _texts_in(value: Any) -> list[str]:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else []
 
 
-def _run_by_hydra(name: str, job: Callable[[Any], Any], folder: Path, given: Arguments, overrides: list[str]) -> None:
+def _run_by_hydra(
+    name: str, job: Callable[[Any], Any], folder: Path, given: Arguments, overrides: list[str]
+) -> None:
     """Sweeps, and the flags that Hydra answers itself (``--cfg``, ``--info``, completion)."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -154,7 +189,10 @@ def _run_by_hydra(name: str, job: Callable[[Any], Any], folder: Path, given: Arg
     base = next((token.partition("=")[2] for token in overrides if token.startswith("output_dir=")), None)
     numbered = given.is_sweep and base is not None and "${" not in base and "," not in base
     if given.is_sweep and not any(token.startswith("hydra.sweep") for token in overrides):
-        quiet += [f"hydra.sweep.dir={base if numbered else 'multirun'}", "hydra.sweep.subdir=${hydra:job.num}"]
+        quiet += [
+            f"hydra.sweep.dir={base if numbered else 'multirun'}",
+            "hydra.sweep.subdir=${hydra:job.num}",
+        ]
 
     def task(composed: Any) -> Any:
         if numbered:
@@ -202,8 +240,9 @@ def _register(config_name: str, config_class: type) -> None:
 def _plugins() -> tuple[type[Any], type[Any]]:
     """What reads the configuration files of the original too.
 
-    They begin with "@package _group_", which is the default anyway, but which this version of Hydra takes for a name. The folders of
-    configuration files get a scheme of their own, whose reader leaves that line out; all else is Hydra's reading of files.
+    They begin with "@package _group_", which is the default anyway, but which this version of Hydra takes for
+    a name. The folders of configuration files get a scheme of their own, whose reader leaves that line out;
+    all else is Hydra's reading of files.
     """
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.plugins import Plugins
@@ -225,7 +264,9 @@ def _plugins() -> tuple[type[Any], type[Any]]:
             file = Path(self.path, self._normalize_file_name(config_path))
             value = read_yaml(file) if file.is_file() else None  # names file and line of what is wrong
             if not isinstance(value, dict | None):
-                raise InputError(f"holds {describe(value)}", file=file, expected="settings, each as key: value")
+                raise InputError(
+                    f"holds {describe(value)}", file=file, expected="settings, each as key: value"
+                )
             loaded: ConfigResult = super().load_config(config_path)
             if loaded.header["package"] == "_group_":
                 loaded.header["package"] = None
@@ -246,7 +287,11 @@ def _hydra_message(error: Exception) -> str | None:
         return None
     cause = error.__cause__ if type(error.__cause__).__module__.startswith("omegaconf.") else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    text = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type=", "See https", "Set the env"))]
+    text = [
+        line
+        for line in lines
+        if not line.startswith(("full_key:", "object_type=", "reference_type=", "See https", "Set the env"))
+    ]
     if type(error).__name__ == "OverrideParseException":
         what = getattr(error, "override", "an argument")
         return f"{what} cannot be read ({text[0]})\nquote a value with special characters: \"key='value'\""

@@ -16,7 +16,8 @@ from dpr.core.errors import DprError, InputError, StopRequested
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Runs ``work``. Errors of the toolkit and the system become one message and a code, others a traceback and 1, Ctrl-C 130."""
+    """Runs ``work``. Errors of the toolkit and the system become one message and a code, others a traceback
+    and 1, Ctrl-C 130."""
     try:
         return work()
     except DprError as error:
@@ -30,7 +31,9 @@ def exit_code_of(work: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:  # a disk, a permission, a missing file: a traceback explains nothing
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # a disk, a permission, a missing file: a traceback explains nothing
             where = f"{error.filename}: " if error.filename else ""
             print(f"error: {where}{error.strerror or error}", file=sys.stderr)
             return InputError.exit_code
@@ -39,14 +42,19 @@ def exit_code_of(work: Callable[[], int]) -> int:
 
 
 def run_and_leave(main: Callable[[], int]) -> NoReturn:
-    """Ends this process with the code that ``main`` returns; for scripts and the installed command, which own the process.
+    """Ends this process with the code that ``main`` returns; for scripts and the installed command, which own
+    the process.
 
-    A process of a launcher's group leaves after its exit handlers, without dismantling the interpreter: a thread of gloo may still hold
-    the tensors of the last collective, and if it releases them too late it aborts a process that has finished its work.
+    A process of a launcher's group leaves after its exit handlers, without dismantling the interpreter: a
+    thread of gloo may still hold the tensors of the last collective, and if it releases them too late it
+    aborts a process that has finished its work.
     """
     from dpr.core.stopping import OWNED_PROCESS
 
-    for stream in (sys.stdin, sys.stdout):  # texts of a corpus are printed on any terminal; standard error replaces already
+    for stream in (
+        sys.stdin,
+        sys.stdout,
+    ):  # texts of a corpus are printed on any terminal; standard error replaces already
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     code: list[int] = []

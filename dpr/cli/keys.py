@@ -1,4 +1,5 @@
-"""Checks the keys of overrides against the settings and the config groups, before anything heavy is imported."""
+"""Checks the keys of overrides against the settings and the config groups, before anything heavy is
+imported."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def conf_folder() -> Path:
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "biencoder_train_cfg.yaml").is_file():
             return folder
-    raise ConfigError(f"no configuration files in {package / 'conf'} or {package.parent / 'conf'}; reinstall dpr")
+    raise ConfigError(
+        f"no configuration files in {package / 'conf'} or {package.parent / 'conf'}; reinstall dpr"
+    )
 
 
 def group_options(group: str, folders: Sequence[Path]) -> list[str]:
@@ -34,14 +37,20 @@ def group_options(group: str, folders: Sequence[Path]) -> list[str]:
 
 
 def check_keys(
-    overrides: list[str], known: Mapping[str, Setting], folders: Sequence[Path] = (), *, program: str = "dpr COMMAND"
+    overrides: list[str],
+    known: Mapping[str, Setting],
+    folders: Sequence[Path] = (),
+    *,
+    program: str = "dpr COMMAND",
 ) -> tuple[list[str], list[str]]:
     """Returns the overrides to use and the warnings about old keys.
 
     Args:
-        overrides: ``key=value`` tokens, with Hydra's ``+``, ``++`` and ``~`` in front where the user put them.
+        overrides: ``key=value`` tokens, with Hydra's ``+``, ``++`` and ``~`` in front where the user put
+        them.
         known: every setting of the job by its dotted key.
-        folders: those that may hold config groups; none for a command whose configuration is not composed of files.
+        folders: those that may hold config groups; none for a command whose configuration is not composed of
+        files.
         program: how the job was called, for the message.
 
     Raises:
@@ -62,7 +71,9 @@ def check_keys(
             if not follows_flag:
                 problems.append(_no_value(override, known))
             # The next token is the flag's value.
-            follows_flag = not follows_flag and bool(same_elsewhere(key, known) or any(name.endswith(f".{key}") for name in known))
+            follows_flag = not follows_flag and bool(
+                same_elsewhere(key, known) or any(name.endswith(f".{key}") for name in known)
+            )
             continue
         elif key in retired.SETTINGS:
             problems.append(f"{key} is gone: {retired.SETTINGS[key]}")
@@ -73,9 +84,14 @@ def check_keys(
             kept.extend([old[0]] if old[0] else [])
         elif group := group_options(key.partition("@")[0], folders):
             kept.append(override)
-            is_name = has_value and value != "null" and not value.startswith(("[", "{", "$")) and "," not in value
+            is_name = (
+                has_value and value != "null" and not value.startswith(("[", "{", "$")) and "," not in value
+            )
             if is_name and value not in group:
-                problems.append(f"{key}={value}: no such option{suggestion(value, group, otherwise='; choose one of ' + ', '.join(group))}")
+                problems.append(
+                    f"{key}={value}: no such"
+                    f" option{suggestion(value, group, otherwise='; choose one of ' + ', '.join(group))}"
+                )
         elif key in known or (section and sign == "~"):
             is_whole_catalogue = key in known and known[key].is_open and value.startswith("{") and not sign
             kept.append("++" + override if folders and is_whole_catalogue else override)
@@ -84,14 +100,22 @@ def check_keys(
             kept.append(override if sign else "++" + override)
         elif section:
             problems.append(
-                f"{key} is a section; set one of its settings, e.g. {next(name for name in known if name.startswith(key + '.'))}=..."
+                f"{key} is a section; set one of its settings, e.g."
+                f" {next(name for name in known if name.startswith(key + '.'))}=..."
             )
         else:
             elsewhere = same_elsewhere(key, known)
-            problems.append(f"unknown setting {key}" + (f"; did you mean {elsewhere}?" if elsewhere else suggestion(key, known)))
+            problems.append(
+                f"unknown setting {key}"
+                + (f"; did you mean {elsewhere}?" if elsewhere else suggestion(key, known))
+            )
     if problems:
         rest = [f"and {len(problems) - _SHOWN} more like these"] if len(problems) > _SHOWN else []
-        rest += [f"{program} --help lists all settings"] if any(problem.startswith("unknown") for problem in problems) else []
+        rest += (
+            [f"{program} --help lists all settings"]
+            if any(problem.startswith("unknown") for problem in problems)
+            else []
+        )
         raise ConfigError("\n".join(problems[:_SHOWN] + rest))
     return kept, list(dict.fromkeys(warnings))
 
@@ -102,5 +126,9 @@ def _no_value(token: str, known: Mapping[str, Setting]) -> str:
     if elsewhere := same_elsewhere(token, known):
         return f"--{token} is not a flag here; settings read key=value: {re.split('[, =]', elsewhere)[0]}=..."
     taker = next((entry.key for entry in known.values() if entry.takes_texts), None)
-    example = f"; for a file, e.g. {taker}={token}" if taker and ("/" in token or "." in token) else suggestion(token, known)
+    example = (
+        f"; for a file, e.g. {taker}={token}"
+        if taker and ("/" in token or "." in token)
+        else suggestion(token, known)
+    )
     return f"{token!r} is not a setting; settings read key=value" + example

@@ -1,4 +1,5 @@
-"""Command line -> settings -> checked dataclass object -> job -> exit code. Below this file there are dataclass objects only."""
+"""Command line -> settings -> checked dataclass object -> job -> exit code. Below this file there are
+dataclass objects only."""
 
 from __future__ import annotations
 
@@ -38,14 +39,23 @@ _FLAGS = f"""{_HELP}  --cfg job             print the composed configuration ins
 """
 
 
-def launch(config_name: str | None, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str = "dpr COMMAND") -> int:
-    """Runs ``job`` with the settings that ``argv`` asks for, and returns the exit code: that of the job where it returns a whole number.
+def launch(
+    config_name: str | None,
+    config_class: type[Config],
+    job: Job[Config],
+    argv: list[str],
+    *,
+    program: str = "dpr COMMAND",
+) -> int:
+    """Runs ``job`` with the settings that ``argv`` asks for, and returns the exit code: that of the job where
+    it returns a whole number.
 
     Args:
-        config_name: the YAML file in ``conf/``, without its suffix, from which Hydra composes the settings; None: they are set as they are
-            given, and Hydra is not imported.
+        config_name: the YAML file in ``conf/``, without its suffix, from which Hydra composes the settings;
+            None: they are set as they are given, and Hydra is not imported.
         config_class: the root dataclass.
-        job: called with the checked object; a sweep optimises what it returns. It imports heavy packages itself.
+        job: called with the checked object; a sweep optimises what it returns. It imports heavy packages
+        itself.
         argv: the arguments after the name of the command.
         program: how the command is called, for messages.
     """
@@ -59,13 +69,22 @@ def launch(config_name: str | None, config_class: type[Config], job: Job[Config]
 
 
 def answer(
-    config_name: str | None, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str, is_main: bool = True
+    config_name: str | None,
+    config_class: type[Config],
+    job: Job[Config],
+    argv: list[str],
+    *,
+    program: str,
+    is_main: bool = True,
 ) -> int:
     """``launch`` whose errors are the caller's."""
     known = {entry.key: entry for entry in settings(config_class)}
     has_groups = config_name is not None
     given = parse(argv, known, has_groups=has_groups)
-    folders = [conf_folder(), *(Path(extra).absolute() for extra in given.values_of("--config-dir", "-cd", "--config-path", "-cp"))]
+    folders = [
+        conf_folder(),
+        *(Path(extra).absolute() for extra in given.values_of("--config-dir", "-cd", "--config-path", "-cp")),
+    ]
     operands = [entry.rule.operand for entry in known.values() if entry.rule.operand]
     is_bare = not argv and bool(operands) and not operands[0].startswith("[")
     if given.wants_help or is_bare:
@@ -74,8 +93,9 @@ def answer(
         return 2 if is_bare else 0
     if given.is_sweep and under_launcher():
         raise ConfigError(
-            "-m (--multirun) cannot run under torchrun: its processes cannot form a second group\n"
-            "start one torchrun for each combination instead, e.g. for lr in 1e-5 2e-5; do torchrun ... train.learning_rate=$lr; done"
+            "-m (--multirun) cannot run under torchrun: its processes cannot form a second group\nstart one"
+            " torchrun for each combination instead, e.g. for lr in 1e-5 2e-5; do torchrun ..."
+            " train.learning_rate=$lr; done"
         )
     overrides, warnings = check_keys(given.overrides, known, folders if has_groups else (), program=program)
     if is_main:
@@ -85,9 +105,13 @@ def answer(
         result = job(filled(config_class, replace(given, overrides=overrides), known))
         return result if type(result) is int else 0
     words = [f"{key}=[{','.join(map(quoted, value))}]" for key, value in given.operands.items()]
-    overrides = composed.quote_values(with_original_defaults(overrides, known), known, is_sweep=given.is_sweep)
+    overrides = composed.quote_values(
+        with_original_defaults(overrides, known), known, is_sweep=given.is_sweep
+    )
     if is_main or not given.is_for_hydra:
-        composed.run_composed(config_name, config_class, job, given, [*overrides, *words], folder=folders[0], is_main=is_main)
+        composed.run_composed(
+            config_name, config_class, job, given, [*overrides, *words], folder=folders[0], is_main=is_main
+        )
     return 0
 
 
@@ -112,7 +136,8 @@ def filled(config_class: type[Config], given: Arguments, known: Mapping[str, Set
 
 
 def value_of(entry: Setting, text: str) -> Any:
-    """The value that a text stands for, or the text itself where it cannot be one of that type, for the check to refuse."""
+    """The value that a text stands for, or the text itself where it cannot be one of that type, for the check
+    to refuse."""
     kind = without_none(entry.type)
     if text.lower() == "null":
         if NoneType not in get_args(entry.type):
@@ -144,10 +169,19 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
     entries, names = settings(config_class), sections(config_class)
     words = [entry for entry in entries if entry.rule.operand]
     usage = " ".join([program, *(entry.rule.operand for entry in words), "[key=value ...]"])
-    parts = [f"Usage: {usage}\n", *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n"))]
+    parts = [
+        f"Usage: {usage}\n",
+        *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n")),
+    ]
     # Config groups that this job has a section or a catalogue for.
-    places = [name for name in [*names, *(entry.key for entry in entries)] if folder and name and (folder / name).is_dir()]
-    if groups := {group: options for group in places if folder and (options := group_options(group, [folder]))}:
+    places = [
+        name
+        for name in [*names, *(entry.key for entry in entries)]
+        if folder and name and (folder / name).is_dir()
+    ]
+    if groups := {
+        group: options for group in places if folder and (options := group_options(group, [folder]))
+    }:
         first = next(iter(groups))
         parts.append(f"Groups: a file of settings chosen by name, e.g. {first}={groups[first][0]}")
         parts += [_row(f"{group}=", ", ".join(options), width) for group, options in groups.items()]
@@ -162,8 +196,16 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
         parts.append(f"{catalogue}.NAME: {' '.join((options.__doc__ or '').split())}")
         parts += [_describe(option, width) for option in settings(options, f"{catalogue}.NAME.")]
         parts.append("")
-    examples = f"\nExamples\n{textwrap.indent(text, '  ')}" if (text := getattr(config_class, "EXAMPLES", "")) else ""
-    flags = _HELP + "  --key value           the same as key=value; of a switch, --key is key=true\n" if folder is None else _FLAGS
+    examples = (
+        f"\nExamples\n{textwrap.indent(text, '  ')}"
+        if (text := getattr(config_class, "EXAMPLES", ""))
+        else ""
+    )
+    flags = (
+        _HELP + "  --key value           the same as key=value; of a switch, --key is key=true\n"
+        if folder is None
+        else _FLAGS
+    )
     more = f"\n{config_class.more_help()}" if hasattr(config_class, "more_help") else ""
     return "\n".join(parts).replace("``", "").rstrip() + "\n" + flags + examples + more
 
@@ -171,8 +213,14 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
 def _describe(entry: Setting, width: int) -> str:
     rule, default = entry.rule, "null" if entry.default is None else str(entry.default)
     value = "" if entry.is_open else f"={default.lower() if isinstance(entry.default, bool) else default}"
-    kind = "|".join([*rule.choices, *["module:Class"] * rule.or_class]) if rule.choices else type_name(entry.type)
-    facts = ", ".join(filter(None, [kind, rule.unit, rule.range, f"also {', '.join(rule.also)}" if rule.also else ""]))
+    kind = (
+        "|".join([*rule.choices, *["module:Class"] * rule.or_class])
+        if rule.choices
+        else type_name(entry.type)
+    )
+    facts = ", ".join(
+        filter(None, [kind, rule.unit, rule.range, f"also {', '.join(rule.also)}" if rule.also else ""])
+    )
     return _row(f"{entry.key}{value}", f"({facts}) {entry.doc}".rstrip(), width)
 
 

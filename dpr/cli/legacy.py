@@ -1,4 +1,5 @@
-"""Obsolete settings of DPR: accepted, so that its command lines run, with one warning that names the replacement."""
+"""Obsolete settings of DPR: accepted, so that its command lines run, with one warning that names the
+replacement."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ _BY_REASON = {
     "one process serves one GPU; torchrun --nproc-per-node=N sets how many": "n_gpu",
     "vectors are gathered as tensors, without a buffer": "global_loss_buf_sz",
     "train.precision=fp16 or bf16": "fp16_opt_level",
-    "the logged loss is the mean since the last log line; train.log_batch_step sets how many steps": "train.train_rolling_loss_step",
+    "the logged loss is the mean since the last log line; train.log_batch_step sets how many steps": (
+        "train.train_rolling_loss_step"
+    ),
     "it never had an effect": "multi_q_encoder",
     "the checkpoint brings its tokenizer": "do_lower_case special_tokens",
     "encoder.pretrained_model_cfg=<folder> names the weights": "encoder.pretrained_file",
@@ -29,18 +32,25 @@ REPLACED = {key: reason for reason, keys in _BY_REASON.items() for key in keys.s
 
 def with_original_defaults(overrides: list[str], known: Collection[str]) -> list[str]:
     """``compat=dpr`` stands for the original's defaults too, unless another ``train=`` is given."""
-    if "compat" not in known or "compat=dpr" not in overrides or any(override.startswith("train=") for override in overrides):
+    if (
+        "compat" not in known
+        or "compat=dpr" not in overrides
+        or any(override.startswith("train=") for override in overrides)
+    ):
         return overrides
     return ["train=biencoder_default", *overrides]
 
 
 def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None, str] | None:
-    """For an old key: the override that replaces it, if any, and the warning. None when the key is not an old one."""
+    """For an old key: the override that replaces it, if any, and the warning. None when the key is not an old
+    one."""
     if key == "fp16":
         target = next((name for name in ("train.precision", "precision") if name in known), None)
         if value.lower() in ("true", "1", "yes") and target:
             return f"{target}=fp16", f"fp16={value} is read as {target}=fp16"
-        return None, f"fp16={value} is ignored: " + (f"{target}=fp32, bf16 or fp16 decides" if target else "this job has no such choice")
+        return None, f"fp16={value} is ignored: " + (
+            f"{target}=fp32, bf16 or fp16 decides" if target else "this job has no such choice"
+        )
     if key.split(".")[0] == "encoder" and "encoder.encoder_model_type" not in known:
         return None, f"{key} is ignored: the checkpoint brings its encoder"
     if key in REPLACED:

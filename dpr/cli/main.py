@@ -14,13 +14,16 @@ from dpr.core.version import __version__
 
 
 class Command(NamedTuple):
-    """A subcommand. Its job is ``run`` in the module of its name in ``dpr/jobs``, which is imported once the settings are checked."""
+    """A subcommand. Its job is ``run`` in the module of its name in ``dpr/jobs``, which is imported once the
+    settings are checked."""
 
     about: str
     settings: str
-    """module:Class, the root of its settings. The module imports nothing heavy, so that a mistake is reported at once."""
+    """module:Class, the root of its settings. The module imports nothing heavy, so that a mistake is reported
+    at once."""
     config: str | None = None
-    """The file in ``conf/`` that Hydra composes the settings from; None: there are no groups of files, and Hydra is not imported."""
+    """The file in ``conf/`` that Hydra composes the settings from; None: there are no groups of files, and
+    Hydra is not imported."""
 
     def settings_class(self) -> Any:
         """The dataclass."""
@@ -29,44 +32,88 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "quickstart": Command("from a folder of documents to an evaluated retriever", "dpr.jobs.quickstart:QuickstartSettings"),
+    "quickstart": Command(
+        "from a folder of documents to an evaluated retriever", "dpr.jobs.quickstart:QuickstartSettings"
+    ),
     "adapt": Command("from a corpus without questions to a retriever", "dpr.jobs.adapt:AdaptSettings"),
-    "download": Command("fetch DPR's published data and models by their keys", "dpr.preparation.settings:DownloadConfig", "download"),
+    "download": Command(
+        "fetch DPR's published data and models by their keys",
+        "dpr.preparation.settings:DownloadConfig",
+        "download",
+    ),
     "prepare": Command("make training data from other formats", "dpr.jobs.prepare:PrepareSettings"),
     "prepare-folder": Command(
-        "make passages, training data and questions of a folder of documents", "dpr.jobs.prepare_folder:PrepareFolderSettings"
+        "make passages, training data and questions of a folder of documents",
+        "dpr.jobs.prepare_folder:PrepareFolderSettings",
     ),
-    "prepare-pairs": Command("cut pseudo-questions and training pairs from a corpus", "dpr.jobs.prepare_pairs:PreparePairsSettings"),
-    "check-data": Command("look for problems in training data before training", "dpr.jobs.check_data:CheckDataSettings"),
-    "mine": Command("add hard negatives to training data, by BM25 or a model", "dpr.mining.command_settings:MineCommand"),
+    "prepare-pairs": Command(
+        "cut pseudo-questions and training pairs from a corpus", "dpr.jobs.prepare_pairs:PreparePairsSettings"
+    ),
+    "check-data": Command(
+        "look for problems in training data before training", "dpr.jobs.check_data:CheckDataSettings"
+    ),
+    "mine": Command(
+        "add hard negatives to training data, by BM25 or a model", "dpr.mining.command_settings:MineCommand"
+    ),
     "score": Command(
-        "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid", "dpr.mining.command_settings:ScoreCommand"
+        "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid",
+        "dpr.mining.command_settings:ScoreCommand",
     ),
-    "new-encoder": Command("make a small untrained encoder with its own vocabulary", "dpr.jobs.new_encoder:NewEncoderSettings"),
+    "new-encoder": Command(
+        "make a small untrained encoder with its own vocabulary", "dpr.jobs.new_encoder:NewEncoderSettings"
+    ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
         "dpr.training.command_settings:BiEncoderTrainConfig",
         "biencoder_train_cfg",
     ),
-    "explain": Command("print what a step of a training run is made of", "dpr.training.command_settings:ExplainConfig", "explain"),
-    "embed": Command("turn a corpus into vectors, in shards", "dpr.embedding.settings:EmbedConfig", "gen_embs"),
+    "explain": Command(
+        "print what a step of a training run is made of",
+        "dpr.training.command_settings:ExplainConfig",
+        "explain",
+    ),
+    "embed": Command(
+        "turn a corpus into vectors, in shards", "dpr.embedding.settings:EmbedConfig", "gen_embs"
+    ),
     "retrieve": Command(
-        "search with a set of questions and evaluate the results", "dpr.retrieval.settings:RetrievalConfig", "dense_retriever"
+        "search with a set of questions and evaluate the results",
+        "dpr.retrieval.settings:RetrievalConfig",
+        "dense_retriever",
     ),
     "evaluate": Command(
-        "evaluate a model, BM25 and both on many test sets, or a TREC run", "dpr.retrieval.suite_settings:EvaluateConfig", "evaluate"
+        "evaluate a model, BM25 and both on many test sets, or a TREC run",
+        "dpr.retrieval.suite_settings:EvaluateConfig",
+        "evaluate",
     ),
-    "compare": Command("a table of several retrieval results, and tests of their differences", "dpr.jobs.compare:CompareSettings"),
-    "report": Command("a page of curves, metrics and example questions of a run", "dpr.jobs.report:ReportSettings"),
+    "compare": Command(
+        "a table of several retrieval results, and tests of their differences",
+        "dpr.jobs.compare:CompareSettings",
+    ),
+    "report": Command(
+        "a page of curves, metrics and example questions of a run", "dpr.jobs.report:ReportSettings"
+    ),
     "tune-index": Command(
-        "measure the recall of an index against the time of its search", "dpr.retrieval.settings:TuneIndexConfig", "tune_index"
+        "measure the recall of an index against the time of its search",
+        "dpr.retrieval.settings:TuneIndexConfig",
+        "tune_index",
     ),
     "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
-    "serve": Command("answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"),
-    "export": Command("write a model in another program's format", "dpr.export.settings:ExportConfig", "export"),
-    "merge": Command("write the model between a model and what it was tuned to, or the mean of several", "dpr.export.settings:MergeConfig"),
-    "verify": Command("check output folders and files against their checksums", "dpr.jobs.verify:VerifySettings"),
-    "doctor": Command("print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"),
+    "serve": Command(
+        "answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"
+    ),
+    "export": Command(
+        "write a model in another program's format", "dpr.export.settings:ExportConfig", "export"
+    ),
+    "merge": Command(
+        "write the model between a model and what it was tuned to, or the mean of several",
+        "dpr.export.settings:MergeConfig",
+    ),
+    "verify": Command(
+        "check output folders and files against their checksums", "dpr.jobs.verify:VerifySettings"
+    ),
+    "doctor": Command(
+        "print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"
+    ),
 }
 _ELSEWHERE = {"search": "ask"}
 
@@ -85,7 +132,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: dpr {name} is gone: {retired.COMMANDS[name]}", file=sys.stderr)
         return 2
     if name not in COMMANDS:
-        print(f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands", file=sys.stderr)
+        print(
+            f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands",
+            file=sys.stderr,
+        )
         return 2
     return exit_code_of(lambda: _run(name, arguments[1:]))
 
@@ -93,7 +143,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(name: str, argv: list[str]) -> int:
     from dpr.cli.launch import launch
 
-    return launch(COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}")
+    return launch(
+        COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}"
+    )
 
 
 def job_of(name: str) -> Callable[[Any], Any]:
@@ -103,7 +155,8 @@ def job_of(name: str) -> Callable[[Any], Any]:
 
 
 def run(*before: str) -> NoReturn:
-    """The process of the installed command, or of a script that stands for the subcommand ``before``: ends with its exit code."""
+    """The process of the installed command, or of a script that stands for the subcommand ``before``: ends
+    with its exit code."""
     run_and_leave(lambda: main([*before, *sys.argv[1:]]))
 
 

@@ -20,16 +20,27 @@ class _Batch:
 
     def pin_memory(self) -> Self:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return replace(self, **{name: value.pin_memory() for name, value in values.items() if isinstance(value, Tensor | TokenBatch)})
+        return replace(
+            self,
+            **{
+                name: value.pin_memory()
+                for name, value in values.items()
+                if isinstance(value, Tensor | TokenBatch)
+            },
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles tensors as arrays, so that a batch passes the pipe from a worker process in one piece.
 
-        Torch would hand over every tensor through shared memory with its own file descriptor and connection. For these small tensors that
-        takes longer than making the batch, and it fails where /dev/shm is small, as in containers.
+        Torch would hand over every tensor through shared memory with its own file descriptor and connection.
+        For these small tensors that takes longer than making the batch, and it fails where /dev/shm is small,
+        as in containers.
         """
         values = (getattr(self, item.name) for item in fields(self))
-        return _restored, (type(self), *(value.numpy() if isinstance(value, Tensor) else value for value in values))
+        return _restored, (
+            type(self),
+            *(value.numpy() if isinstance(value, Tensor) else value for value in values),
+        )
 
 
 def _restored(kind: Callable[..., _Batch], *values: Any) -> _Batch:
@@ -40,9 +51,10 @@ def _restored(kind: Callable[..., _Batch], *values: Any) -> _Batch:
 class TokenBatch(_Batch):
     """Token sequences without padding, laid end to end.
 
-    ``tokens`` (T,) int64; ``lengths`` (N,) int64, each at least 1, summing to T. ``position`` (N,) int64 is the position in each sequence
-    that ``cls`` pooling reads (0 except with DPR's token selectors). ``lengths`` always stay on the host: shapes follow from them, and a
-    program that asks the device for a shape waits until the device is idle.
+    ``tokens`` (T,) int64; ``lengths`` (N,) int64, each at least 1, summing to T. ``position`` (N,) int64 is
+    the position in each sequence that ``cls`` pooling reads (0 except with DPR's token selectors).
+    ``lengths`` always stay on the host: shapes follow from them, and a program that asks the device for a
+    shape waits until the device is idle.
     """
 
     tokens: Tensor
@@ -70,16 +82,21 @@ class TokenBatch(_Batch):
         return len(self) * int(self.lengths.max()) if len(self) else 0
 
     def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
-        """Returns ``input_ids`` (N, L), padded with ``pad_id``, and ``attention_mask`` (N, L) bool; L is the longest length."""
+        """Returns ``input_ids`` (N, L), padded with ``pad_id``, and ``attention_mask`` (N, L) bool; L is the
+        longest length."""
         longest = int(self.lengths.max()) if len(self) else 0
         device = self.tokens.device
-        mask = torch.arange(longest, device=device)[None, :] < self.lengths.to(device, non_blocking=True)[:, None]
+        mask = (
+            torch.arange(longest, device=device)[None, :]
+            < self.lengths.to(device, non_blocking=True)[:, None]
+        )
         input_ids = torch.full(mask.shape, pad_id, dtype=self.tokens.dtype, device=self.tokens.device)
         input_ids[mask] = self.tokens
         return input_ids, mask
 
     def select(self, rows: Tensor) -> TokenBatch:
-        """The given sequences in the given order; ``rows`` should be on the host to avoid waiting for the device."""
+        """The given sequences in the given order; ``rows`` should be on the host to avoid waiting for the
+        device."""
         device, host = self.tokens.device, rows.cpu()
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         lengths = self.lengths[host]
@@ -97,18 +114,25 @@ class TokenBatch(_Batch):
     @staticmethod
     def join(batches: Sequence[TokenBatch]) -> TokenBatch:
         """Concatenates the sequences of several batches."""
-        return TokenBatch(*(torch.cat([getattr(batch, item.name) for batch in batches]) for item in fields(TokenBatch)))
+        return TokenBatch(
+            *(torch.cat([getattr(batch, item.name) for batch in batches]) for item in fields(TokenBatch))
+        )
 
     def with_last_token(self, token: int, position: int) -> LengthenedBatch:
         """Appends ``token`` at ``position`` to every sequence that is not longer than ``position``."""
         device = self.tokens.device
         lengths = self.lengths + (self.lengths <= position)
-        longer = TokenBatch(torch.empty(int(lengths.sum()), dtype=self.tokens.dtype, device=device), lengths, self.position)
+        longer = TokenBatch(
+            torch.empty(int(lengths.sum()), dtype=self.tokens.dtype, device=device), lengths, self.position
+        )
         positions = longer.positions()
         is_original = positions < spread(self.lengths, lengths, device)
-        source = torch.cumsum(is_original, 0) - 1  # at least 0: the first token of a sequence is an original one
+        # at least 0: the first token of a sequence is an original one
+        source = torch.cumsum(is_original, 0) - 1
         tokens = torch.where(is_original, self.tokens[source], token)
-        return LengthenedBatch(replace(longer, tokens=tokens), torch.where(is_original, positions, position), is_original)
+        return LengthenedBatch(
+            replace(longer, tokens=tokens), torch.where(is_original, positions, position), is_original
+        )
 
     def to(self, device: torch.device | str) -> TokenBatch:
         tokens, position = (value.to(device, non_blocking=True) for value in (self.tokens, self.position))
@@ -116,18 +140,21 @@ class TokenBatch(_Batch):
 
 
 def spread(values: Tensor, lengths: Tensor, device: torch.device) -> Tensor:
-    """Repeats value i of ``values`` (N,) ``lengths[i]`` times, (T,) on ``device``. Both lie on the host, so nothing waits for it."""
+    """Repeats value i of ``values`` (N,) ``lengths[i]`` times, (T,) on ``device``. Both lie on the host, so
+    nothing waits for it."""
     moved = (part.to(device, non_blocking=True) for part in (values, lengths))
     return torch.repeat_interleave(*moved, output_size=int(lengths.sum()))
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor``, which lies on the host, on ``device``, without waiting: a copy from memory that is not pinned may wait for what runs."""
+    """``tensor``, which lies on the host, on ``device``, without waiting: a copy from memory that is not
+    pinned may wait for what runs."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class LengthenedBatch(NamedTuple):
-    """Sequences with a token added to some: ``positions`` (T,) counted from 0 in each, ``is_original`` (T,) False for added tokens."""
+    """Sequences with a token added to some: ``positions`` (T,) counted from 0 in each, ``is_original`` (T,)
+    False for added tokens."""
 
     batch: TokenBatch
     positions: Tensor
@@ -138,16 +165,17 @@ class LengthenedBatch(NamedTuple):
 class BiEncoderBatch(_Batch):
     """One rank's share of a pool.
 
-    ``contexts`` holds each distinct passage of the rank once (C sequences). The N = B * (1 + hard + other) context *slots* state how often
-    and for which question a passage was listed: ``context_row`` (N,) indexes ``contexts``; ``context_valid`` (N,) bool is False for slots
-    that only pad the shape. N is the same on all ranks. ``context_ids`` (N, 2) int64 is the judgement identity of each slot.
-    ``positive_idx`` (B,) is the slot of each question's positive. ``known_positive_ids`` (B, K, 2) with ``known_positive_valid`` (B, K) are
-    the identities of all passages known to answer the question. ``loss_weights`` (B,) float64 multiply the loss of each question.
-    ``teacher_scores`` (N,) float32 is what a teacher gave each slot for its question, NaN where it gave none; None where no slot
-    of this rank has one, whatever other ranks have.
+    ``contexts`` holds each distinct passage of the rank once (C sequences). The N = B * (1 + hard + other)
+    context *slots* state how often and for which question a passage was listed: ``context_row`` (N,) indexes
+    ``contexts``; ``context_valid`` (N,) bool is False for slots that only pad the shape. N is the same on all
+    ranks. ``context_ids`` (N, 2) int64 is the judgement identity of each slot. ``positive_idx`` (B,) is the
+    slot of each question's positive. ``known_positive_ids`` (B, K, 2) with ``known_positive_valid`` (B, K)
+    are the identities of all passages known to answer the question. ``loss_weights`` (B,) float64 multiply
+    the loss of each question. ``teacher_scores`` (N,) float32 is what a teacher gave each slot for its
+    question, NaN where it gave none; None where no slot of this rank has one, whatever other ranks have.
 
-    ``context_valid`` to ``known_positive_valid`` always stay on the host, as lengths do: candidates are found there
-    (``dpr.losses.candidates``). So do ``teacher_scores``, whose spread is checked there.
+    ``context_valid`` to ``known_positive_valid`` always stay on the host, as lengths do: candidates are found
+    there (``dpr.losses.candidates``). So do ``teacher_scores``, whose spread is checked there.
     """
 
     questions: TokenBatch
@@ -161,7 +189,8 @@ class BiEncoderBatch(_Batch):
     loss_weights: Tensor
     encoder_type: str = ""
     datasets: tuple[int, ...] = field(default=())
-    """The data set of each question and, in ``rows``, its row number there; used to explain a step, not in training."""
+    """The data set of each question and, in ``rows``, its row number there; used to explain a step, not in
+    training."""
     rows: tuple[int, ...] = field(default=())
     teacher_scores: Tensor | None = None
 
@@ -175,8 +204,18 @@ class BiEncoderBatch(_Batch):
     def with_one_context(self) -> BiEncoderBatch:
         """All slots list the first context: for what does not depend on vectors of contexts."""
         first = torch.zeros(1, dtype=torch.int64)
-        return replace(self, contexts=self.contexts.select(first), context_row=torch.zeros_like(self.context_row))
+        return replace(
+            self, contexts=self.contexts.select(first), context_row=torch.zeros_like(self.context_row)
+        )
 
     def to(self, device: torch.device | str) -> BiEncoderBatch:
-        row, weights = (value.to(device, non_blocking=True) for value in (self.context_row, self.loss_weights))
-        return replace(self, questions=self.questions.to(device), contexts=self.contexts.to(device), context_row=row, loss_weights=weights)
+        row, weights = (
+            value.to(device, non_blocking=True) for value in (self.context_row, self.loss_weights)
+        )
+        return replace(
+            self,
+            questions=self.questions.to(device),
+            contexts=self.contexts.to(device),
+            context_row=row,
+            loss_weights=weights,
+        )

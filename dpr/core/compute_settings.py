@@ -37,7 +37,8 @@ class ForwardSettings(DeviceSettings, is_mixin=True):
     precision: str = setting("fp32", choices=tuple(PRECISIONS))
     """Arithmetic of models; bf16 is several times faster than fp32 on recent GPUs."""
     batch_tokens: int = setting(0, unit="tokens", least=0)
-    """Tokens of one forward pass at most, halved where embedding runs out of memory; 0 = 65,536 on a GPU, 4,096 on a CPU."""
+    """Tokens of one forward pass at most, halved where embedding runs out of memory; 0 = 65,536 on a GPU,
+    4,096 on a CPU."""
 
 
 @dataclass
@@ -47,8 +48,8 @@ class ClusterSettings(Settings, requires="kind=ray"):
     kind: str = setting("none", choices=("none", "ray"), on_resume=NO_EFFECT)
     """none, or ray: the work is shared by the workers of a Ray cluster (extra "ray")."""
     address: str | None = setting(None, on_resume=NO_EFFECT)
-    """The cluster's head, host:port, or auto for the cluster that this machine belongs to; absent = $RAY_ADDRESS, else a cluster of this
-    machine alone, which ends with the command."""
+    """The cluster's head, host:port, or auto for the cluster that this machine belongs to; absent =
+    $RAY_ADDRESS, else a cluster of this machine alone, which ends with the command."""
     workers: int = setting(0, unit="workers", least=0, on_resume=NO_EFFECT)
     """Workers at a time; 0 = as many as the cluster has room for."""
     cpus: int = setting(1, unit="CPUs", least=1, on_resume=NO_EFFECT)
@@ -56,8 +57,12 @@ class ClusterSettings(Settings, requires="kind=ray"):
     gpus: float | None = setting(None, unit="GPUs", least=0, on_resume=NO_EFFECT)
     """GPUs of a worker, or a part of one; absent = 1 where the cluster has any and device=cpu is not set."""
     retries: int = setting(10, least=0, on_resume=NO_EFFECT)
-    """How often a piece of work is given to another worker because its own, or that one's machine, was lost."""
+    """How often a piece of work is given to another worker because its own, or that one's machine, was
+    lost."""
 
     def check_together(self, prefix: str) -> None:
         if (self.address or "").startswith("ray://"):
-            raise ConfigError(f"{prefix}address={self.address}: Ray Client is not used; give the head's host:port, on one of its machines")
+            raise ConfigError(
+                f"{prefix}address={self.address}: Ray Client is not used; give the head's host:port, on one"
+                " of its machines"
+            )

@@ -1,9 +1,11 @@
-"""The group of processes and the few operations on it. With one process each is the identity or free, so callers have no special case.
+"""The group of processes and the few operations on it. With one process each is the identity or free, so
+callers have no special case.
 
-Only tensors travel between ranks. Collectives have no names: the n-th of one rank meets the n-th of every other, whatever they are. So
-all ranks must start the same ones in the same order; a rank that skips one, or raises before it, leaves the others waiting until the
-group's timeout. That is why nothing here is called inside an ``if`` that ranks may answer differently, and why a failure of one rank is
-passed on to all (``on_main``).
+Only tensors travel between ranks. Collectives have no names: the n-th of one rank meets the n-th of every
+other, whatever they are. So all ranks must start the same ones in the same order; a rank that skips one, or
+raises before it, leaves the others waiting until the group's timeout. That is why nothing here is called
+inside an ``if`` that ranks may answer differently, and why a failure of one rank is passed on to all
+(``on_main``).
 """
 
 from __future__ import annotations
@@ -54,12 +56,15 @@ def current_ranks() -> Ranks:
 
 @contextmanager
 def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ranks]:
-    """Joins the group that a launcher (torchrun) announced in the environment, if there is one; leaves it at the end.
+    """Joins the group that a launcher (torchrun) announced in the environment, if there is one; leaves it at
+    the end.
 
-    NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed. A scheduler's only rank needs no address.
+    NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed. A scheduler's only
+    rank needs no address.
 
     Raises:
-        ConfigError: the launcher's variables are no numbers, contradict each other, or do not say where its ranks meet.
+        ConfigError: the launcher's variables are no numbers, contradict each other, or do not say where its
+        ranks meet.
         LostRankError: in place of torch's error in the block, when another rank has died or hangs.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -74,7 +79,9 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
         raise ConfigError(f"{found}, but ranks are counted from 0; {way_out}")
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         if world_size > 1:
-            raise ConfigError(f"{found}, but no {' and no '.join(missing)}, which say where the ranks meet; {way_out}")
+            raise ConfigError(
+                f"{found}, but no {' and no '.join(missing)}, which say where the ranks meet; {way_out}"
+            )
         yield Ranks()
         return
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
@@ -89,12 +96,14 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
 
 
 _left: list[Any] = []
-"""Groups that were left. None is freed: gloo's waits for its threads without releasing the GIL, and one of these may need it to release a
-tensor of the last collective. A model in DDP would free its group when it is freed itself."""
+"""Groups that were left. None is freed: gloo's waits for its threads without releasing the GIL, and one of
+these may need it to release a tensor of the last collective. A model in DDP would free its group when it is
+freed itself."""
 
 
 def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
-    """The device of this rank: ``name`` if given, else this rank's GPU, else the CPU. A GPU becomes this process's current one.
+    """The device of this rank: ``name`` if given, else this rank's GPU, else the CPU. A GPU becomes this
+    process's current one.
 
     Raises:
         ConfigError: there is no such device.
@@ -110,30 +119,40 @@ def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
             torch.zeros(1, device=device).tolist()
         except (RuntimeError, AssertionError):
             own = "cuda or cpu" if torch.cuda.is_available() else "cpu"
-            raise ConfigError(f"device={name}, but this installation of torch cannot compute on it here; use device={own}") from None
+            raise ConfigError(
+                f"device={name}, but this installation of torch cannot compute on it here; use device={own}"
+            ) from None
         return device
     if not torch.cuda.is_available():
-        raise ConfigError(f"device={name}, but this installation of torch sees no CUDA device; use device=cpu")
+        raise ConfigError(
+            f"device={name}, but this installation of torch sees no CUDA device; use device=cpu"
+        )
     index, count = local_rank if device.index is None else device.index, torch.cuda.device_count()
     if index >= count:
-        raise ConfigError(f"GPU {index} is asked for, but there are {count}; start at most {count} processes here, or use device=cuda:0")
+        raise ConfigError(
+            f"GPU {index} is asked for, but there are {count}; start at most {count} processes here, or use"
+            " device=cuda:0"
+        )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)  # what names no device would go to GPU 0, from every rank
     return device
 
 
 class _Transfer:
-    """The pending collective of a gather, first of forward, then of backward, with the tensor that receives its result."""
+    """The pending collective of a gather, first of forward, then of backward, with the tensor that receives
+    its result."""
 
     pending: tuple[dist.Work, Tensor] | None = None
 
     def finish(self) -> Tensor:
         assert self.pending is not None
         work, rows = self.pending
-        # The handle refers to the tensor, the tensor to its graph, and the graph to this object: kept, they would never be freed.
+        # The handle refers to the tensor, the tensor to its graph, and the graph to this object: kept, they
+        # would never be freed.
         self.pending = None
         with record_function("dpr/gather"):
-            work.wait()  # with NCCL the current stream waits, not the host; with gloo the host waits for the rows
+            # with NCCL the current stream waits, not the host; with gloo the host waits for the rows
+            work.wait()
         return rows
 
 
@@ -143,7 +162,9 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, transfer: _Transfer) -> Tensor:
         ctx.transfer = transfer
-        rows = torch.empty(local.shape[0] * dist.get_world_size(), *local.shape[1:], dtype=local.dtype, device=local.device)
+        rows = torch.empty(
+            local.shape[0] * dist.get_world_size(), *local.shape[1:], dtype=local.dtype, device=local.device
+        )
         transfer.pending = _all_gather_single(rows, local.contiguous(), async_op=True), rows
         return rows
 
@@ -164,16 +185,20 @@ class _Finish(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0].contiguous()
-        mine = torch.empty(grad.shape[0] // dist.get_world_size(), *grad.shape[1:], dtype=grad.dtype, device=grad.device)
+        mine = torch.empty(
+            grad.shape[0] // dist.get_world_size(), *grad.shape[1:], dtype=grad.dtype, device=grad.device
+        )
         ctx.transfer.pending = _reduce_scatter_single(mine, grad, async_op=True), mine
         return grad, None  # nothing reads it: returned so that it lives until the sums have arrived
 
 
 def start_gather(local: Tensor) -> Callable[[], Tensor]:
-    """As ``gather_rows``, but returns a function that waits for the rows, to be called once; what is computed before overlaps.
+    """As ``gather_rows``, but returns a function that waits for the rows, to be called once; what is computed
+    before overlaps.
 
-    Backward overlaps too: of all ready nodes autograd runs the one that was created last, so it starts the reduce-scatter (``_Finish``),
-    goes through what was computed in between, and only then asks for the result (``_Start``).
+    Backward overlaps too: of all ready nodes autograd runs the one that was created last, so it starts the
+    reduce-scatter (``_Finish``), goes through what was computed in between, and only then asks for the result
+    (``_Start``).
     """
     if current_ranks().world_size == 1:
         return lambda: local
@@ -193,7 +218,8 @@ def gather_uneven_rows(local: Tensor) -> Tensor:
     """As ``gather_rows`` for different numbers of rows on each rank (validation); not differentiable."""
     if current_ranks().world_size == 1:
         return local
-    # Two collectives, in this order on every rank; ``tolist`` makes the host wait for the device, which validation can afford.
+    # Two collectives, in this order on every rank; ``tolist`` makes the host wait for the device, which
+    # validation can afford.
     counts = gather_rows(torch.tensor([local.shape[0]], device=local.device)).tolist()
     longest = max(counts)
     padding = torch.zeros(longest - local.shape[0], *local.shape[1:], dtype=local.dtype, device=local.device)
@@ -212,13 +238,15 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor] = ()) -> None:
     """Replaces each gradient by its mean over ranks; a missing gradient becomes zeros first.
 
-    Gradients travel ``_BUCKET_SIZE`` elements at a time; those of the parameters ``by_rows`` are sparse and travel by the rows that any
-    rank has. All ranks must call it with the same parameters.
+    Gradients travel ``_BUCKET_SIZE`` elements at a time; those of the parameters ``by_rows`` are sparse and
+    travel by the rows that any rank has. All ranks must call it with the same parameters.
     """
     for table in by_rows:
         table.grad = _average_rows(table)
     sparse = set(map(id, by_rows))
-    trained = [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in sparse]
+    trained = [
+        parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in sparse
+    ]
     for parameter in trained:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -226,7 +254,8 @@ def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor]
     world_size = current_ranks().world_size
     if world_size == 1:
         return
-    # Buckets follow from the shapes alone, so that every rank makes the same ones; that is why missing gradients were filled in above.
+    # Buckets follow from the shapes alone, so that every rank makes the same ones; that is why missing
+    # gradients were filled in above.
     bucket: list[Tensor] = []
     for index, gradient in enumerate(gradients):
         bucket.append(gradient)
@@ -245,7 +274,11 @@ def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor]
 def _average_rows(table: Tensor) -> Tensor:
     """The mean over ranks of a gradient by rows, coalesced: rows in order, each once."""
     none = torch.zeros(1, 0, dtype=torch.int64, device=table.device), table.new_zeros(0, *table.shape[1:])
-    own = _coalesced(torch.sparse_coo_tensor(*none, table.shape, check_invariants=False) if table.grad is None else table.grad)
+    own = _coalesced(
+        torch.sparse_coo_tensor(*none, table.shape, check_invariants=False)
+        if table.grad is None
+        else table.grad
+    )
     world_size = current_ranks().world_size
     if world_size == 1:
         return own
@@ -253,11 +286,14 @@ def _average_rows(table: Tensor) -> Tensor:
     sums = table.new_zeros(len(rows), *table.shape[1:])
     sums[torch.searchsorted(rows, own.indices()[0])] = own.values()
     dist.all_reduce(sums)
-    return torch.sparse_coo_tensor(rows[None], sums / world_size, table.shape, check_invariants=False, is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        rows[None], sums / world_size, table.shape, check_invariants=False, is_coalesced=True
+    )
 
 
 def _coalesced(gradient: Tensor) -> Tensor:
-    """The same without a copy where its rows are in order, each once: autograd drops the note of that when it accumulates."""
+    """The same without a copy where its rows are in order, each once: autograd drops the note of that when it
+    accumulates."""
     rows, values = gradient._indices(), gradient._values()
     if gradient.is_coalesced() or not bool((rows[0].diff() > 0).all()):
         return gradient.coalesce()
@@ -273,7 +309,8 @@ def copy_from_main(tensors: Iterable[Tensor]) -> None:
 
 
 def largest_of_each(values: Sequence[int]) -> list[int]:
-    """Of each of these 64-bit integers the largest over ranks, on every rank. They travel between CPUs, so that no rank waits for a GPU."""
+    """Of each of these 64-bit integers the largest over ranks, on every rank. They travel between CPUs, so
+    that no rank waits for a GPU."""
     if current_ranks().world_size == 1:
         return list(values)
     tensor = torch.tensor(values, dtype=torch.int64)
@@ -296,7 +333,8 @@ def from_main(value: int) -> int:
 
 
 def on_main(action: Callable[[], None]) -> None:
-    """Runs ``action`` on rank 0 while the others wait. If it fails, every rank raises, so that none waits forever.
+    """Runs ``action`` on rank 0 while the others wait. If it fails, every rank raises, so that none waits
+    forever.
 
     Raises:
         DprError: with the message and exit code of the error; rank 0 raises the error itself.

@@ -19,7 +19,8 @@ def first_line(error: BaseException) -> str:
 
 
 class DprError(Exception):
-    """Base of every error that is shown without a traceback. ``exit_code`` is that of the class where none is given."""
+    """Base of every error that is shown without a traceback. ``exit_code`` is that of the class where none is
+    given."""
 
     exit_code = 1
 
@@ -29,7 +30,8 @@ class DprError(Exception):
 
 
 class ConfigError(DprError, ValueError):
-    """A setting is unknown, of the wrong type, out of range, or conflicts with another. Names the override that fixes it."""
+    """A setting is unknown, of the wrong type, out of range, or conflicts with another. Names the override
+    that fixes it."""
 
     exit_code = 2
 
@@ -55,15 +57,20 @@ class InputError(DprError, ValueError):
             found = f"{found[: _LONGEST_FOUND - 60]} ... {found[-50:]}"
         self.found, self.file, self.line, self.expected, self.hint = found, file, line, expected, hint
         where = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
-        super().__init__(where + found + (f", expected {expected}" if expected else "") + (f"; {hint}" if hint else ""))
+        super().__init__(
+            where + found + (f", expected {expected}" if expected else "") + (f"; {hint}" if hint else "")
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Loader workers send exceptions between processes; keyword-only arguments need this.
-        return partial(type(self), file=self.file, line=self.line, expected=self.expected, hint=self.hint), (self.found,)
+        return partial(type(self), file=self.file, line=self.line, expected=self.expected, hint=self.hint), (
+            self.found,
+        )
 
 
 class OutputError(InputError, OSError):
-    """An output cannot be written: the disk is full, access is denied, ... ``reason`` is the operating system's message."""
+    """An output cannot be written: the disk is full, access is denied, ... ``reason`` is the operating
+    system's message."""
 
     def __init__(self, file: str | Path, reason: str, *, hint: str | None = None) -> None:
         self.reason = self.strerror = reason

@@ -1,4 +1,5 @@
-"""Hashes of texts, the same in every process. Half a character (lone surrogate) of a JSON file is hashed like any other."""
+"""Hashes of texts, the same in every process. Half a character (lone surrogate) of a JSON file is hashed like
+any other."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import hashlib
 
 def text_hash(text: str) -> int:
     """64 bits of a text."""
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
+    )
 
 
 def text_sha256(text: str) -> str:

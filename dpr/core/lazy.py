@@ -19,7 +19,9 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f'{purpose} needs the package {module!r}: pip install -e ".[{extra}]" in the clone ({error})') from error
+        raise ConfigError(
+            f'{purpose} needs the package {module!r}: pip install -e ".[{extra}]" in the clone ({error})'
+        ) from error
 
 
 def version_of(package: str) -> str | None:

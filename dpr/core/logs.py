@@ -30,7 +30,8 @@ _MOST = 5
 
 
 class _RateLimit(logging.Filter):
-    """Lets few messages of a kind (those of one logger and text, whatever the values in it) through in a minute, and counts the others."""
+    """Lets few messages of a kind (those of one logger and text, whatever the values in it) through in a
+    minute, and counts the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +51,8 @@ class _RateLimit(logging.Filter):
 
 
 def limit_rate(logger: logging.Logger) -> None:
-    """For a service: what others can cause with every request fills no disk. Keeps a few messages of a kind a minute."""
+    """For a service: what others can cause with every request fills no disk. Keeps a few messages of a kind a
+    minute."""
     for carrier in (logger, *logger.handlers):
         if not any(isinstance(each, _RateLimit) for each in carrier.filters):
             carrier.addFilter(_RateLimit())
@@ -85,11 +87,16 @@ def configure_logging(*, rank: int = 0) -> None:
     logger.propagate = False
     if rank:  # otherwise each rank would repeat the warnings of other packages
         warnings.simplefilter("ignore")
-        os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when these are imported
+        # read when these are imported
+        os.environ |= {
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
 
 
 def configure_by_default(*, rank: int = 0) -> None:
-    """The same for a plain script: does nothing if logging is configured, and falls silent once the application configures it."""
+    """The same for a plain script: does nothing if logging is configured, and falls silent once the
+    application configures it."""
     logger = logging.getLogger(LOGGER_NAME)
     if logger.hasHandlers() or logger.level != logging.NOTSET:
         return

@@ -1,6 +1,7 @@
 """Noticing that a rank was lost, and naming it: torch's errors name only addresses and timeouts.
 
-Nothing is sent in normal operation. When an operation fails, the remaining ranks call the roll in the store through which the group was
+Nothing is sent in normal operation. When an operation fails, the remaining ranks call the roll in the store
+through which the group was
 formed: each signs with its position, and a rank that has not signed after some seconds is lost.
 """
 
@@ -21,7 +22,8 @@ from dpr.core.errors import ConfigError, DprError, LostRankError, StopRequested,
 
 ROLL_CALL_S = 3.0
 _OF_A_CONNECTION = re.compile(
-    r"gloo|connection (closed|reset|refused)|broken pipe|timed out|timeout|nccl|socket|rendezvous|store", re.IGNORECASE
+    r"gloo|connection (closed|reset|refused)|broken pipe|timed out|timeout|nccl|socket|rendezvous|store",
+    re.IGNORECASE,
 )
 _open_sockets: set[int] = set()
 _OF_A_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)\s*(.*)")
@@ -29,9 +31,11 @@ _OF_A_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)\s*(.*)
 
 @contextmanager
 def named(position: str | Callable[[], str] = "") -> Iterator[None]:
-    """A block in which the loss of a process becomes a LostRankError that names it and ``position`` ("at step 12").
+    """A block in which the loss of a process becomes a LostRankError that names it and ``position`` ("at step
+    12").
 
-    The message of any other failure, errors for users included, is left in the store, for the ranks that lose this one because of it.
+    The message of any other failure, errors for users included, is left in the store, for the ranks that lose
+    this one because of it.
 
     Raises:
         LostRankError: another rank, or a data-loader worker of this one, has died or hangs.
@@ -52,8 +56,12 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
             _sign_off(error)
             raise
         if "EADDRINUSE" in str(error):
-            port = f"port {os.environ.get('MASTER_PORT')} of this machine is taken, most likely by another run"
-            raise ConfigError(f"{port}; give it another port (--master-port), or start it with torchrun --standalone") from error
+            port = (
+                f"port {os.environ.get('MASTER_PORT')} of this machine is taken, most likely by another run"
+            )
+            raise ConfigError(
+                f"{port}; give it another port (--master-port), or start it with torchrun --standalone"
+            ) from error
         raise LostRankError(_ranks_message(error, where)) from error
     except Exception as error:
         _sign_off(error)
@@ -69,9 +77,11 @@ def opened_sockets() -> Iterator[None]:
 
 
 def close_in_worker() -> None:
-    """Closes the connections that a forked worker inherited, so that the other ranks notice at once when the rank itself dies.
+    """Closes the connections that a forked worker inherited, so that the other ranks notice at once when the
+    rank itself dies.
 
-    Their file descriptors then lead to /dev/null instead of being free for new files: the worker also inherited objects that use them.
+    Their file descriptors then lead to /dev/null instead of being free for new files: the worker also
+    inherited objects that use them.
     """
     if _open_sockets:
         null = os.open(os.devnull, os.O_RDWR)
@@ -99,8 +109,9 @@ def _worker_message(pids: str, rest: str, where: str) -> str:
     rank = f" of rank {os.environ['RANK']}" if "RANK" in os.environ else ""
     reason = rest.strip().rstrip(".") or "exited unexpectedly"
     return (
-        f"data-loader worker {pids.strip()}{rank} {reason}{where and ', '}{where}; often the machine ran out of memory: lower "
-        "train.num_workers or train.prefetch_batches. Rerun the same command to resume from the last checkpoint"
+        f"data-loader worker {pids.strip()}{rank} {reason}{where and ', '}{where}; often the machine ran out"
+        " of memory: lower train.num_workers or train.prefetch_batches. Rerun the same command to resume"
+        " from the last checkpoint"
     )
 
 
@@ -110,32 +121,52 @@ def _ranks_message(error: RuntimeError, where: str) -> str:
         who = "the group's store does not answer, so rank 0 or its launcher has ended"
     elif missing:
         names = ", ".join(map(str, missing))
-        who = f"rank{'s' if len(missing) > 1 else ''} {names} of {os.environ['WORLD_SIZE']} died or stopped answering"
+        who = (
+            f"rank{'s' if len(missing) > 1 else ''} {names} of {os.environ['WORLD_SIZE']} died or stopped"
+            " answering"
+        )
     elif reasons:
         who = "; ".join(f"rank {rank} failed: {reason}" for rank, reason in reasons.items())
     else:
         who = "the ranks lost their connections"
-    return f"{who}{where and ', '}{where} ({first_line(error)}). Rerun the same command to resume from the last checkpoint"
+    return (
+        f"{who}{where and ', '}{where} ({first_line(error)}). Rerun the same command to resume from the last"
+        " checkpoint"
+    )
 
 
 def _call_the_roll(where: str) -> tuple[list[int] | None, dict[int, str]]:
-    """Ranks that do not answer (None if the store does not either), and the errors that ranks left in the store by rank."""
+    """Ranks that do not answer (None if the store does not either), and the errors that ranks left in the
+    store by rank."""
     store = _store()
     if store is None:
         return None, {}
-    keys, deadline = {rank: _key(rank) for rank in range(int(os.environ["WORLD_SIZE"]))}, time.monotonic() + ROLL_CALL_S
+    keys, deadline = (
+        {rank: _key(rank) for rank in range(int(os.environ["WORLD_SIZE"]))},
+        time.monotonic() + ROLL_CALL_S,
+    )
     try:
         store.set(_key(int(os.environ["RANK"])), f"lost {where}")
-        while (missing := [rank for rank, key in keys.items() if not store.check([key])]) and time.monotonic() <= deadline:
+        while (
+            missing := [rank for rank, key in keys.items() if not store.check([key])]
+        ) and time.monotonic() <= deadline:
             time.sleep(0.1)
-        answers = {rank: store.get(key).decode("utf-8", "replace") for rank, key in keys.items() if rank not in missing}
+        answers = {
+            rank: store.get(key).decode("utf-8", "replace")
+            for rank, key in keys.items()
+            if rank not in missing
+        }
     except RuntimeError:
         return None, {}
     return missing, {rank: answer[5:] for rank, answer in answers.items() if answer.startswith("fail ")}
 
 
 def _sign_off(error: Exception) -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and dist.is_initialized() and (store := _store(timeout_s=1.0)) is not None:
+    if (
+        int(os.environ.get("WORLD_SIZE", "1")) > 1
+        and dist.is_initialized()
+        and (store := _store(timeout_s=1.0)) is not None
+    ):
         with suppress(RuntimeError):
             kind = "" if isinstance(error, DprError) else f"{type(error).__name__}: "
             store.set(_key(int(os.environ["RANK"])), f"fail {kind}{error}"[:500])
@@ -150,6 +181,8 @@ def _store(timeout_s: float = ROLL_CALL_S) -> dist.Store | None:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         with suppress(TimeoutError), socket.create_connection((address, port), timeout=timeout_s):
             pass  # fails at once where nothing listens; the store itself would retry for twice the timeout
-        return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+        return dist.TCPStore(
+            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        )
     except (KeyError, ValueError, OSError, RuntimeError):
         return None

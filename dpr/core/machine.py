@@ -13,7 +13,8 @@ def usable_cores() -> int:
 
 
 def launched(name: str, default: int = 0) -> int:
-    """``RANK``, ``LOCAL_RANK`` or ``WORLD_SIZE`` as the launcher put it into the environment; ``default`` without one.
+    """``RANK``, ``LOCAL_RANK`` or ``WORLD_SIZE`` as the launcher put it into the environment; ``default``
+    without one.
 
     Raises:
         ConfigError: it is no number from 0 on.
@@ -22,5 +23,8 @@ def launched(name: str, default: int = 0) -> int:
     if value is None:
         return default
     if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise ConfigError(f"the environment has {name}={value[:40]!r}, not a number from 0 on; start with torchrun, or unset {name}")
+        raise ConfigError(
+            f"the environment has {name}={value[:40]!r}, not a number from 0 on; start with torchrun, or"
+            f" unset {name}"
+        )
     return int(value)

@@ -1,4 +1,5 @@
-"""Changes of the whole process that hold inside a block, in whichever threads such blocks overlap; above all, no network access."""
+"""Changes of the whole process that hold inside a block, in whichever threads such blocks overlap; above all,
+no network access."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from pathlib import Path
 from threading import Lock
 
 
-def overlapping(change: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+def overlapping(
+    change: Callable[[], AbstractContextManager[None]],
+) -> Callable[[], AbstractContextManager[None]]:
     """Blocks that share ``change``: the first to begin makes it, and the last to end undoes it.
 
     Had each its own, one that began inside another would restore, at its end, what it had found: the change.
@@ -40,8 +43,8 @@ def overlapping(change: Callable[[], AbstractContextManager[None]]) -> Callable[
 def no_downloads() -> Iterator[None]:
     """A block in which Hugging Face's libraries read only local files, as with ``HF_HUB_OFFLINE=1``.
 
-    Used for names and folders that come from a file: only what a person typed may be looked up on the network. While one thread is inside,
-    no other looks anything up either.
+    Used for names and folders that come from a file: only what a person typed may be looked up on the
+    network. While one thread is inside, no other looks anything up either.
     """
     from huggingface_hub import constants
 
@@ -53,7 +56,8 @@ def no_downloads() -> Iterator[None]:
 
 
 def reading(source: str | Path) -> AbstractContextManager[None]:
-    """A block that reads a model: of a folder local files only; of a name that a person typed also the network, if it answers.
+    """A block that reads a model: of a folder local files only; of a name that a person typed also the
+    network, if it answers.
 
     Where it does not, the block reads the cache alone. Libraries would try again for a minute first.
     """

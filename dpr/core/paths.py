@@ -11,11 +11,17 @@ from typing import Any
 
 CHECKSUM = ".sha256"
 """Ending of the file beside an output that holds its SHA-256."""
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def user_path(name: str | os.PathLike[str]) -> Path:
-    """A path as a user wrote it. ``~`` is the home folder, ``~name`` that of a user, unless something here has that very name."""
+    """A path as a user wrote it. ``~`` is the home folder, ``~name`` that of a user, unless something here
+    has that very name."""
     text = os.fspath(name)
     first = text.partition("/")[0]
     if not text.startswith("~") or (first != "~" and os.path.lexists(first)):
@@ -25,14 +31,16 @@ def user_path(name: str | os.PathLike[str]) -> Path:
 
 
 def with_home(value: Any) -> Any:
-    """The value of a setting that names paths: a text or a list of texts, each as ``user_path``; anything else as it is."""
+    """The value of a setting that names paths: a text or a list of texts, each as ``user_path``; anything
+    else as it is."""
     if isinstance(value, list | tuple):
         return [with_home(item) for item in value]
     return str(user_path(value)) if isinstance(value, str) and value.startswith("~") else value
 
 
 def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:
-    """The path itself if it exists (then it is never a pattern), else the paths that match it, sorted by name.
+    """The path itself if it exists (then it is never a pattern), else the paths that match it, sorted by
+    name.
 
     Folders that exist are meant as they are written: in ``my [data]/*.jsonl`` the pattern is ``*.jsonl``.
     """
@@ -40,7 +48,9 @@ def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:
     if os.path.exists(path):
         return [path]
     folder = next((parent for parent in path.parents if os.path.isdir(parent)), Path())
-    return sorted(folder / match for match in glob.glob(str(path.relative_to(folder)), root_dir=folder, recursive=True))
+    return sorted(
+        folder / match for match in glob.glob(str(path.relative_to(folder)), root_dir=folder, recursive=True)
+    )
 
 
 def as_text(name: str) -> str:
@@ -58,7 +68,8 @@ def texts_in(value: Any) -> list[str]:
 
 
 def odd_kind(path: Path) -> str:
-    """What something is in words if it is neither a file nor a folder; a pipe can be read once only, and whoever opens it waits."""
+    """What something is in words if it is neither a file nor a folder; a pipe can be read once only, and
+    whoever opens it waits."""
     try:
         return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")
     except (OSError, ValueError):
@@ -68,7 +79,8 @@ def odd_kind(path: Path) -> str:
 def is_replaced(read: Path, target: Path, *, adds: bool) -> bool:
     """Whether writing ``target`` replaces what is read, or a part of it.
 
-    A file inside a folder that is read may be replaced where a checksum beside it says that it is the output of a command.
+    A file inside a folder that is read may be replaced where a checksum beside it says that it is the output
+    of a command.
 
     Args:
         adds: ``target`` is a folder that is not replaced: files are added to it.

@@ -1,4 +1,5 @@
-"""The precision that towers run in, for training, validation, embedding and scoring. Importing this module does not import torch."""
+"""The precision that towers run in, for training, validation, embedding and scoring. Importing this module
+does not import torch."""
 
 from __future__ import annotations
 
@@ -22,4 +23,6 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Runs the matrix products of a block in ``precision``; fp32 switches autocast off."""
     import torch
 
-    return torch.autocast(device.type, dtype=None if precision == "fp32" else dtype_of(precision), enabled=precision != "fp32")
+    return torch.autocast(
+        device.type, dtype=None if precision == "fp32" else dtype_of(precision), enabled=precision != "fp32"
+    )

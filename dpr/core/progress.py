@@ -15,7 +15,9 @@ _LINE_EVERY_S = 30.0
 class Progress:
     """Counts items of ``total``, of which ``done`` were finished before. ``quiet`` for ranks other than 0."""
 
-    def __init__(self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool = False) -> None:
+    def __init__(
+        self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool = False
+    ) -> None:
         self._what, self._total, self._unit, self._quiet = what, total, unit, quiet
         self._done, self._at_start, self._tokens = done, done, 0
         self._started = self._last_line = time.monotonic()
@@ -31,7 +33,9 @@ class Progress:
         self._tokens += tokens
         if self._bar is not None:
             self._bar.update(items)
-        elif not self._quiet and (time.monotonic() - self._last_line >= _LINE_EVERY_S or self._done >= self._total):
+        elif not self._quiet and (
+            time.monotonic() - self._last_line >= _LINE_EVERY_S or self._done >= self._total
+        ):
             self._last_line = time.monotonic()
             logger.info("%s", self._line())
 
@@ -43,9 +47,14 @@ class Progress:
         seconds = max(time.monotonic() - self._started, 1e-9)
         rate = (self._done - self._at_start) / seconds
         left = (self._total - self._done) / rate if rate else 0.0
-        remaining = f"about {_duration(left)} left" if self._done < self._total else f"took {_duration(seconds)}"
+        remaining = (
+            f"about {_duration(left)} left" if self._done < self._total else f"took {_duration(seconds)}"
+        )
         tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
-        return f"{self._what}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s{tokens}, {remaining}"
+        return (
+            f"{self._what}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s{tokens},"
+            f" {remaining}"
+        )
 
 
 def _duration(seconds: float) -> str:

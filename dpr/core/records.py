@@ -1,4 +1,5 @@
-"""The records that data files hold, in the field's words: question, passage, training sample; and the last two as tokens of a store."""
+"""The records that data files hold, in the field's words: question, passage, training sample; and the last
+two as tokens of a store."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 MAX_ID_BYTES = 1024
-"""Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as the longest."""
+"""Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as
+the longest."""
 
 _UNITS = {"pdf": "page", "csv": "row", "tsv": "row"}
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a passage was taken from, as its record says: texts, not to be trusted as paths, markup or commands."""
+    """Where a passage was taken from, as its record says: texts, not to be trusted as paths, markup or
+    commands."""
 
     file: str = ""
     heading: str = ""
@@ -41,10 +44,11 @@ class Passage:
     title: str = ""
     id: str | None = None
     has_score: bool = False
-    """A ``score`` key was present in the training file; DPR's ``exclude_gold`` drops positives without one."""
+    """A ``score`` key was present in the training file; DPR's ``exclude_gold`` drops positives without
+    one."""
     teacher_score: float | None = field(default=None, compare=False, repr=False)
-    """How relevant a teacher finds it for the question that lists it. It belongs to the pair, so the same passage may have another one
-    beside another question, and it does not tell passages apart."""
+    """How relevant a teacher finds it for the question that lists it. It belongs to the pair, so the same
+    passage may have another one beside another question, and it does not tell passages apart."""
     origin: Origin | None = field(default=None, compare=False, repr=False)
     """Where it was taken from, where its corpus says so."""
 
@@ -58,7 +62,8 @@ class CutPassage(Passage):
 
 
 WHOLE_DOCUMENT = -(1 << 63)
-"""In place of the second number of an identity: every passage of the document that the first number stands for."""
+"""In place of the second number of an identity: every passage of the document that the first number stands
+for."""
 
 
 class KnownDocument(NamedTuple):
@@ -114,7 +119,8 @@ class TokenReader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StoredPassage:
-    """A passage of a token store, read and checked on first use, with a teacher's score of it for the row's question."""
+    """A passage of a token store, read and checked on first use, with a teacher's score of it for the row's
+    question."""
 
     part: TokenReader
     number: int
@@ -138,7 +144,8 @@ class StoredPassage:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class StoredSample:
-    """A row of a token store. ``question`` holds token ids, without special tokens and not truncated; ``facts`` are the store's."""
+    """A row of a token store. ``question`` holds token ids, without special tokens and not truncated;
+    ``facts`` are the store's."""
 
     question: list[int]
     positives: tuple[StoredPassage, ...]

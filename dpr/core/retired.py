@@ -1,24 +1,41 @@
-"""What earlier versions had: it is refused with one sentence that says what to do instead, and nothing else of it is left."""
+"""What earlier versions had: it is refused with one sentence that says what to do instead, and nothing else
+of it is left."""
 
 COMMANDS = {
-    "push": "hf upload USER/NAME FOLDER, of huggingface_hub, uploads a folder that dpr export wrote (docs/interop.md)",
+    "push": (
+        "hf upload USER/NAME FOLDER, of huggingface_hub, uploads a folder that dpr export wrote"
+        " (docs/interop.md)"
+    ),
     "ladder": "examples/rounds.sh trains, mines and trains again; rerun it to go on (docs/recipes.md)",
-    "reproduce": "python repro/run.py NAME, in a clone, runs a recipe of repro/*.yaml and compares (docs/reproduction.md)",
-    "pretrain": 'dpr train "train_datasets=[{file: corpus.jsonl, pairs: mixed}]" trains on text alone (docs/pretraining.md)',
+    "reproduce": (
+        "python repro/run.py NAME, in a clone, runs a recipe of repro/*.yaml and compares"
+        " (docs/reproduction.md)"
+    ),
+    "pretrain": (
+        'dpr train "train_datasets=[{file: corpus.jsonl, pairs: mixed}]" trains on text alone'
+        " (docs/pretraining.md)"
+    ),
 }
 _ROUNDS = "examples/rounds.sh mines with a model and trains a new one, round after round (docs/recipes.md)"
-_SAMPLE = "sample=N searches the relevant passages and N others; its metrics are optimistic, and estimate nothing"
+_SAMPLE = (
+    "sample=N searches the relevant passages and N others; its metrics are optimistic, and estimate nothing"
+)
 SETTINGS = {
     "deep": "make test, in a clone, runs the whole way",
     "questions_by": "examples/write_questions.py writes questions with transformers",
     "train.renew_negatives": _ROUNDS,
-    "train.merge_with_base": "train.keep=better opens the start where no checkpoint is ahead of it; dpr merge looks between the two",
+    "train.merge_with_base": (
+        "train.keep=better opens the start where no checkpoint is ahead of it; dpr merge looks between"
+        " the two"
+    ),
     "train.validation.negatives": _ROUNDS,
     "train.validation.hard_runs": _SAMPLE,
     "train.validation.hard_depth": _SAMPLE,
     "train.validation.keep_vectors": "after training, dpr embed model_file=<run> writes the same bytes",
     "init=continue": _ROUNDS,
-    "train.leave_out": "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone",
+    "train.leave_out": (
+        "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone"
+    ),
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
 FILES = "version 0.1.0 may have written it, which commit 3ac8be9 reads"

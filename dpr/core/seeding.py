@@ -10,9 +10,12 @@ import torch
 
 def generator_for(*key: int) -> np.random.Generator:
     """A numpy generator that depends on ``key`` alone, the same in every process and on every machine."""
-    # The numbers are the same either way, but SeedSequence spends most of its time splitting Python integers into words of 32 bits.
+    # The numbers are the same either way, but SeedSequence spends most of its time splitting Python integers
+    # into words of 32 bits.
     is_words = min(key) >= 0 and max(key) < 2**32
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(np.array(key, dtype=np.uint32) if is_words else key)))
+    return np.random.Generator(
+        np.random.Philox(np.random.SeedSequence(np.array(key, dtype=np.uint32) if is_words else key))
+    )
 
 
 def seed_torch(*key: int) -> None:

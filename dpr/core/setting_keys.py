@@ -17,12 +17,15 @@ from typing import Any, get_origin, get_type_hints
 from dpr.core.setting_rules import Rule, rule_of
 from dpr.core.settings import without_none
 
-_PLAIN = re.compile(r"(?!(null|true|false|yes|no|on|off|inf|infinity|nan)$)[a-z./][\w./+-]*", re.ASCII | re.IGNORECASE)
+_PLAIN = re.compile(
+    r"(?!(null|true|false|yes|no|on|off|inf|infinity|nan)$)[a-z./][\w./+-]*", re.ASCII | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One settable key. ``owner``: the class that has the field; ``is_open``: any key below it is accepted (a catalogue)."""
+    """One settable key. ``owner``: the class that has the field; ``is_open``: any key below it is accepted (a
+    catalogue)."""
 
     key: str
     type: Any
@@ -35,7 +38,8 @@ class Setting:
 
     @property
     def doc(self) -> str:
-        """The string under the field. It is read from the source of the class, which takes longer than all else here together."""
+        """The string under the field. It is read from the source of the class, which takes longer than all
+        else here together."""
         return _field_docs(self.owner).get(self.key.rpartition(".")[2], "")
 
     @property
@@ -50,7 +54,8 @@ class Setting:
 
 
 def settings(config_class: type, prefix: str = "") -> list[Setting]:
-    """All settings of ``config_class`` in the order of their fields, those of mix-ins last, nested classes in place, keys dotted."""
+    """All settings of ``config_class`` in the order of their fields, those of mix-ins last, nested classes in
+    place, keys dotted."""
     return [entry for entry in _walk(config_class, prefix) if isinstance(entry, Setting)]
 
 
@@ -62,7 +67,12 @@ def sections(config_class: type) -> dict[str, str]:
 def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]]:
     yield prefix.rstrip("."), inspect.cleandoc(config_class.__doc__ or "")
     hints = get_type_hints(config_class)
-    mixed_in = {item.name for base in config_class.__mro__ if getattr(base, "_is_mixin", False) for item in fields(base)}
+    mixed_in = {
+        item.name
+        for base in config_class.__mro__
+        if getattr(base, "_is_mixin", False)
+        for item in fields(base)
+    }
     for item in sorted(fields(config_class), key=lambda item: item.name in mixed_in):
         key, kind = prefix + item.name, hints[item.name]
         if is_dataclass(kind) and isinstance(kind, type):
@@ -76,7 +86,8 @@ def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]
 
 @cache  # reading a source file takes longer than all else that --help does
 def _field_docs(config_class: type) -> dict[str, str]:
-    """The string literals under fields, inherited ones included; a class without source (typed at a prompt) has none."""
+    """The string literals under fields, inherited ones included; a class without source (typed at a prompt)
+    has none."""
     docs = {}
     for base in reversed(config_class.__mro__[:-1]):
         try:
@@ -91,8 +102,11 @@ def _field_docs(config_class: type) -> dict[str, str]:
 
 
 def quoted(value: str, *, resolves: bool = False) -> str:
-    """The value in quotes, so that all of it is taken as it is; with ``resolves``, but for ``${...}``, which stands for another setting."""
-    escaped = re.sub(r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value if resolves else unresolved(value))
+    """The value in quotes, so that all of it is taken as it is; with ``resolves``, but for ``${...}``, which
+    stands for another setting."""
+    escaped = re.sub(
+        r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value if resolves else unresolved(value)
+    )
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{chr(92) * trailing}'"
 
@@ -105,11 +119,18 @@ def typed(value: Any) -> str:
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, Path):
         value = str(value)
-    return json.dumps(value) if not isinstance(value, str) else value if _PLAIN.fullmatch(value) else quoted(value)
+    return (
+        json.dumps(value)
+        if not isinstance(value, str)
+        else value
+        if _PLAIN.fullmatch(value)
+        else quoted(value)
+    )
 
 
 def overrides(values: Mapping[str, Any]) -> list[str]:
-    """The settings as a command line that is composed of them, each read back as it is; those that are None are left out."""
+    """The settings as a command line that is composed of them, each read back as it is; those that are None
+    are left out."""
     return [f"{key}={typed(value)}" for key, value in values.items() if value is not None]
 
 
@@ -119,4 +140,8 @@ def unresolved(value: Any) -> Any:
         return {key: unresolved(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [unresolved(item) for item in value]
-    return re.sub(r"(\\*)\$\{", lambda match: match.group(1) * 2 + "\\${", value) if isinstance(value, str) else value
+    return (
+        re.sub(r"(\\*)\$\{", lambda match: match.group(1) * 2 + "\\${", value)
+        if isinstance(value, str)
+        else value
+    )

@@ -1,4 +1,5 @@
-"""What a setting states of itself: unit, bounds, choices, what a changed value means for a resumed run, what it needs of other settings."""
+"""What a setting states of itself: unit, bounds, choices, what a changed value means for a resumed run, what
+it needs of other settings."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 
-IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT = "identity", "warned", "start", "content", "model", "no effect"
+IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT = (
+    "identity",
+    "warned",
+    "start",
+    "content",
+    "model",
+    "no effect",
+)
 """What a changed value means for a resumed run, ``setting(on_resume=...)``:
 
 identity   it decides the batches or the objective; the change is refused
@@ -27,7 +35,8 @@ ROLES = (IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT)
 
 
 def setting(default: Any, *, entries: type | None = None, **rule: Any) -> Any:
-    """A field of a settings dataclass with the ``Rule`` that the keywords state; a class or a function as ``default`` makes the default.
+    """A field of a settings dataclass with the ``Rule`` that the keywords state; a class or a function as
+    ``default`` makes the default.
 
     ``entries``: of a catalogue, the dataclass of an entry's options.
     """
@@ -53,20 +62,21 @@ class Rule:
     on_resume: str = ""
     """One of the roles above."""
     requires: Conditions = ()
-    """What other settings must be for this one to have an effect; one of them suffices. ``key=value|value``, where module:Class stands for
-    every import path, or ``key``: it must be set. A key is looked for in the setting's section, then in those around it."""
+    """What other settings must be for this one to have an effect; one of them suffices. ``key=value|value``,
+    where module:Class stands for every import path, or ``key``: it must be set. A key is looked for in the
+    setting's section, then in those around it."""
     excludes: Conditions = ()
     """What other settings must not be, since this one then has no effect; written alike."""
     also: Sequence[str] = ()
     """Other names of the setting on a command line."""
     operand: str = ""
-    """It stands alone on a command line, in the order of the fields: FILE; "[LABEL=]FILE" where an ``=`` may be part of it, "TEXT" for any
-    words. A list takes all that are left."""
+    """It stands alone on a command line, in the order of the fields: FILE; "[LABEL=]FILE" where an ``=`` may
+    be part of it, "TEXT" for any words. A list takes all that are left."""
     takes_words: bool = False
     """``--key a b`` takes all words up to the next setting, not one alone; for lists."""
     path: str = ""
-    """What it names, if paths: ``input`` (read), ``output`` (a file or folder, written whole), ``folder`` (to which files are added), or
-    ``beginning`` (of the names of outputs)."""
+    """What it names, if paths: ``input`` (read), ``output`` (a file or folder, written whole), ``folder`` (to
+    which files are added), or ``beginning`` (of the names of outputs)."""
 
     @property
     def range(self) -> str:
@@ -84,14 +94,16 @@ class Rule:
         for item in value if isinstance(value, list | tuple) else [value]:
             if self.choices and item not in self.choices and not (self.or_class and ":" in str(item)):
                 raise ConfigError(
-                    f"{key}={item} is not known; choose one of {', '.join(self.choices)}" + self.or_class * ", or module:Class"
+                    f"{key}={item} is not known; choose one of {', '.join(self.choices)}"
+                    + self.or_class * ", or module:Class"
                 )
             if self.range and isinstance(item, int | float) and not self._holds(item):
                 raise ConfigError(f"{key}={item} is out of range; it must be {self.range}")
 
     def _holds(self, value: float) -> bool:
         return (
-            abs(value) <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
+            abs(value)
+            <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
             and (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
             and (self.above is None or value > self.above)
@@ -111,7 +123,8 @@ def listed(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value of a settings object, with the rules that decide whether it has an effect: its own, its class's and its section's."""
+    """One value of a settings object, with the rules that decide whether it has an effect: its own, its
+    class's and its section's."""
 
     owner: Any
     name: str
@@ -128,25 +141,42 @@ class Leaf:
 
 
 def why_idle(key: str, known: Mapping[str, Leaf]) -> str:
-    """Why the setting ``key`` has no effect; empty if it has one. What a key that does not exist among ``known`` would say is not held
-    against it: a job in Python may have no such setting."""
+    """Why the setting ``key`` has no effect; empty if it has one. What a key that does not exist among
+    ``known`` would say is not held against it: a job in Python may have no such setting."""
     shown = f"{key}={_shown(known[key].value)} has no effect with "
     for is_required, conditions in conditions_of(key, known):
         if is_required and all(condition.holds is False for condition in conditions):
-            others = [condition for condition in conditions if condition.key != key and condition.values != ["null"]]
-            return f"{shown}{' and '.join(each.now for each in others)}; set {' or '.join(map(str, others))}, or leave {key} out"
+            others = [
+                condition for condition in conditions if condition.key != key and condition.values != ["null"]
+            ]
+            return (
+                f"{shown}{' and '.join(each.now for each in others)}; set {' or '.join(map(str, others))}, or"
+                f" leave {key} out"
+            )
         if not is_required and (met := [condition for condition in conditions if condition.holds]):
-            return f"{shown}{met[0].now}; leave {'one of them' if met[0].leaf and met[0].leaf.is_set else key} out"
+            return (
+                f"{shown}{met[0].now}; leave"
+                f" {'one of them' if met[0].leaf and met[0].leaf.is_set else key} out"
+            )
     return ""
 
 
 def conditions_of(key: str, known: Mapping[str, Leaf]) -> list[tuple[bool, list[Condition]]]:
-    """The rules of the setting ``key``: whether it requires one of the conditions, or excludes all of them."""
+    """The rules of the setting ``key``: whether it requires one of the conditions, or excludes all of
+    them."""
     conditions = []
     for rule in known[key].rules:
         for is_required, given in ((True, rule.requires), (False, rule.excludes)):
             if given:
-                conditions.append((is_required, [Condition(text, key, known) for text in ((given,) if isinstance(given, str) else given)]))
+                conditions.append(
+                    (
+                        is_required,
+                        [
+                            Condition(text, key, known)
+                            for text in ((given,) if isinstance(given, str) else given)
+                        ],
+                    )
+                )
     return conditions
 
 
@@ -167,9 +197,13 @@ class Condition:
             return None
         if not self.values:
             return self.leaf.is_set
-        entries = [value.get("use") if isinstance(value, Mapping) else value for value in listed(self.leaf.value)]
+        entries = [
+            value.get("use") if isinstance(value, Mapping) else value for value in listed(self.leaf.value)
+        ]
         shown = list(map(_shown, entries)) or ["null"]
-        return any(value in self.values or ("module:Class" in self.values and ":" in value) for value in shown)
+        return any(
+            value in self.values or ("module:Class" in self.values and ":" in value) for value in shown
+        )
 
     @property
     def now(self) -> str:

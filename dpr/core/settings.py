@@ -1,7 +1,9 @@
-"""Settings: plain dataclasses whose fields state their unit, bounds, choices and what a changed value means for a resumed run.
+"""Settings: plain dataclasses whose fields state their unit, bounds, choices and what a changed value means
+for a resumed run.
 
-The string under a field is its help. Checks, ``--help`` and the identity of a run are derived from the fields, so that each setting is
-declared once. Nothing heavy is imported, so that ``--help`` and a mistyped value are answered at once.
+The string under a field is its help. Checks, ``--help`` and the identity of a run are derived from the
+fields, so that each setting is declared once. Nothing heavy is imported, so that ``--help`` and a mistyped
+value are answered at once.
 """
 
 from __future__ import annotations
@@ -36,20 +38,24 @@ Base = TypeVar("Base", bound="Settings")
 class Settings:
     """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones.
 
-    A class may state what all fields that it declares require: ``class Options(Settings, requires="kind=ray")``. The fields of a class
-    with ``is_mixin`` count as declared by the first class without that has them, and come last in ``--help``.
+    A class may state what all fields that it declares require: ``class Options(Settings,
+    requires="kind=ray")``. The fields of a class with ``is_mixin`` count as declared by the first class
+    without that has them, and come last in ``--help``.
     """
 
     _of_class: ClassVar[Rule]
     _is_mixin: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, requires: Conditions = (), excludes: Conditions = (), is_mixin: bool = False, **options: Any) -> None:
+    def __init_subclass__(
+        cls, *, requires: Conditions = (), excludes: Conditions = (), is_mixin: bool = False, **options: Any
+    ) -> None:
         super().__init_subclass__(**options)
         cls._of_class, cls._is_mixin = Rule(requires=requires, excludes=excludes), is_mixin
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], prefix: str) -> Self:
-        """The settings that ``given`` names, checked; None stands for the default, and ``prefix`` before their names in messages.
+        """The settings that ``given`` names, checked; None stands for the default, and ``prefix`` before
+        their names in messages.
 
         Raises:
             ConfigError: an unknown name, or a value of the wrong type or out of range.
@@ -64,8 +70,8 @@ class Settings:
         return settings
 
     def check(self, prefix: str = "") -> None:
-        """Checks the type, bounds and choices of every field, nested settings included, then calls ``check_together``. Refuses what
-        differs from its default and has no effect.
+        """Checks the type, bounds and choices of every field, nested settings included, then calls
+        ``check_together``. Refuses what differs from its default and has no effect.
 
         Args:
             prefix: the dotted name of this section, with its dot, for the messages.
@@ -79,7 +85,8 @@ class Settings:
         _check_paths(self, prefix)
 
     def check_values(self, prefix: str) -> None:
-        """As ``check``, but for settings without effect, and outputs that are inputs: these are parts of others. Replaces ``~``."""
+        """As ``check``, but for settings without effect, and outputs that are inputs: these are parts of
+        others. Replaces ``~``."""
         own: Any = type(self)
         hints = _type_hints(own)
         for item in fields(self):
@@ -123,23 +130,30 @@ def _fields_with_rules(kind: type[Settings]) -> list[tuple[Field[Any], tuple[Rul
     ruled = []
     for item in fields(kind):
         base = next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
-        owner = next(each for each in reversed(kind.__mro__) if issubclass(each, base) and not getattr(each, "_is_mixin", False))
+        owner = next(
+            each
+            for each in reversed(kind.__mro__)
+            if issubclass(each, base) and not getattr(each, "_is_mixin", False)
+        )
         rules = (getattr(owner, "_of_class", Rule()), rule_of(item))
         ruled.append((item, tuple(rule for rule in rules if rule.requires or rule.excludes)))
     return ruled
 
 
 def idle_settings(settings: Settings, prefix: str = "", *, any_value: bool = False) -> dict[str, str]:
-    """The settings that have no effect beside the others, each with a sentence that says so. Without ``any_value`` only those that differ
-    from their defaults.
+    """The settings that have no effect beside the others, each with a sentence that says so. Without
+    ``any_value`` only those that differ from their defaults.
     """
     known = leaves(settings, prefix)
-    reasons = ((key, why_idle(key, known)) for key, leaf in known.items() if any_value or leaf.value != leaf.default)
+    reasons = (
+        (key, why_idle(key, known)) for key, leaf in known.items() if any_value or leaf.value != leaf.default
+    )
     return {key: sentence for key, sentence in reasons if sentence}
 
 
 def put_back_idle(settings: Settings, given: Collection[str]) -> list[str]:
-    """Sets what has no effect to its default, the keys in ``given`` excepted, and returns a sentence for each."""
+    """Sets what has no effect to its default, the keys in ``given`` excepted, and returns a sentence for
+    each."""
     idle, known = idle_settings(settings), leaves(settings)
     for key in idle.keys() - set(given):
         setattr(known[key].owner, known[key].name, known[key].default)
@@ -147,7 +161,8 @@ def put_back_idle(settings: Settings, given: Collection[str]) -> list[str]:
 
 
 def _check_paths(settings: Settings, prefix: str) -> None:
-    """Raises ConfigError for an input that can be read once only, and for an output that would replace an input."""
+    """Raises ConfigError for an input that can be read once only, and for an output that would replace an
+    input."""
     entries: dict[str, Any] = {}
     for item in fields(settings):
         if item.metadata.get("entries"):
@@ -160,14 +175,23 @@ def _check_paths(settings: Settings, prefix: str) -> None:
     ]
     for key, text, path in inputs:
         if kind := odd_kind(path):
-            raise ConfigError(f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content to a file first")
+            raise ConfigError(
+                f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content to a file"
+                " first"
+            )
     for role in ("output", "folder", "beginning"):
         for key, target in _stated_paths(settings, role, prefix):
             if target.encode(errors="replace").decode() != target:
-                raise ConfigError(f"{key}={target!r} is not UTF-8, which names of outputs must be; choose another name for {key}")
+                raise ConfigError(
+                    f"{key}={target!r} is not UTF-8, which names of outputs must be; choose another name for"
+                    f" {key}"
+                )
             for read_by, text, path in inputs:
                 if role != "beginning" and is_replaced(path, Path(target), adds=role == "folder"):
-                    raise ConfigError(f"{key}={target} would be written over what {read_by}={text} reads; choose another name for {key}")
+                    raise ConfigError(
+                        f"{key}={target} would be written over what {read_by}={text} reads; choose another"
+                        f" name for {key}"
+                    )
 
 
 def _stated_paths(settings: Settings, role: str, prefix: str) -> Iterator[tuple[str, str]]:
@@ -186,13 +210,22 @@ _ACCEPTED: dict[Any, Any] = {float: int | float, list: list | tuple, dict: Mappi
 
 
 def check_type(key: str, value: Any, hint: Any) -> None:
-    """Raises ConfigError where ``value`` is not of the type ``hint``. A whole number is a number; true and false are not."""
-    kinds = [kind for kind in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if kind is not NoneType]
+    """Raises ConfigError where ``value`` is not of the type ``hint``. A whole number is a number; true and
+    false are not."""
+    kinds = [
+        kind
+        for kind in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,))
+        if kind is not NoneType
+    ]
     if Any in kinds or (value is None and NoneType in get_args(hint)):
         return
     origins = [get_origin(kind) or kind for kind in kinds]
-    if not any(isinstance(value, _ACCEPTED.get(kind, kind)) for kind in origins) or (type(value) is bool and bool not in origins):
-        raise ConfigError(f"{key}={value!r} is not {' or '.join(_IN_WORDS.get(kind, type_name(kind)) for kind in kinds)}")
+    if not any(isinstance(value, _ACCEPTED.get(kind, kind)) for kind in origins) or (
+        type(value) is bool and bool not in origins
+    ):
+        raise ConfigError(
+            f"{key}={value!r} is not {' or '.join(_IN_WORDS.get(kind, type_name(kind)) for kind in kinds)}"
+        )
 
 
 def require_set(settings: Settings, examples: Mapping[str, str]) -> None:
@@ -203,11 +236,15 @@ def require_set(settings: Settings, examples: Mapping[str, str]) -> None:
 
 
 def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
-    """Path and arguments of an entry: ``module:Class``, or a mapping ``{use: module:Class, argument: value}``; ConfigError for others."""
+    """Path and arguments of an entry: ``module:Class``, or a mapping ``{use: module:Class, argument:
+    value}``; ConfigError for others."""
     if isinstance(entry, str):
         return entry, {}
     if not (isinstance(entry, Mapping) and isinstance(entry.get("use"), str)):
-        raise ConfigError(f"{setting}: {entry!r} has no import path; write module:Class or {{use: module:Class, argument: value}}")
+        raise ConfigError(
+            f"{setting}: {entry!r} has no import path; write module:Class or {{use: module:Class, argument:"
+            " value}"
+        )
     return str(entry["use"]), {str(key): value for key, value in entry.items() if key != "use"}
 
 
@@ -221,7 +258,8 @@ def store_name(key: str, value: str) -> str:
 
 
 def flat_values(settings: Any, roles: Collection[str] = ROLES, prefix: str = "") -> dict[str, Any]:
-    """The values of the settings whose role is one of ``roles``, nested ones included, by their dotted keys."""
+    """The values of the settings whose role is one of ``roles``, nested ones included, by their dotted
+    keys."""
     by_key: dict[str, Any] = {}
     for item in fields(settings):
         value = getattr(settings, item.name)

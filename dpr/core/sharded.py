@@ -1,6 +1,8 @@
-"""Tensors of which every rank holds a part (torch's DTensor): whole ones from parts, parts of whole ones. Plain tensors pass unchanged.
+"""Tensors of which every rank holds a part (torch's DTensor): whole ones from parts, parts of whole ones.
+Plain tensors pass unchanged.
 
-DTensors are told by their methods: importing their class takes a second, which jobs on whole tensors would spend for nothing.
+DTensors are told by their methods: importing their class takes a second, which jobs on whole tensors would
+spend for nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def full_tensor(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def placed_like(values: Tensor, tensor: Any) -> Tensor:
-    """``values``, which every rank has whole, on the device of ``tensor`` and in as many parts; nothing travels."""
+    """``values``, which every rank has whole, on the device of ``tensor`` and in as many parts; nothing
+    travels."""
     if not is_sharded(tensor) or is_sharded(values):
         return values.to(tensor.device)
     from torch.distributed.tensor import distribute_tensor
@@ -43,7 +46,8 @@ def placed_like(values: Tensor, tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def full_on_main(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The whole tensors in rank 0's host memory, one after the other; nothing on other ranks. All ranks must call it together."""
+    """The whole tensors in rank 0's host memory, one after the other; nothing on other ranks. All ranks must
+    call it together."""
     gathered = {}
     for name, tensor in tensors.items():
         values = full_tensor(tensor)

@@ -1,4 +1,5 @@
-"""Signals that ask a run to stop. They are recorded, and handled where all ranks can agree and a checkpoint can be written."""
+"""Signals that ask a run to stop. They are recorded, and handled where all ranks can agree and a checkpoint
+can be written."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _WORKER_GRACE_S = 30
 
 
 class SignalBlock(ABC):
-    """A ``with`` block in which ``_handle`` handles SIGTERM, SIGINT and SIGUSR1; no effect outside the main thread."""
+    """A ``with`` block in which ``_handle`` handles SIGTERM, SIGINT and SIGUSR1; no effect outside the main
+    thread."""
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
@@ -31,7 +33,9 @@ class SignalBlock(ABC):
             self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -42,10 +46,12 @@ class SignalBlock(ABC):
 class StopSignals(SignalBlock):
     """A block in which SIGTERM, SIGINT and SIGUSR1 set a flag instead of ending the process.
 
-    A signal a second or more after the first ends the process at once, without saving, with exit code 128 + its number. Within that second
-    it counts as the same request: a terminal, a batch system or a launcher often signals whole process groups and then each process again.
+    A signal a second or more after the first ends the process at once, without saving, with exit code 128 +
+    its number. Within that second it counts as the same request: a terminal, a batch system or a launcher
+    often signals whole process groups and then each process again.
 
-    Under torchrun, and as a stage of ``dpr adapt``, the end of the launcher is a request too; otherwise the workers would be orphaned.
+    Under torchrun, and as a stage of ``dpr adapt``, the end of the launcher is a request too; otherwise the
+    workers would be orphaned.
     """
 
     def __init__(self) -> None:
@@ -55,7 +61,8 @@ class StopSignals(SignalBlock):
         self._launcher = os.getppid() if is_launched else None
 
     def requested(self) -> int:
-        """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0 without a request."""
+        """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0
+        without a request."""
         if not self._number and self._launcher is not None and os.getppid() != self._launcher:
             return _LAUNCHER_ENDED
         return self._number
@@ -65,7 +72,8 @@ class StopSignals(SignalBlock):
         if not self._number:
             self._number, self._since = number, now
         elif now - self._since >= _SAME_REQUEST_S:
-            # No buffered output and no exit handlers, which could block: a second request means that the process must end.
+            # No buffered output and no exit handlers, which could block: a second request means that the
+            # process must end.
             os.write(2, f"{signal.Signals(number).name} again: ending at once, without saving\n".encode())
             os._exit(128 + number)
 
@@ -76,9 +84,11 @@ def describe(number: int) -> str:
 
 
 def ignore_in_worker() -> None:
-    """For worker processes: signals reach the whole process group, but the run decides when to stop and needs its workers until then.
+    """For worker processes: signals reach the whole process group, but the run decides when to stop and needs
+    its workers until then.
 
-    SIGTERM is also how the run ends a worker that does not end by itself, so it takes effect after half a minute.
+    SIGTERM is also how the run ends a worker that does not end by itself, so it takes effect after half a
+    minute.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGUSR1"):

@@ -52,18 +52,24 @@ _NAMES_ELSEWHERE = {name: settings for settings, names in _USED_BY_OTHERS.items(
 
 
 def suggestion(word: str, choices: Iterable[str], *, also: Iterable[str] = (), otherwise: str = "") -> str:
-    """``; did you mean a, b?`` with the choices most similar to ``word``, as a whole or by the part after the last dot, then ``also``.
+    """``; did you mean a, b?`` with the choices most similar to ``word``, as a whole or by the part after the
+    last dot, then ``also``.
 
     ``otherwise`` takes its place where there are none.
     """
-    whole, leaf = difflib.SequenceMatcher(b=word.lower()), difflib.SequenceMatcher(b=word.lower().rpartition(".")[2])
+    whole, leaf = (
+        difflib.SequenceMatcher(b=word.lower()),
+        difflib.SequenceMatcher(b=word.lower().rpartition(".")[2]),
+    )
 
     def similarity(choice: str) -> float:
         whole.set_seq1(choice.lower())
         leaf.set_seq1(choice.lower().rpartition(".")[2])
         return max(whole.ratio(), leaf.ratio() * 0.95)
 
-    scored = sorted(((similarity(choice), choice) for choice in choices), key=lambda pair: (-pair[0], pair[1]))
+    scored = sorted(
+        ((similarity(choice), choice) for choice in choices), key=lambda pair: (-pair[0], pair[1])
+    )
     near = [choice for score, choice in scored[:3] if score >= 0.6] + list(also)
     return f"; did you mean {', '.join(near)}?" if near else otherwise
 

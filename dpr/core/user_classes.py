@@ -1,4 +1,5 @@
-"""User-defined classes: ``module:Class`` on the command line or in a configuration file, checked against the contract of its setting.
+"""User-defined classes: ``module:Class`` on the command line or in a configuration file, checked against the
+contract of its setting.
 
 An import path must never come from data, a checkpoint or a model folder: importing a module runs its code.
 """
@@ -25,13 +26,17 @@ def import_object(path: str, *, setting: str) -> Any:
     """
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):
-        raise ConfigError(f"{setting}={path} is not an import path; write module:name, e.g. {setting}=my_module:MyClass")
+        raise ConfigError(
+            f"{setting}={path} is not an import path; write module:name, e.g. {setting}=my_module:MyClass"
+        )
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # last, so that a file here never shadows an installed package
     try:
         value: Any = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"{setting}={path}: {module_name} cannot be imported ({error}); is it in the working directory?") from error
+        raise ConfigError(
+            f"{setting}={path}: {module_name} cannot be imported ({error}); is it in the working directory?"
+        ) from error
     except Exception as error:  # the module is user code, and its body may raise anything
         raise ConfigError(f"{setting}={path}: importing {module_name} raised {_one_line(error)}") from error
     for part in name.split("."):
@@ -43,7 +48,8 @@ def import_object(path: str, *, setting: str) -> Any:
 
 
 def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
-    """The class that ``path`` names, which must be a subclass of ``contract`` or, for a Protocol, have all of its methods.
+    """The class that ``path`` names, which must be a subclass of ``contract`` or, for a Protocol, have all of
+    its methods.
 
     Raises:
         ConfigError: see ``import_object``; the object is not a class or does not fulfil the contract.
@@ -55,23 +61,30 @@ def check_class(given: Any, contract: type[Any], *, path: str, setting: str) -> 
     """``found``, checked as ``load_class`` does."""
     if not inspect.isclass(given):
         hint = "" if _violation(type(given), contract) else f"; name its class {type(given).__qualname__}"
-        raise ConfigError(f"{setting}={path} is not a class, expected one that implements {_public_name(contract)}{hint}")
+        raise ConfigError(
+            f"{setting}={path} is not a class, expected one that implements {_public_name(contract)}{hint}"
+        )
     if violation := _violation(given, contract):
         raise ConfigError(f"{setting}={path} {violation}")
     return given
 
 
 def create_object(entry: Any, contract: type[Any], *, setting: str, values: tuple[Any, ...] = ()) -> Any:
-    """An instance of the class that ``entry`` names (``split_entry``), made with ``values`` and the arguments of the entry.
+    """An instance of the class that ``entry`` names (``split_entry``), made with ``values`` and the arguments
+    of the entry.
 
     Raises:
         ConfigError: see ``load_class``; the class does not accept these arguments, or its constructor raises.
     """
     path, arguments = split_entry(entry, setting=setting)
-    return call(load_class(path, contract, setting=setting), *values, path=path, setting=setting, arguments=arguments)
+    return call(
+        load_class(path, contract, setting=setting), *values, path=path, setting=setting, arguments=arguments
+    )
 
 
-def call(make: Callable[..., Any], *values: Any, path: str, setting: str, arguments: Mapping[str, Any]) -> Any:
+def call(
+    make: Callable[..., Any], *values: Any, path: str, setting: str, arguments: Mapping[str, Any]
+) -> Any:
     """``make(*values, **arguments)``; ConfigError if ``make`` does not accept them or raises."""
     given = ", ".join(arguments) or "none"
     try:
@@ -94,14 +107,19 @@ def _violation(given: type, contract: type) -> str:
         return "" if issubclass(given, contract) else f"is not a subclass of {_public_name(contract)}"
     bases = [base for base in contract.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name, member in vars(base).items() if inspect.isfunction(member)}
-    required = {name for name in names if not name.startswith("_") or name in ("__call__", "__len__", "__getitem__", "__iter__")}
+    required = {
+        name
+        for name in names
+        if not name.startswith("_") or name in ("__call__", "__len__", "__getitem__", "__iter__")
+    }
     # Not hasattr: every class has a __call__, that of its metaclass.
     missing = sorted(name for name in required if not any(name in vars(base) for base in given.__mro__))
     return f"does not implement {_public_name(contract)}: it has no {', '.join(missing)}" if missing else ""
 
 
 def _public_name(contract: type) -> str:
-    """The import path as the documentation writes it: from the package where the package exports the class."""
+    """The import path as the documentation writes it: from the package where the package exports the
+    class."""
     package = contract.__module__.rpartition(".")[0]
     is_exported = getattr(sys.modules.get(package), contract.__name__, None) is contract
     return f"{package if is_exported else contract.__module__}.{contract.__qualname__}"

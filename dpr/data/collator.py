@@ -27,9 +27,11 @@ Identity = tuple[int, int]
 
 
 def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> Identity:
-    """64 bits of a passage's id within ``namespace``, and 63 of its title and text, as a negative number; without an id the latter twice.
+    """64 bits of a passage's id within ``namespace``, and 63 of its title and text, as a negative number;
+    without an id the latter twice.
 
-    Case and spacing tell texts apart no more than in mining. Passages that share either number are one (``dpr.losses.candidates``).
+    Case and spacing tell texts apart no more than in mining. Passages that share either number are one
+    (``dpr.losses.candidates``).
     """
     if isinstance(passage, StoredPassage | CutPassage | KnownDocument):
         return passage.identity
@@ -41,15 +43,19 @@ def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> I
 
 def teacher_scores(passages: Sequence[AnyPassage | None]) -> list[float]:
     """A teacher's scores of passages, NaN where there is none; empty where none has one."""
-    scores = [math.nan if passage is None or passage.teacher_score is None else passage.teacher_score for passage in passages]
+    scores = [
+        math.nan if passage is None or passage.teacher_score is None else passage.teacher_score
+        for passage in passages
+    ]
     return [] if all(map(math.isnan, scores)) else scores
 
 
 class DataRow(NamedTuple):
-    """A row of a data set on its way into a batch: ``number`` in its set, ``dataset`` the set's number in the run.
+    """A row of a data set on its way into a batch: ``number`` in its set, ``dataset`` the set's number in the
+    run.
 
-    ``known_positives`` are all passages known to answer its question; ``namespace`` is the name of its set, within which ids of passages
-    count; ``lap`` counts the complete passes over the set before it.
+    ``known_positives`` are all passages known to answer its question; ``namespace`` is the name of its set,
+    within which ids of passages count; ``lap`` counts the complete passes over the set before it.
     """
 
     sample: AnySample
@@ -62,7 +68,8 @@ class DataRow(NamedTuple):
 
 
 def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
-    """The passage as a tower gets it: normalised and with a prefix if the set's options say so. Stored tokens already are."""
+    """The passage as a tower gets it: normalised and with a prefix if the set's options say so. Stored tokens
+    already are."""
     return passage if isinstance(passage, StoredPassage) else encoded_text(passage, options)
 
 
@@ -77,8 +84,9 @@ def encoded_text(passage: Passage, options: DataSetSettings) -> Passage:
 
 
 class Collator:
-    """Builds batches. With ``seed`` (training), negatives and augmentation are drawn from (seed, lap, data set, row); without it, the first
-    passages in file order are taken and texts stay as they are (validation)."""
+    """Builds batches. With ``seed`` (training), negatives and augmentation are drawn from (seed, lap, data
+    set, row); without it, the first passages in file order are taken and texts stay as they are
+    (validation)."""
 
     def __init__(
         self,
@@ -96,7 +104,11 @@ class Collator:
         self._prefix_lengths: dict[str, int] = {}
         self._agreed: dict[int, tuple[Any, ...]] = {}
         if self._augmentation.crop_tokens:
-            check_room(tensorizer.tokenizer, tensorizer.text, {"train.augment.crop_tokens": self._augmentation.crop_tokens})
+            check_room(
+                tensorizer.tokenizer,
+                tensorizer.text,
+                {"train.augment.crop_tokens": self._augmentation.crop_tokens},
+            )
 
     @property
     def width(self) -> int:
@@ -117,12 +129,22 @@ class Collator:
         questions, positions = self._question_tokens(rows, width)
         contexts = self._context_tokens(slots, rows, width)
         distinct: dict[tuple[int, ...], int] = {}
-        context_row = [0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts]
-        texts, listed = TokenBatch.from_lists([list(tokens) for tokens in distinct]), torch.tensor(context_row, dtype=torch.int64)
+        context_row = [
+            0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts
+        ]
+        texts, listed = (
+            TokenBatch.from_lists([list(tokens) for tokens in distinct]),
+            torch.tensor(context_row, dtype=torch.int64),
+        )
         namespaces = [row.namespace for row in rows for _ in range(width)]
         pairs = zip(slots, namespaces, strict=True)
-        identities = [(0, 0) if passage is None else judgement_identity(passage, namespace) for passage, namespace in pairs]
-        known = [[judgement_identity(passage, row.namespace) for passage in row.known_positives] for row in rows]
+        identities = [
+            (0, 0) if passage is None else judgement_identity(passage, namespace)
+            for passage, namespace in pairs
+        ]
+        known = [
+            [judgement_identity(passage, row.namespace) for passage in row.known_positives] for row in rows
+        ]
         known_ids, known_valid = identity_table(known)
         return BiEncoderBatch(
             questions=TokenBatch.from_lists(questions, positions),
@@ -137,7 +159,9 @@ class Collator:
             encoder_type=one_encoder_type([(row.namespace, row.options) for row in rows]),
             datasets=tuple(row.dataset for row in rows),
             rows=tuple(row.number for row in rows),
-            teacher_scores=torch.tensor(scores, dtype=torch.float32) if (scores := teacher_scores(slots)) else None,
+            teacher_scores=(
+                torch.tensor(scores, dtype=torch.float32) if (scores := teacher_scores(slots)) else None
+            ),
         )
 
     def select(self, row: DataRow) -> Selection:
@@ -151,9 +175,17 @@ class Collator:
         if isinstance(sample, StoredSample):
             self._refuse_other_facts(sample, row)
         if not sample.positives:
-            raise InputError(f"{row.namespace}: row {row.number} has no positive passage", expected="at least one in positive_ctxs")
-        is_drawn = self.width > 1 or options.shuffle_positives  # a generator costs as much as reading a sample
-        generator = None if self.seed is None or not is_drawn else generator_for(NEGATIVES, self.seed, row.lap, row.dataset, row.number)
+            raise InputError(
+                f"{row.namespace}: row {row.number} has no positive passage",
+                expected="at least one in positive_ctxs",
+            )
+        # a generator costs as much as reading a sample
+        is_drawn = self.width > 1 or options.shuffle_positives
+        generator = (
+            None
+            if self.seed is None or not is_drawn
+            else generator_for(NEGATIVES, self.seed, row.lap, row.dataset, row.number)
+        )
         return select_passages(
             sample,
             num_hard=self.num_hard,
@@ -165,13 +197,21 @@ class Collator:
         )
 
     def _refuse_other_facts(self, sample: StoredSample, row: DataRow) -> None:
-        if self._agreed.get(row.dataset) == (asked := (row.namespace, row.options, sample.facts)):  # the same objects for all rows of a set
+        if self._agreed.get(row.dataset) == (
+            asked := (row.namespace, row.options, sample.facts)
+        ):  # the same objects for all rows of a set
             return
         facts = row.options.stored_facts(row.namespace, self.tensorizer.text)
-        unstated = ("passage_prefix", *(item.name for item in fields(TextSettings)))  # as usual, where a store does not have them
+        # as usual, where a store does not have them
+        unstated = (
+            "passage_prefix",
+            *(item.name for item in fields(TextSettings)),
+        )
         for key, value in (dict.fromkeys(unstated) | facts).items():
             if (stored := sample.facts.get(key)) != value:
-                raise ConfigError(f"the tokens of {row.namespace} were stored with {key}={stored!r}, not {value!r}")
+                raise ConfigError(
+                    f"the tokens of {row.namespace} were stored with {key}={stored!r}, not {value!r}"
+                )
         self._agreed[row.dataset] = asked
 
     def _question_tokens(self, rows: Sequence[DataRow], width: int) -> tuple[list[list[int]], list[int]]:
@@ -185,14 +225,22 @@ class Collator:
             if probability := self._augmentation.mask_probability:
                 generators = [self._augmenting(rows[place], width) for place in places]
                 pairs = zip(tokens, generators, strict=True)
-                tokens = [self.tensorizer.masked(sequence, probability, generator) for sequence, generator in pairs]
+                tokens = [
+                    self.tensorizer.masked(sequence, probability, generator) for sequence, generator in pairs
+                ]
             read_at = self.tensorizer.representation_positions(tokens, options.selector)
             for place, sequence, position in zip(places, tokens, read_at, strict=True):
                 questions[place], positions[place] = sequence, position
         return questions, positions
 
-    def _context_tokens(self, slots: list[AnyPassage | None], rows: Sequence[DataRow], width: int) -> list[list[int] | None]:
-        present = [(index, passage, rows[index // width]) for index, passage in enumerate(slots) if passage is not None]
+    def _context_tokens(
+        self, slots: list[AnyPassage | None], rows: Sequence[DataRow], width: int
+    ) -> list[list[int] | None]:
+        present = [
+            (index, passage, rows[index // width])
+            for index, passage in enumerate(slots)
+            if passage is not None
+        ]
         passages = [as_encoded(passage, row.options) for _, passage, row in present]
         if self._augmentation.crop_tokens or self._augmentation.mask_probability:
             tokens = [
@@ -209,14 +257,22 @@ class Collator:
     def _augmenting(self, row: DataRow, slot: int) -> np.random.Generator:
         return generator_for(AUGMENT, self.seed or 0, row.lap, row.dataset, row.number, slot)
 
-    def _augmented(self, passage: AnyPassage, generator: np.random.Generator, prefix: str | None) -> list[int]:
+    def _augmented(
+        self, passage: AnyPassage, generator: np.random.Generator, prefix: str | None
+    ) -> list[int]:
         augment = self._augmentation
         limit = min(augment.crop_tokens or self.tensorizer.sequence_length, self.tensorizer.sequence_length)
         if augment.crop_tokens:
-            tokens = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=self._prefix_length(prefix))
+            tokens = self.tensorizer.cropped_passage_tokens(
+                passage, limit, generator, head=self._prefix_length(prefix)
+            )
         else:
             tokens = self.tensorizer.passage_tokens([passage])[0]
-        return self.tensorizer.masked(tokens, augment.mask_probability, generator) if augment.mask_probability else tokens
+        return (
+            self.tensorizer.masked(tokens, augment.mask_probability, generator)
+            if augment.mask_probability
+            else tokens
+        )
 
     def _prefix_length(self, prefix: str | None) -> int:
         """Tokens of a passage prefix, which stays when the text behind it is cropped."""
@@ -228,18 +284,26 @@ class Collator:
 
 
 def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
-    """The ``encoder_type`` of sets whose rows share a batch, given by name; "" for none. Raises ConfigError if they differ."""
+    """The ``encoder_type`` of sets whose rows share a batch, given by name; "" for none. Raises ConfigError
+    if they differ."""
     names = {options.encoder_type or "": name for name, options in sets}
     if len(names) > 1:
         (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
-        message = f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second}"
-        hint = "a pool goes through the towers as one; give both sets one encoder_type, or leave train.sampling.mixed out"
+        message = (
+            f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside"
+            f" datasets.{other}.encoder_type={second}"
+        )
+        hint = (
+            "a pool goes through the towers as one; give both sets one encoder_type, or leave"
+            " train.sampling.mixed out"
+        )
         raise ConfigError(f"{message} are mutually exclusive: {hint}")
     return next(iter(names), "")
 
 
 def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Tensor]:
-    """The identities of each row, (B, K, 2), each once, and their validity (B, K); K is the most that any row has."""
+    """The identities of each row, (B, K, 2), each once, and their validity (B, K); K is the most that any row
+    has."""
     distinct = [list(dict.fromkeys(of_row)) for of_row in identities]
     most = max(map(len, distinct), default=0)
     ids = np.zeros((len(distinct), most, 2), dtype=np.int64)
@@ -251,7 +315,8 @@ def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Te
 
 
 class Selection(NamedTuple):
-    """The passages of one question: the positive, other negatives, hard negatives; and further positives, which stand behind the first."""
+    """The passages of one question: the positive, other negatives, hard negatives; and further positives,
+    which stand behind the first."""
 
     positive: AnyPassage
     other_negatives: tuple[AnyPassage, ...]
@@ -274,8 +339,9 @@ def select_passages(
 ) -> Selection:
     """Draws a question's passages; fewer than asked for when the sample has fewer.
 
-    Without a ``generator`` (validation) the first ones in file order are taken. As in DPR, the other negatives stand in for hard ones
-    when a sample has no hard negatives at all, and ``exclude_gold`` drops positives without a score unless none would remain.
+    Without a ``generator`` (validation) the first ones in file order are taken. As in DPR, the other
+    negatives stand in for hard ones when a sample has no hard negatives at all, and ``exclude_gold`` drops
+    positives without a score unless none would remain.
     """
     positives: Sequence[AnyPassage] = sample.positives
     if exclude_gold:
@@ -283,13 +349,17 @@ def select_passages(
     place = 0
     if generator is not None and shuffle_positives and len(positives) > 1:
         place = int(generator.integers(len(positives)))
-    others = _draw(sample.other_negatives, max(num_other, num_hard if not sample.hard_negatives else 0), generator)
+    others = _draw(
+        sample.other_negatives, max(num_other, num_hard if not sample.hard_negatives else 0), generator
+    )
     hard = _draw(sample.hard_negatives, num_hard, generator) if sample.hard_negatives else others[:num_hard]
     rest = tuple(passage for number, passage in enumerate(positives) if number != place)
     return Selection(positives[place], others[:num_other], hard, _draw(rest, num_positives - 1, generator))
 
 
-def _draw(passages: tuple[AnyPassage, ...], count: int, generator: np.random.Generator | None) -> tuple[AnyPassage, ...]:
+def _draw(
+    passages: tuple[AnyPassage, ...], count: int, generator: np.random.Generator | None
+) -> tuple[AnyPassage, ...]:
     if generator is None or not passages or count == 0:
         return passages[:count]
     return tuple(passages[int(index)] for index in generator.permutation(len(passages))[:count])

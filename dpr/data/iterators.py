@@ -1,4 +1,5 @@
-"""Iterators over pools. Each is a function from (epoch, pool) to row numbers; a run's only state is how many pools it has done."""
+"""Iterators over pools. Each is a function from (epoch, pool) to row numbers; a run's only state is how many
+pools it has done."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from dpr.data.order import LENGTHS, MIXTURE, LapOrder, group, permutation, pool_
 
 
 class PoolRows(NamedTuple):
-    """This rank's part of one pool, row by row, (B,) each: data set, row number in it, and how many laps over the set came before."""
+    """This rank's part of one pool, row by row, (B,) each: data set, row number in it, and how many laps over
+    the set came before."""
 
     datasets: np.ndarray
     rows: np.ndarray
@@ -55,7 +57,10 @@ class PoolIterator(Protocol):
 def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
     """A rank's rows of every pool."""
     if global_batch_size % world_size:
-        message = f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size} processes"
+        message = (
+            f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size}"
+            " processes"
+        )
         raise ConfigError(f"{message}; start another number of processes or change train.global_batch_size")
     return rank_slice(global_batch_size, rank, world_size)
 
@@ -63,9 +68,9 @@ def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
 class ShardedDataIterator:
     """Shuffles the whole data set in each lap; each rank takes its slice of every pool.
 
-    The pools are the same for any number of ranks that divides ``global_batch_size``. If the data set does not divide into pools, other
-    rows are left over in each lap. With ``features`` of the rows, pools have rows that are alike. Replaces DPR's class of the same name,
-    where shards wrapped around.
+    The pools are the same for any number of ranks that divides ``global_batch_size``. If the data set does
+    not divide into pools, other rows are left over in each lap. With ``features`` of the rows, pools have
+    rows that are alike. Replaces DPR's class of the same name, where shards wrapped around.
     """
 
     def __init__(
@@ -91,12 +96,22 @@ class ShardedDataIterator:
 
 
 class LocalShardedDataIterator:
-    """Each rank shuffles within its contiguous part of the data set, so that it reads only that part of the files.
+    """Each rank shuffles within its contiguous part of the data set, so that it reads only that part of the
+    files.
 
     The order depends on the number of ranks. All ranks do as many pools as the smallest part allows.
     """
 
-    def __init__(self, num_rows: int, *, global_batch_size: int, seed: int, rank: int = 0, world_size: int = 1, dataset: int = 0) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        *,
+        global_batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        dataset: int = 0,
+    ) -> None:
         mine = _share(global_batch_size, rank, world_size)
         self.num_rows, self._batch_size = num_rows, mine.stop - mine.start
         part = rank_slice(num_rows, rank, world_size)
@@ -113,16 +128,25 @@ class LocalShardedDataIterator:
 class MultiSetDataIterator:
     """Every pool comes from one set; the sets' pools follow each other in an order all ranks share.
 
-    Epoch e takes pools e n_i to (e + 1) n_i of set i, which contributes n_i to an epoch: a set with more continues in the next epoch, so
-    that all its rows have their turn; one with fewer starts another lap, in another order.
+    Epoch e takes pools e n_i to (e + 1) n_i of set i, which contributes n_i to an epoch: a set with more
+    continues in the next epoch, so that all its rows have their turn; one with fewer starts another lap, in
+    another order.
     """
 
     def __init__(
-        self, iterators: Sequence[DataIterator], *, seed: int, sampling: Sampling | None = None, names: Sequence[str] = ()
+        self,
+        iterators: Sequence[DataIterator],
+        *,
+        seed: int,
+        sampling: Sampling | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         names = names or [f"data set {number}" for number in range(len(iterators))]
         self._iterators, self._seed = list(iterators), seed
-        num_rows, self._num_pools = [item.num_rows for item in iterators], [item.num_pools for item in iterators]
+        num_rows, self._num_pools = (
+            [item.num_rows for item in iterators],
+            [item.num_pools for item in iterators],
+        )
         self.counts = (sampling or Sampling()).pools_of_sets(num_rows, self._num_pools, names)
         self.pools_per_epoch = sum(self.counts)
 
@@ -132,21 +156,30 @@ class MultiSetDataIterator:
         number = int(np.count_nonzero(schedule[:index] == dataset)) if len(self._iterators) > 1 else index
         number += epoch * self.counts[dataset]
         rows = self._iterators[dataset].rows(number)
-        return PoolRows(np.full(len(rows), dataset), rows, np.full(len(rows), number // self._num_pools[dataset]))
+        return PoolRows(
+            np.full(len(rows), dataset), rows, np.full(len(rows), number // self._num_pools[dataset])
+        )
 
     def identity(self) -> list[Any]:
         # Unless an epoch is exactly one lap over a set, the size of the lap is part of the order too.
-        return [count if count == pools else [count, pools] for count, pools in zip(self.counts, self._num_pools, strict=True)]
+        return [
+            count if count == pools else [count, pools]
+            for count, pools in zip(self.counts, self._num_pools, strict=True)
+        ]
 
     def laps(self) -> list[float]:
-        return [count / pools if pools else 0.0 for count, pools in zip(self.counts, self._num_pools, strict=True)]
+        return [
+            count / pools if pools else 0.0 for count, pools in zip(self.counts, self._num_pools, strict=True)
+        ]
 
 
 class MixedDataIterator:
-    """Every pool is drawn from all sets together: the epoch's rows of all sets are shuffled as one and cut into pools.
+    """Every pool is drawn from all sets together: the epoch's rows of all sets are shuffled as one and cut
+    into pools.
 
-    Epoch e takes rows e c_i to (e + 1) c_i of set i, which contributes c_i to an epoch, in the order of its laps. If fewer rows of a set
-    than a pool has remain after an epoch, they are left out of the lap, other ones in each; so no row occurs twice in an epoch.
+    Epoch e takes rows e c_i to (e + 1) c_i of set i, which contributes c_i to an epoch, in the order of its
+    laps. If fewer rows of a set than a pool has remain after an epoch, they are left out of the lap, other
+    ones in each; so no row occurs twice in an epoch.
     """
 
     def __init__(
@@ -163,7 +196,12 @@ class MixedDataIterator:
     ) -> None:
         names = names or [f"data set {number}" for number in range(len(num_rows))]
         self._slice = _share(global_batch_size, rank, world_size)
-        self._pool_size, self._seed, self._num_rows, self._features = global_batch_size, seed, list(num_rows), features
+        self._pool_size, self._seed, self._num_rows, self._features = (
+            global_batch_size,
+            seed,
+            list(num_rows),
+            features,
+        )
         self.counts = (sampling or Sampling()).rows_of_sets(num_rows, global_batch_size, names)
         self.pools_per_epoch = sum(self.counts) // global_batch_size
         pairs = zip(self.counts, num_rows, strict=True)
@@ -180,7 +218,9 @@ class MixedDataIterator:
         return list(self.counts)
 
     def laps(self) -> list[float]:
-        return [count / rows if rows else 0.0 for count, rows in zip(self.counts, self._lap_rows, strict=True)]
+        return [
+            count / rows if rows else 0.0 for count, rows in zip(self.counts, self._lap_rows, strict=True)
+        ]
 
     def _rows_of(self, epoch: int) -> PoolRows:
         """All rows of an epoch in the order of its pools; kept, 14 bytes a row."""
@@ -189,7 +229,9 @@ class MixedDataIterator:
         datasets = np.repeat(np.arange(len(sets), dtype=np.uint16), self.counts)
         order = generator_for(MIXTURE, self._seed, epoch).permutation(len(rows))
         if self._features is not None:
-            features = np.concatenate([self._features[number][part[0]] for number, part in enumerate(sets)])[order]
+            features = np.concatenate([self._features[number][part[0]] for number, part in enumerate(sets)])[
+                order
+            ]
             order = order[group(features, self._pool_size, generator_for(LENGTHS, self._seed, epoch))]
         return PoolRows(datasets[order], rows[order], laps[order])
 

@@ -1,8 +1,9 @@
-"""Title and text, tokenised apart, joined as the tokenizer joins a pair: special tokens added, cut longest-first.
+"""Title and text, tokenised apart, joined as the tokenizer joins a pair: special tokens added, cut
+longest-first.
 
-What the tokenizer puts before, between and after is learned from two examples; how it cuts is the rule of the ``tokenizers`` library.
-``tests/unit/data/test_joining.py`` compares both with tokenizers of several kinds, and a token store compares them with its own texts
-whenever it is opened.
+What the tokenizer puts before, between and after is learned from two examples; how it cuts is the rule of the
+``tokenizers`` library. ``tests/unit/data/test_joining.py`` compares both with tokenizers of several kinds,
+and a token store compares them with its own texts whenever it is opened.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def crop_window(title: int, text: int, room: int, generator: np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class JoinRule:
-    """The special tokens around one sequence and around a pair; ``cut_start`` where a tokenizer cuts from the left."""
+    """The special tokens around one sequence and around a pair; ``cut_start`` where a tokenizer cuts from the
+    left."""
 
     single: tuple[list[int], list[int]]
     pair: tuple[list[int], list[int], list[int]]
@@ -47,7 +49,8 @@ class JoinRule:
     def from_examples(
         cls, single: tuple[Sequence[int], Segments], pair: tuple[Sequence[int], Segments], *, cut_start: bool
     ) -> JoinRule | None:
-        """Reads the rule off the token ids and segments (None: special) of a sequence and a pair; None where they show no such rule."""
+        """Reads the rule off the token ids and segments (None: special) of a sequence and a pair; None where
+        they show no such rule."""
         around_one, around_two = _specials(*single, count=1), _specials(*pair, count=2)
         if around_one is None or around_two is None:
             return None
@@ -65,14 +68,23 @@ class JoinRule:
         return [*before, *self._cut(title, kept_title), *between, *self._cut(text, kept_text), *after]
 
     def crop(
-        self, title: Sequence[int] | None, text: Sequence[int], max_length: int, generator: np.random.Generator, *, head: int = 0
+        self,
+        title: Sequence[int] | None,
+        text: Sequence[int],
+        max_length: int,
+        generator: np.random.Generator,
+        *,
+        head: int = 0,
     ) -> list[int]:
-        """As ``join``, with a random window of the text in place of its beginning; without a title its first ``head`` tokens stay."""
+        """As ``join``, with a random window of the text in place of its beginning; without a title its first
+        ``head`` tokens stay."""
         room = max(max_length - sum(map(len, self.single if title is None else self.pair)), 0)
         first, rest = (text[:head], text[head:]) if title is None else (title, text)
         if len(first) + len(rest) > room:
             kept, window = crop_window(len(first), len(rest), room, generator)
-            title, text = (None, [*first[:kept], *rest[window]]) if title is None else (first[:kept], rest[window])
+            title, text = (
+                (None, [*first[:kept], *rest[window]]) if title is None else (first[:kept], rest[window])
+            )
         return self.join(title, text, max_length)
 
     def _cut(self, tokens: Sequence[int], kept: int) -> Sequence[int]:
@@ -80,7 +92,8 @@ class JoinRule:
 
 
 def _specials(tokens: Sequence[int], segments: Segments, *, count: int) -> list[list[int]] | None:
-    """The special tokens before, between and after ``count`` consecutive sequences; None unless each has a token."""
+    """The special tokens before, between and after ``count`` consecutive sequences; None unless each has a
+    token."""
     parts: list[list[int]] = [[]]
     seen: list[int] = []
     for token, segment in zip(tokens, segments, strict=True):

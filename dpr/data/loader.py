@@ -1,4 +1,5 @@
-"""Batches for a rank, made ahead of the model in worker processes, always in the order the iterators state."""
+"""Batches for a rank, made ahead of the model in worker processes, always in the order the iterators
+state."""
 
 from __future__ import annotations
 
@@ -38,9 +39,16 @@ _LISTS = ("positives", "hard_negatives", "other_negatives")
 
 
 def data_row(
-    source: SampleSource, number: int, options: DataSetSettings, *, dataset: int = 0, lap: int = 0, seed: int | None = None
+    source: SampleSource,
+    number: int,
+    options: DataSetSettings,
+    *,
+    dataset: int = 0,
+    lap: int = 0,
+    seed: int | None = None,
 ) -> DataRow:
-    """Reads one row of a set; in training, with a ``seed``, from a set that draws its samples the one of this lap."""
+    """Reads one row of a set; in training, with a ``seed``, from a set that draws its samples the one of this
+    lap."""
     if seed is not None and is_drawn(source):
         sample = source.drawn(number, generator_for(PAIRS, seed, lap, dataset, number))
         return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, lap)
@@ -61,7 +69,10 @@ class PoolDataset(Dataset[BiEncoderBatch]):
         """The rows of a pool."""
         seed = self.collator.seed
         places = zip(*(part.tolist() for part in pool), strict=True)
-        return [data_row(self.sources[set_], row, self.options[set_], dataset=set_, lap=lap, seed=seed) for set_, row, lap in places]
+        return [
+            data_row(self.sources[set_], row, self.options[set_], dataset=set_, lap=lap, seed=seed)
+            for set_, row, lap in places
+        ]
 
 
 def cut_into_pools(
@@ -77,8 +88,8 @@ def cut_into_pools(
     """This rank's part of the data sets' pools of ``global_batch_size`` questions.
 
     Raises:
-        ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, shares and sets do not match, a selector does
-            not fit the tokenizer.
+        ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, shares and sets
+            do not match, a selector does not fit the tokenizer.
     """
     sources, options = [source for source, _ in sets], [options for _, options in sets]
     for item in options:
@@ -95,7 +106,12 @@ def cut_into_pools(
         from dpr.data.word_groups import row_words  # most runs do not group by words
 
         features = [row_words(source) for source in sources]
-    share: dict[str, Any] = {"global_batch_size": global_batch_size, "seed": seed, "rank": ranks.rank, "world_size": ranks.world_size}
+    share: dict[str, Any] = {
+        "global_batch_size": global_batch_size,
+        "seed": seed,
+        "rank": ranks.rank,
+        "world_size": ranks.world_size,
+    }
     iterator: PoolIterator
     if sampling.mixed:
         one_encoder_type(zip(names, options, strict=True))
@@ -104,7 +120,9 @@ def cut_into_pools(
         parts: list[DataIterator] = [
             LocalShardedDataIterator(rows, dataset=number, **share)
             if local_shards
-            else ShardedDataIterator(rows, dataset=number, **share, features=features[number] if features else None)
+            else ShardedDataIterator(
+                rows, dataset=number, **share, features=features[number] if features else None
+            )
             for number, rows in enumerate(num_rows)
         ]
         iterator = MultiSetDataIterator(parts, seed=seed, sampling=sampling, names=names)
@@ -112,26 +130,36 @@ def cut_into_pools(
 
 
 def row_lengths(source: SampleSource, *, num_hard: int, num_other: int, num_positives: int = 1) -> np.ndarray:
-    """Characters that a row brings into a pool, (N,) int64: its question, the positives and negatives it draws, each of average length.
+    """Characters that a row brings into a pool, (N,) int64: its question, the positives and negatives it
+    draws, each of average length.
 
     Rows are grouped by them. Tokens would differ between text and stored tokens; characters do not.
     """
-    questions, passages = source.character_counts() if hasattr(source, "character_counts") else counts_by_row(source)
+    questions, passages = (
+        source.character_counts() if hasattr(source, "character_counts") else counts_by_row(source)
+    )
     positive, hard, other = (passages[name] for name in _LISTS)
     # As in drawing: the other negatives stand in where a row has no hard ones.
     hard = np.where(hard[:, 1:] > 0, hard, other)
-    return questions + _expected(positive, num_positives) + _expected(hard, num_hard) + _expected(other, num_other)
+    return (
+        questions
+        + _expected(positive, num_positives)
+        + _expected(hard, num_hard)
+        + _expected(other, num_other)
+    )
 
 
 def _expected(counts: np.ndarray, drawn: int) -> np.ndarray:
-    """Characters of up to ``drawn`` passages of a list, rounded down; whole numbers are the same on every machine."""
+    """Characters of up to ``drawn`` passages of a list, rounded down; whole numbers are the same on every
+    machine."""
     characters, number = counts[:, 0], counts[:, 1]
     lengths: np.ndarray = characters * np.minimum(number, drawn) // np.maximum(number, 1)
     return lengths
 
 
 def counts_by_row(source: SampleSource) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Characters of each row's question (N,), and by list the characters (titles included) and number of its passages (N, 2)."""
+    """Characters of each row's question (N,), and by list the characters (titles included) and number of its
+    passages (N, 2)."""
     questions = np.zeros(len(source), dtype=np.int64)
     passages = {name: np.zeros((len(source), 2), dtype=np.int64) for name in _LISTS}
     for row in range(len(source)):
@@ -140,7 +168,10 @@ def counts_by_row(source: SampleSource) -> tuple[np.ndarray, dict[str, np.ndarra
         questions[row] = len(sample.question)
         for name in _LISTS:
             listed: Sequence[Passage] = getattr(sample, name)
-            passages[name][row] = sum(len(passage.text) + len(passage.title) for passage in listed), len(listed)
+            passages[name][row] = (
+                sum(len(passage.text) + len(passage.title) for passage in listed),
+                len(listed),
+            )
     return questions, passages
 
 
@@ -156,16 +187,21 @@ def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
     name = next(source.name for source, options in sets if options.weight is not None)
     if len(weights) < len(sets):
         other = next(source.name for source, options in sets if options.weight is None)
-        raise ConfigError(f"datasets.{name}.weight is set, but {other} has none; give every train set a weight")
+        raise ConfigError(
+            f"datasets.{name}.weight is set, but {other} has none; give every train set a weight"
+        )
     if given := sampling.share_settings(sampling.rates):
-        message = f"datasets.{name}.weight and {given[0]} are mutually exclusive, both determine what a set gives"
+        message = (
+            f"datasets.{name}.weight and {given[0]} are mutually exclusive, both determine what a set gives"
+        )
         raise ConfigError(f"{message}; leave one of them out")
     return replace(sampling, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOrder(Sampler[tuple[int, int]]):
-    """(epoch, pool) from a starting point on, ``pools_per_epoch`` to an epoch; with ``repeat_first`` every epoch is the first again."""
+    """(epoch, pool) from a starting point on, ``pools_per_epoch`` to an epoch; with ``repeat_first`` every
+    epoch is the first again."""
 
     epoch: int
     pool: int
@@ -182,19 +218,24 @@ class PoolOrder(Sampler[tuple[int, int]]):
 def _start_worker(_: int) -> None:
     ignore_in_worker()
     lost_ranks.close_in_worker()
-    # A worker is one of several processes that share the machine; more threads in each only get in the model's way.
+    # A worker is one of several processes that share the machine; more threads in each only get in the
+    # model's way.
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 class WorkerLoader(DataLoader[Item]):
-    """Items of a dataset in the sampler's order, made by worker processes. Errors for users arrive as they were raised: torch itself would
-    raise them again with a traceback as their message."""
+    """Items of a dataset in the sampler's order, made by worker processes. Errors for users arrive as they
+    were raised: torch itself would raise them again with a traceback as their message."""
 
-    def __init__(self, dataset: Dataset[Item], *, sampler: Iterable[Any], num_workers: int, **options: Any) -> None:
+    def __init__(
+        self, dataset: Dataset[Item], *, sampler: Iterable[Any], num_workers: int, **options: Any
+    ) -> None:
         start = _start_worker if num_workers else None
         items: Any = _ErrorsAsItems(dataset)
-        super().__init__(items, batch_size=None, sampler=sampler, num_workers=num_workers, worker_init_fn=start, **options)
+        super().__init__(
+            items, batch_size=None, sampler=sampler, num_workers=num_workers, worker_init_fn=start, **options
+        )
 
     def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
         for item in super().__iter__():
@@ -215,8 +256,15 @@ class _ErrorsAsItems(Dataset[Item | Exception]):
 
 
 def pool_loader(
-    dataset: PoolDataset, order: PoolOrder, *, num_workers: int = 1, prefetch_batches: int = 4, pin_memory: bool = False
+    dataset: PoolDataset,
+    order: PoolOrder,
+    *,
+    num_workers: int = 1,
+    prefetch_batches: int = 4,
+    pin_memory: bool = False,
 ) -> WorkerLoader[BiEncoderBatch]:
     """Batches in the given order; with workers they are made while the model computes."""
     ahead = prefetch_batches if num_workers else None
-    return WorkerLoader(dataset, sampler=order, num_workers=num_workers, prefetch_factor=ahead, pin_memory=pin_memory)
+    return WorkerLoader(
+        dataset, sampler=order, num_workers=num_workers, prefetch_factor=ahead, pin_memory=pin_memory
+    )

@@ -1,4 +1,5 @@
-"""How many rows or pools each train set contributes to an epoch. Counts are exact and the same in every epoch.
+"""How many rows or pools each train set contributes to an epoch. Counts are exact and the same in every
+epoch.
 
 With N_i the rows of set i and Q the questions of a pool, set i has the share p_i of an epoch:
 
@@ -6,8 +7,8 @@ With N_i the rows of set i and Q the questions of a pool, set i has the share p_
     weights      p_i proportional to weight_i
     temperature  p_i proportional to N_i ^ (1/T)      (T = 1: as many as there are, a large T: all sets alike)
 
-An epoch's P pools are divided by the largest remainder: every set gets its share rounded down, and the rest goes to the sets that were
-rounded down most.
+An epoch's P pools are divided by the largest remainder: every set gets its share rounded down, and the rest
+goes to the sets that were rounded down most.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ logger = get_logger(__name__)
 
 @dataclass
 class Sampling(SamplingSettings):
-    """Which rows make up the pools of an epoch: the settings, and ``rates``, which multiply what each set gives."""
+    """Which rows make up the pools of an epoch: the settings, and ``rates``, which multiply what each set
+    gives."""
 
     rates: list[float] | None = None
 
@@ -34,11 +36,15 @@ class Sampling(SamplingSettings):
         self.check("train.sampling.")
         self.check_shares(self.rates)
 
-    def pools_of_sets(self, num_rows: Sequence[int], num_pools: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
-        """Pools that each set contributes to an epoch where a pool comes from one set; ``num_pools`` are those of one lap.
+    def pools_of_sets(
+        self, num_rows: Sequence[int], num_pools: Sequence[int], names: Sequence[str]
+    ) -> tuple[int, ...]:
+        """Pools that each set contributes to an epoch where a pool comes from one set; ``num_pools`` are
+        those of one lap.
 
         Raises:
-            ConfigError: the number of shares is wrong, a set with a share is smaller than a pool, no set contributes a pool.
+            ConfigError: the number of shares is wrong, a set with a share is smaller than a pool, no set
+            contributes a pool.
         """
         shares = self._shares(num_rows)
         for share, pools, rows, name in zip(shares, num_pools, num_rows, names, strict=True):
@@ -46,12 +52,17 @@ class Sampling(SamplingSettings):
                 hint = "lower train.batch_size or the number of processes"
                 if len(names) > 1:
                     hint += ", or set train.sampling.mixed=true"
-                raise ConfigError(f"{name}: {rows:,} rows do not fill a single pool, which is a batch of every process; {hint}")
+                raise ConfigError(
+                    f"{name}: {rows:,} rows do not fill a single pool, which is a batch of every process;"
+                    f" {hint}"
+                )
         if self.weights is None and self.temperature is None and not self.epoch_pools:
             rates = self.rates or [1.0] * len(num_pools)
             counts = tuple(int(pools * rate) for pools, rate in zip(num_pools, rates, strict=True))
         else:
-            total = self.epoch_pools or sum(pools for pools, share in zip(num_pools, shares, strict=True) if share > 0)
+            total = self.epoch_pools or sum(
+                pools for pools, share in zip(num_pools, shares, strict=True) if share > 0
+            )
             counts = largest_remainder(total, shares)
         return _checked(counts, shares, names)
 
@@ -63,14 +74,20 @@ class Sampling(SamplingSettings):
         """
         shares = self._shares(num_rows)
         rates = self.rates or [1.0] * len(num_rows)
-        rows = sum(count * rate for count, rate, share in zip(num_rows, rates, shares, strict=True) if share > 0)
-        return _checked(largest_remainder((self.epoch_pools or int(rows) // pool_size) * pool_size, shares), shares, names)
+        rows = sum(
+            count * rate for count, rate, share in zip(num_rows, rates, shares, strict=True) if share > 0
+        )
+        return _checked(
+            largest_remainder((self.epoch_pools or int(rows) // pool_size) * pool_size, shares), shares, names
+        )
 
     def _shares(self, num_rows: Sequence[int]) -> np.ndarray:
         """Shares of the sets, summing to 1."""
         for key, values in (("train_sampling_rates", self.rates), ("train.sampling.weights", self.weights)):
             if values is not None and len(values) != len(num_rows):
-                raise ConfigError(f"{key} has {len(values)} values for {len(num_rows)} train_datasets; give one for each")
+                raise ConfigError(
+                    f"{key} has {len(values)} values for {len(num_rows)} train_datasets; give one for each"
+                )
         rows = np.array(num_rows, dtype=np.float64)
         if self.weights is not None:
             shares = np.array(self.weights, dtype=np.float64)
@@ -82,7 +99,8 @@ class Sampling(SamplingSettings):
 
 
 def largest_remainder(total: int, shares: np.ndarray) -> tuple[int, ...]:
-    """Whole numbers in proportion to ``shares`` that sum to ``total``; between equal remainders the first set wins."""
+    """Whole numbers in proportion to ``shares`` that sum to ``total``; between equal remainders the first set
+    wins."""
     exact = total * shares
     counts = np.floor(exact).astype(np.int64)
     # Remainders to 9 digits: rounding errors must not decide between equal ones.
@@ -93,8 +111,14 @@ def largest_remainder(total: int, shares: np.ndarray) -> tuple[int, ...]:
 
 def _checked(counts: tuple[int, ...], shares: np.ndarray, names: Sequence[str]) -> tuple[int, ...]:
     if sum(counts) == 0:
-        raise ConfigError("no data set contributes a pool; raise train_sampling_rates or lower train.batch_size")
+        raise ConfigError(
+            "no data set contributes a pool; raise train_sampling_rates or lower train.batch_size"
+        )
     for count, share, name in zip(counts, shares, names, strict=True):
         if share > 0 and count == 0:
-            logger.warning("%s is left out, since its share of an epoch is less than one pool; see train.sampling.epoch_pools", name)
+            logger.warning(
+                "%s is left out, since its share of an epoch is less than one pool; see"
+                " train.sampling.epoch_pools",
+                name,
+            )
     return counts

@@ -1,4 +1,5 @@
-"""When two passages count as the same: equal except for case and spacing, or with nearly all words in common."""
+"""When two passages count as the same: equal except for case and spacing, or with nearly all words in
+common."""
 
 from __future__ import annotations
 
@@ -32,15 +33,18 @@ def jaccard(first: frozenset[_Member], second: frozenset[_Member]) -> float:
 
 
 def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> list[int | None]:
-    """For each text, the index of the earliest kept text it nearly repeats, or ``None`` where it is kept itself.
+    """For each text, the index of the earliest kept text it nearly repeats, or ``None`` where it is kept
+    itself.
 
-    A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard similarity of their sets reaches
-    ``threshold``. The search is exact, not sampled: two sets that similar must share one of their rarest members (prefix filtering as in
-    Bayardo, Ma and Srikant, "Scaling up all pairs similarity search", WWW 2007), so a text is compared only with the kept ones that share a
-    member of its prefix, the ``n - ceil(threshold * n) + 1`` rarest of its ``n`` members. Copies never enter the register, so a thousand
-    copies cost a thousand comparisons, not a million.
+    A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard
+    similarity of their sets reaches ``threshold``. The search is exact, not sampled: two sets that similar
+    must share one of their rarest members (prefix filtering as in Bayardo, Ma and Srikant, "Scaling up all
+    pairs similarity search", WWW 2007), so a text is compared only with the kept ones that share a member of
+    its prefix, the ``n - ceil(threshold * n) + 1`` rarest of its ``n`` members. Copies never enter the
+    register, so a thousand copies cost a thousand comparisons, not a million.
 
-    A text of ten or more words with one word changed is always found at the default threshold. Texts without any word are kept.
+    A text of ten or more words with one word changed is always found at the default threshold. Texts without
+    any word are kept.
 
     Raises:
         ConfigError: ``threshold`` is not in (0, 1].
@@ -52,10 +56,13 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
     kept: dict[int, frozenset[int]] = {}
     for index, members in enumerate(_members_from_rare_to_common(texts)):
         own = frozenset(members)
-        # The small number: 0.7 * 10 is a little above 7, and a prefix one too short would miss a pair exactly at the threshold.
+        # The small number: 0.7 * 10 is a little above 7, and a prefix one too short would miss a pair exactly
+        # at the threshold.
         prefix = members[: len(members) - math.ceil(threshold * len(members) - 1e-9) + 1]
         candidates = {other for member in prefix for other in register.get(member, ())}
-        match = min((other for other in candidates if jaccard(own, kept[other]) >= threshold - 1e-9), default=None)
+        match = min(
+            (other for other in candidates if jaccard(own, kept[other]) >= threshold - 1e-9), default=None
+        )
         original.append(match)
         if match is None:
             kept[index] = own

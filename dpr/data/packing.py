@@ -10,11 +10,15 @@ import numpy as np
 _SHRINK = 0.8
 
 
-def plan_token_batches(lengths: np.ndarray, max_tokens: int, max_sequences: int = 1 << 30) -> list[np.ndarray]:
-    """Cuts sequences, longest first, into batches whose padded size (longest x count) stays within ``max_tokens``.
+def plan_token_batches(
+    lengths: np.ndarray, max_tokens: int, max_sequences: int = 1 << 30
+) -> list[np.ndarray]:
+    """Cuts sequences, longest first, into batches whose padded size (longest x count) stays within
+    ``max_tokens``.
 
-    Every batch has at least one sequence, so a single sequence longer than the budget still gets through. Returns index arrays
-    that cover every sequence once; longest first, so that running out of memory happens at once and not after an hour.
+    Every batch has at least one sequence, so a single sequence longer than the budget still gets through.
+    Returns index arrays that cover every sequence once; longest first, so that running out of memory happens
+    at once and not after an hour.
     """
     order = np.argsort(-lengths, kind="stable")
     batches: list[np.ndarray] = []
@@ -40,7 +44,8 @@ def plan_packs(lengths: Sequence[int], max_tokens: int) -> list[slice]:
 
 
 class Bucket(NamedTuple):
-    """Sequences of similar length, side by side in a pack: tokens ``start`` to ``stop``, ``num_sequences`` up to ``longest`` tokens."""
+    """Sequences of similar length, side by side in a pack: tokens ``start`` to ``stop``, ``num_sequences`` up
+    to ``longest`` tokens."""
 
     start: int
     stop: int
@@ -48,12 +53,14 @@ class Bucket(NamedTuple):
     longest: int
 
 
-def plan_buckets(lengths: Sequence[int], *, min_tokens: int = 512, min_unpadded: int | None = None) -> list[Bucket]:
+def plan_buckets(
+    lengths: Sequence[int], *, min_tokens: int = 512, min_unpadded: int | None = None
+) -> list[Bucket]:
     """Cuts sequences, longest first, where attention over them is to be padded to one length.
 
-    A new bucket begins when sequences have become shorter than ``_SHRINK`` times its longest and it holds ``min_tokens`` tokens; smaller
-    buckets would cost more in calls than they save in padding. Sequences of ``min_unpadded`` tokens or more share one with their equals
-    alone.
+    A new bucket begins when sequences have become shorter than ``_SHRINK`` times its longest and it holds
+    ``min_tokens`` tokens; smaller buckets would cost more in calls than they save in padding. Sequences of
+    ``min_unpadded`` tokens or more share one with their equals alone.
     """
     buckets: list[Bucket] = []
     start = stop = count = longest = 0

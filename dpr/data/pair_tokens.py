@@ -1,6 +1,8 @@
-"""The tokens of a corpus, in a token store; pairs are cut from them exactly as from the text, so nothing is tokenised twice.
+"""The tokens of a corpus, in a token store; pairs are cut from them exactly as from the text, so nothing is
+tokenised twice.
 
-A row of the store has one positive, the passage, and as its question the numbers that tell its words (``add_passages``).
+A row of the store has one positive, the passage, and as its question the numbers that tell its words
+(``add_passages``).
 """
 
 from __future__ import annotations
@@ -32,13 +34,23 @@ class TokensOfWordsError(ConfigError):
 
 
 def why_cut_from_text(pairs: PseudoPairs, tensorizer: Tensorizer, options: Any) -> str:
-    """What in the settings changes texts after they are cut, so that the tokens of the corpus are of no use; empty where nothing does."""
+    """What in the settings changes texts after they are cut, so that the tokens of the corpus are of no use;
+    empty where nothing does."""
     if pairs.makers:
         return "since a class of the user's makes them"
     if tensorizer.text.plain_apostrophes:
         return "since apostrophes of questions are changed (encoder.plain_apostrophes)"
-    changed = (options.normalize, options.passage_prefix, tensorizer.text.passage_prompt, any(options.of_questions.values()))
-    return "since they get a prompt or are normalised" if any(changed) or tensorizer.text.question_prompt(None) else ""
+    changed = (
+        options.normalize,
+        options.passage_prefix,
+        tensorizer.text.passage_prompt,
+        any(options.of_questions.values()),
+    )
+    return (
+        "since they get a prompt or are normalised"
+        if any(changed) or tensorizer.text.question_prompt(None)
+        else ""
+    )
 
 
 class TokenRow:
@@ -47,7 +59,11 @@ class TokenRow:
     def __init__(self, sample: StoredSample) -> None:
         (self._passage,), self._facts = sample.positives, sample.facts
         num_title, heading, num_tokens, *rest = sample.question
-        self._title, lengths, codes = rest[:num_tokens], rest[num_tokens : num_tokens + num_title], rest[num_tokens + num_title :]
+        self._title, lengths, codes = (
+            rest[:num_tokens],
+            rest[num_tokens : num_tokens + num_title],
+            rest[num_tokens + num_title :],
+        )
         self._title_ends = [0, *accumulate(lengths)]
         self._ends = [0, *accumulate(code & _LENGTH for code in codes)]
         sentences = [word for word, code in enumerate(codes) if code & _STARTS]
@@ -60,12 +76,26 @@ class TokenRow:
 
     def sample(self, cut: Cut, cut_from: TokenRow, identity: tuple[int, int]) -> StoredSample:
         text = self._passage.tokens().text
-        question = [token for word in cut.title for token in self._title[self._title_ends[word] : self._title_ends[word + 1]]]
-        question += [token for word in cut.question for token in text[self._ends[word] : self._ends[word + 1]]]
+        question = [
+            token
+            for word in cut.title
+            for token in self._title[self._title_ends[word] : self._title_ends[word + 1]]
+        ]
+        question += [
+            token for word in cut.question for token in text[self._ends[word] : self._ends[word + 1]]
+        ]
         title, text = cut_from._passage.tokens()[:2]
-        part = [token for start, end in cut.passage for token in text[cut_from._ends[start] : cut_from._ends[end]]]
+        part = [
+            token for start, end in cut.passage for token in text[cut_from._ends[start] : cut_from._ends[end]]
+        ]
         made = PassageTokens(title if cut.keeps_title else None, part, identity, False)
-        return StoredSample(question, (StoredPassage(self._passage.part, self._passage.number, _read=made),), (), (), self._facts)
+        return StoredSample(
+            question,
+            (StoredPassage(self._passage.part, self._passage.number, _read=made),),
+            (),
+            (),
+            self._facts,
+        )
 
 
 class StoredPairs:
@@ -111,7 +141,8 @@ class StoredPairs:
 
 
 def add_passages(part: TokenPartWriter, rows: list[TextRow], tensorizer: Tensorizer) -> None:
-    """Stores passages of a corpus, a row each (docs/file_formats.md has the numbers that stand in place of a question).
+    """Stores passages of a corpus, a row each (docs/file_formats.md has the numbers that stand in place of a
+    question).
 
     Raises:
         TokensOfWordsError: the tokens of a text are not those of its words.
@@ -138,8 +169,16 @@ def _encoded(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], 
     counted = []
     for text, encoding in zip(texts, encoded.encodings, strict=True):
         spans = written_spans(text)
-        places = np.searchsorted([start for start, _ in spans], [start for start, _ in encoding.offsets], side="right") - 1
-        if any(place < 0 or end > spans[place][1] for place, (_, end) in zip(places.tolist(), encoding.offsets, strict=True)):
+        places = (
+            np.searchsorted(
+                [start for start, _ in spans], [start for start, _ in encoding.offsets], side="right"
+            )
+            - 1
+        )
+        if any(
+            place < 0 or end > spans[place][1]
+            for place, (_, end) in zip(places.tolist(), encoding.offsets, strict=True)
+        ):
             raise TokensOfWordsError("a token reaches over two words")
         lengths = np.bincount(places, minlength=len(spans))
         if lengths.size and lengths.max() > _LENGTH:

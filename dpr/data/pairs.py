@@ -1,7 +1,8 @@
-"""Pairs cut from passages: which words become the question, and which are left as the passage that answers it.
+"""Pairs cut from passages: which words become the question, and which are left as the passage that answers
+it.
 
-A cut names words by their numbers, so that it can be made of a text, or of the tokens of a store, with the same result. What each kind
-makes, and what it teaches, is in docs/without_labels.md.
+A cut names words by their numbers, so that it can be made of a text, or of the tokens of a store, with the
+same result. What each kind makes, and what it teaches, is in docs/without_labels.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ABBREVIATION = re.compile(r"\(?(e\.g|i\.e|etc|vs|cf|resp|approx|Dr|Mr|Mrs|Ms|St
 _PATH = ">"  # between the headings of a title
 _CROP_WORDS = (3, 12)
 _KEPT = 0.1
-"""Share of the pairs of a sentence and its passage whose passage keeps the sentence: real questions repeat words, too."""
+"""Share of the pairs of a sentence and its passage whose passage keeps the sentence: real questions repeat
+words, too."""
 _SHORTENED = 0.6
 """Share of the questions from which words are dropped."""
 
@@ -43,7 +45,8 @@ class Words(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A pair. ``title`` are words of the title, or else ``question`` words of the text; ``passage`` are stretches of words of the text."""
+    """A pair. ``title`` are words of the title, or else ``question`` words of the text; ``passage`` are
+    stretches of words of the text."""
 
     passage: list[tuple[int, int]]
     question: list[int]
@@ -57,9 +60,17 @@ def words_of(title: Sequence[str], text: Sequence[str]) -> Words:
     starts = [0] if text else []
     for number, (before, word) in enumerate(pairwise(text), 1):
         bare = before.rstrip(_CLOSING)
-        if bare.endswith(_ENDS) and (is_lower or not word[:1].islower()) and not _ABBREVIATION.fullmatch(bare):
+        if (
+            bare.endswith(_ENDS)
+            and (is_lower or not word[:1].islower())
+            and not _ABBREVIATION.fullmatch(bare)
+        ):
             starts.append(number)
-    asked = [number for number, (_, end) in enumerate(pairwise(starts)) if text[end - 1].rstrip(_CLOSING).endswith(_ASKS)]
+    asked = [
+        number
+        for number, (_, end) in enumerate(pairwise(starts))
+        if text[end - 1].rstrip(_CLOSING).endswith(_ASKS)
+    ]
     heading = max((number for number, word in enumerate(title) if word == _PATH), default=-1) + 1
     return Words(len(title), heading if heading < len(title) else 0, len(text), starts, asked)
 
@@ -113,14 +124,16 @@ KINDS: dict[str, tuple[Maker, Callable[[Words], bool]]] = {
     "question": (_question, lambda words: len(words.questions) > 0),
     "neighbours": (_crops, lambda words: True),
 }
-"""Each with the passages that it can be made of. ``neighbours`` cuts its passage from one beside, of the same document."""
+"""Each with the passages that it can be made of. ``neighbours`` cuts its passage from one beside, of the same
+document."""
 NEIGHBOURS = "neighbours"
 MIXED = {"crops": 0.5, "sentence": 0.35, "title": 0.15}
 """What a corpus is cut into unless something else is asked for."""
 
 
 def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
-    """The weights of the kinds that a setting names: ``mixed``, a name, a list of names, or names with weights.
+    """The weights of the kinds that a setting names: ``mixed``, a name, a list of names, or names with
+    weights.
 
     A name with a colon is that of a class of the user's (``dpr.PairMaker``).
 
@@ -133,7 +146,9 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
     for name, weight in weights.items():
         if not isinstance(name, str) or (name not in KINDS and ":" not in name):
             known = f"; choose of mixed, {', '.join(KINDS)}, or module:Class"
-            raise ConfigError(f"{setting}={name} is not a kind of pairs{suggestion(str(name), KINDS, otherwise=known)}")
+            raise ConfigError(
+                f"{setting}={name} is not a kind of pairs{suggestion(str(name), KINDS, otherwise=known)}"
+            )
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
             raise ConfigError(f"{setting}.{name}={weight!r}, expected a number above 0")
     if not weights:
@@ -156,7 +171,11 @@ def shortened(words: list[int], probability: float, generator: np.random.Generat
     """The words of a question, some of them dropped: at most all but two."""
     if not probability or generator.random() >= _SHORTENED:
         return words
-    kept = [word for word, draw in zip(words, generator.random(len(words)).tolist(), strict=True) if draw >= probability]
+    kept = [
+        word
+        for word, draw in zip(words, generator.random(len(words)).tolist(), strict=True)
+        if draw >= probability
+    ]
     return kept if len(kept) > 1 else words
 
 

@@ -1,4 +1,5 @@
-"""A corpus as a training set: pairs cut from its passages, drawn anew in each lap. Memory does not grow with the corpus."""
+"""A corpus as a training set: pairs cut from its passages, drawn anew in each lap. Memory does not grow with
+the corpus."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from dpr.storage.checksums import content_sha256
 
 _LOOKED_AT = 1000
 _LARGEST = (0.5, 0.1)
-"""Share of the passages that may be of one file, and that may have one title, for these to tell documents apart."""
+"""Share of the passages that may be of one file, and that may have one title, for these to tell documents
+apart."""
 _ROWS_PER_BLOCK = 5000
 _MOST_HELD = 1000
 
@@ -37,7 +39,8 @@ class PairMaker(Protocol):
     """A kind of pairs of the user's own."""
 
     def pair(self, passage: Passage, generator: np.random.Generator) -> tuple[str, Passage] | None:
-        """A question and the passage that answers it; None where this passage gives none. All that is random comes from ``generator``."""
+        """A question and the passage that answers it; None where this passage gives none. All that is random
+        comes from ``generator``."""
         ...
 
 
@@ -49,7 +52,8 @@ class Row(Protocol):
     """64 bits that stand for the document it is of."""
 
     def sample(self, cut: Cut, cut_from: Any, identity: tuple[int, int]) -> Any:
-        """The question that a cut takes of this row, and the passage that it takes of the row ``cut_from``."""
+        """The question that a cut takes of this row, and the passage that it takes of the row
+        ``cut_from``."""
         ...
 
 
@@ -67,7 +71,9 @@ class TextRow:
         asked = asked or joined(self.passage.text, [self._text[word] for word in cut.question])
         spans, whole = cut_from._text, cut_from.passage
         parts = [whole.text[spans[start][0] : spans[end - 1][1]] for start, end in cut.passage if start < end]
-        part = CutPassage(" ".join(parts), whole.title if cut.keeps_title else "", whole.id, identity=identity)
+        part = CutPassage(
+            " ".join(parts), whole.title if cut.keeps_title else "", whole.id, identity=identity
+        )
         return TrainingSample(asked, (part,))
 
 
@@ -75,9 +81,11 @@ class PseudoPairs:
     """The passages of a corpus, each of which gives a pair, another one in each lap.
 
     Args:
-        file: the corpus, in any format that ``dpr embed`` reads; ``columns`` of id, text and title are those of a TSV.
+        file: the corpus, in any format that ``dpr embed`` reads; ``columns`` of id, text and title are those
+        of a TSV.
         kinds: what pairs are cut, as ``kinds_of`` takes it.
-        drop_words: probability with which a word of a question is dropped; of every five questions, two stay whole.
+        drop_words: probability with which a word of a question is dropped; of every five questions, two stay
+        whole.
         held_back: share of the documents that are held back.
         held_only: pairs of the documents held back, always the same ones, in place of those of all others.
 
@@ -101,12 +109,23 @@ class PseudoPairs:
         self.name, self.file, self.drop_words = name, user_path(file), drop_words
         self.kinds = kinds_of(kinds, setting=setting)
         self._held_back, self._held_only = held_back, held_only
-        self._settings = {"kinds": self.kinds, "drop_words": drop_words, "held_back": held_back, "held_only": held_only, "columns": columns}
+        self._settings = {
+            "kinds": self.kinds,
+            "drop_words": drop_words,
+            "held_back": held_back,
+            "held_only": held_only,
+            "columns": columns,
+        }
         self.makers: dict[str, PairMaker] = {
             kind: create_object(kind, PairMaker, setting=setting) for kind in self.kinds if kind not in KINDS
         }
         self._store = open_store(self.file, columns)
-        read = [content_sha256(self.file), columns, f"words {WORDS_VERSION}", *["one file"] * (not self._tells_documents[0])]
+        read = [
+            content_sha256(self.file),
+            columns,
+            f"words {WORDS_VERSION}",
+            *["one file"] * (not self._tells_documents[0]),
+        ]
         self.corpus_fingerprint = text_sha256(json.dumps(read))
         facts = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
         self.fingerprint = text_sha256(json.dumps(facts, sort_keys=True))
@@ -114,8 +133,13 @@ class PseudoPairs:
         rows = (index for index, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
-            of_few = f" among the documents held back ({held_back:g} of those of {self.num_passages:,} passages); it takes some dozen"
-            raise InputError("has no passage with words" + of_few * (held_only and self.num_passages > 0), file=self.file)
+            of_few = (
+                f" among the documents held back ({held_back:g} of those of {self.num_passages:,} passages);"
+                " it takes some dozen"
+            )
+            raise InputError(
+                "has no passage with words" + of_few * (held_only and self.num_passages > 0), file=self.file
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopened, (self.file, {"name": self.name, **self._settings}))
@@ -168,16 +192,31 @@ class PseudoPairs:
 
     def _document_of(self, passage: Passage) -> int:
         """That of its file or address; else that of its title; else its own."""
-        key = next((key for key, tells in zip(_documents(passage), self._tells_documents, strict=True) if key and tells), "")
+        key = next(
+            (
+                key
+                for key, tells in zip(_documents(passage), self._tells_documents, strict=True)
+                if key and tells
+            ),
+            "",
+        )
         return text_hash(f"document {key}" if key else f"passage {passage.id}") - (1 << 63)
 
     @cached_property
     def _tells_documents(self) -> list[bool]:
-        """Of files and of titles: not where so many share one that hardly any would be a negative. Judged by a sample."""
-        rows = np.unique(np.linspace(0, self.num_passages - 1, _LOOKED_AT).astype(int)).tolist() if self.num_passages else []
+        """Of files and of titles: not where so many share one that hardly any would be a negative. Judged by
+        a sample."""
+        rows = (
+            np.unique(np.linspace(0, self.num_passages - 1, _LOOKED_AT).astype(int)).tolist()
+            if self.num_passages
+            else []
+        )
         documents = zip(*(_documents(next(self._store.passages(row, row + 1))) for row in rows), strict=True)
         counts = [Counter(filter(None, keys)) for keys in documents] or [Counter(), Counter()]
-        return [max(count.values(), default=0) <= max(share * len(rows), 1) for count, share in zip(counts, _LARGEST, strict=True)]
+        return [
+            max(count.values(), default=0) <= max(share * len(rows), 1)
+            for count, share in zip(counts, _LARGEST, strict=True)
+        ]
 
 
 def _documents(passage: Passage) -> tuple[str, str]:
@@ -189,7 +228,8 @@ def _reopened(file: Path, settings: Mapping[str, Any]) -> PseudoPairs:
 
 
 def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: np.random.Generator) -> Any:
-    """The pair of a row, from its text or its tokens, whichever ``row_of`` gives; the same numbers are drawn for both."""
+    """The pair of a row, from its text or its tokens, whichever ``row_of`` gives; the same numbers are drawn
+    for both."""
     number = pairs.corpus_row(row)
     while not pairs.is_usable(passage := row_of(number)):
         number = int(generator.integers(pairs.num_passages))
@@ -200,7 +240,9 @@ def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: 
     cut, cut_from = KINDS[kind][0](passage.words, generator), passage
     if kind == NEIGHBOURS:
         beside = [other for other in (number - 1, number + 1) if 0 <= other < pairs.num_passages]
-        rows = [other for other in map(row_of, beside) if other.document == passage.document and other.words.text]
+        rows = [
+            other for other in map(row_of, beside) if other.document == passage.document and other.words.text
+        ]
         if rows:
             cut_from = rows[int(generator.integers(len(rows)))]
             cut = cut._replace(passage=KINDS[kind][0](cut_from.words, generator).passage)
@@ -208,11 +250,18 @@ def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: 
     return passage.sample(cut, cut_from, identity)
 
 
-def _of_maker(maker: PairMaker, kind: str, row: TextRow, identity: tuple[int, int], generator: np.random.Generator) -> TrainingSample:
+def _of_maker(
+    maker: PairMaker, kind: str, row: TextRow, identity: tuple[int, int], generator: np.random.Generator
+) -> TrainingSample:
     made = maker.pair(row.passage, generator)
     if made is None:
         return row.sample(KINDS["crops"][0](row.words, generator), row, identity)
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str) and isinstance(made[1], Passage)):
+    if not (
+        isinstance(made, tuple)
+        and len(made) == 2
+        and isinstance(made[0], str)
+        and isinstance(made[1], Passage)
+    ):
         raise ConfigError(f"{kind} returned {made!r:.80}, expected a question and a dpr.Passage, or None")
     question, passage = made
     return TrainingSample(question, (CutPassage(passage.text, passage.title, identity=identity),))

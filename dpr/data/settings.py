@@ -19,36 +19,48 @@ class TextOptions(Settings):
     """Prompts, titles and apostrophes, each of which may be left out."""
 
     query_prompt: str | None = setting(None, on_resume=IDENTITY)
-    """Put before every question as it is: "query: ", or an instruction. Stored with the model, like the next four; absent = as stored."""
+    """Put before every question as it is: "query: ", or an instruction. Stored with the model, like the next
+    four; absent = as stored."""
     passage_prompt: str | None = setting(None, on_resume=IDENTITY)
     """Put before every passage as it is: before its title or, without one, its text."""
     prompts: dict[str, str] = setting(dict, on_resume=IDENTITY)
-    """More prompts for questions, by name: {web: "...", code: "..."}. A data set names one (prompt=web) in place of query_prompt."""
+    """More prompts for questions, by name: {web: "...", code: "..."}. A data set names one (prompt=web) in
+    place of query_prompt."""
     title_template: str | None = setting(None, on_resume=IDENTITY)
-    """How title and text become one text; empty = the tokenizer's pair. Absent = as stored; in new models the pair, or
-    "{title} {text}" where the tokenizer puts nothing between the two."""
+    """How title and text become one text; empty = the tokenizer's pair. Absent = as stored; in new models the
+    pair, or "{title} {text}" where the tokenizer puts nothing between the two."""
     plain_apostrophes: bool | None = setting(None, on_resume=IDENTITY)
-    """Typographic apostrophes of questions become plain ones; absent = as stored, in new models true, as in DPR, unless shared."""
+    """Typographic apostrophes of questions become plain ones; absent = as stored, in new models true, as in
+    DPR, unless shared."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         prompts = {f"prompts.{name}": text for name, text in self.prompts.items()}
-        for name, text in ({key: getattr(self, key) for key in ("query_prompt", "passage_prompt", "title_template")} | prompts).items():
+        for name, text in (
+            {key: getattr(self, key) for key in ("query_prompt", "passage_prompt", "title_template")}
+            | prompts
+        ).items():
             is_text = isinstance(text, str) and not any("\ud800" <= letter <= "\udfff" for letter in text)
             if not is_text and not (text is None and name not in prompts):
                 raise ConfigError(f"{prefix}{name}={text!r} is not a text")
             if text is not None and len(text) > LONGEST_PROMPT:
-                raise ConfigError(f"{prefix}{name} has {len(text):,} characters; at most {LONGEST_PROMPT:,} are read")
+                raise ConfigError(
+                    f"{prefix}{name} has {len(text):,} characters; at most {LONGEST_PROMPT:,} are read"
+                )
         template = self.title_template
         if template and not re.fullmatch(r"([^{}]*\{title\})+[^{}]*\{text\}", template):
-            raise ConfigError(f"{prefix}title_template={template!r} must have {{title}} and end with {{text}}, as in '{{title}} {{text}}'")
+            raise ConfigError(
+                f"{prefix}title_template={template!r} must have {{title}} and end with {{text}}, as in"
+                " '{title} {text}'"
+            )
 
 
 @dataclass
 class TextSettings(TextOptions):
     """What a model was trained to find around its texts. Stored in every checkpoint and applied by every job.
 
-    A title template such as "{title} {title} {text}" gives words of the title more weight where the pooling counts them.
+    A title template such as "{title} {title} {text}" gives words of the title more weight where the pooling
+    counts them.
     """
 
     query_prompt: str = setting("", on_resume=IDENTITY)
@@ -61,11 +73,16 @@ class TextSettings(TextOptions):
         return bool(self.query_prompt or self.passage_prompt or self.prompts)
 
     def question_prompt(self, name: str | None) -> str:
-        """The text before questions: that of the prompt ``name``, else ``query_prompt``. ConfigError: there is none of that name."""
+        """The text before questions: that of the prompt ``name``, else ``query_prompt``. ConfigError: there
+        is none of that name."""
         if name is None:
             return self.query_prompt
         if name not in self.prompts:
-            known = f"it has {', '.join(sorted(self.prompts))}" if self.prompts else "it has none; set encoder.prompts in training"
+            known = (
+                f"it has {', '.join(sorted(self.prompts))}"
+                if self.prompts
+                else "it has none; set encoder.prompts in training"
+            )
             raise ConfigError(f"prompt={name} is not a prompt of the model; {known}")
         return self.prompts[name]
 
@@ -79,14 +96,18 @@ class TextSettings(TextOptions):
             return prefix
         if prefix == prompt:
             return None
-        named = next((f", name it by prompt={name}" for name, text in self.prompts.items() if text == prefix), "")
+        named = next(
+            (f", name it by prompt={name}" for name, text in self.prompts.items() if text == prefix), ""
+        )
         raise ConfigError(
-            f"{key}={prefix!r}, but the model was trained with {prompt!r} there; leave {key} out{named}, or change the prompts of "
-            "the model by encoder.query_prompt, encoder.passage_prompt and encoder.allow_other_prompts=true"
+            f"{key}={prefix!r}, but the model was trained with {prompt!r} there; leave {key} out{named}, or"
+            " change the prompts of the model by encoder.query_prompt, encoder.passage_prompt and"
+            " encoder.allow_other_prompts=true"
         )
 
     def stored_facts(self, prompt: str | None) -> dict[str, Any]:
-        """What decides the tokens of a set whose questions have the prompt ``prompt``, without what is as usual."""
+        """What decides the tokens of a set whose questions have the prompt ``prompt``, without what is as
+        usual."""
         facts = asdict(replace(self, query_prompt=self.question_prompt(prompt), prompts={}))
         return {name: value for name, value in facts.items() if value != getattr(TextSettings(), name)}
 
@@ -120,7 +141,8 @@ class SamplingSettings(Settings):
     """Which rows make up the pools of an epoch (docs/training.md, "Several data sets")."""
 
     weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
-    """One number per train set: its share of an epoch, relative to the others'; or datasets.<name>.weight in each entry."""
+    """One number per train set: its share of an epoch, relative to the others'; or datasets.<name>.weight in
+    each entry."""
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """T: a set's share is proportional to rows ** (1/T). 1 = as many as there are, large = all sets alike."""
     epoch_pools: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
@@ -138,21 +160,31 @@ class SamplingSettings(Settings):
         if self.epoch_pools and rates is not None:
             given.append("train.sampling.epoch_pools")
         if len(given) > 1:
-            raise ConfigError(f"{given[0]} and {given[1]} are mutually exclusive, both determine what a set gives; leave one of them out")
+            raise ConfigError(
+                f"{given[0]} and {given[1]} are mutually exclusive, both determine what a set gives; leave"
+                " one of them out"
+            )
         for key, values in (("train_sampling_rates", rates), ("train.sampling.weights", self.weights)):
             if values is not None and (min(values, default=0) < 0 or not any(values)):
                 raise ConfigError(f"{key}={list(values)}: expected numbers of at least 0, one of them above")
 
     def share_settings(self, rates: Sequence[float] | None) -> list[str]:
         """The settings given that determine the sets' shares."""
-        ways = {"train_sampling_rates": rates, "train.sampling.weights": self.weights, "train.sampling.temperature": self.temperature}
+        ways = {
+            "train_sampling_rates": rates,
+            "train.sampling.weights": self.weights,
+            "train.sampling.temperature": self.temperature,
+        }
         return [key for key, value in ways.items() if value is not None]
 
     def refuse_local_shards(self) -> None:
-        """Raises ConfigError where pools are made of rows from anywhere, which a rank that reads only its own part does not have."""
+        """Raises ConfigError where pools are made of rows from anywhere, which a rank that reads only its own
+        part does not have."""
         for name in ("mixed", "group_by_length", "group_by_words"):
             if getattr(self, name):
-                message = f"train.sampling.{name}=true and local_shards_dataloader=true are mutually exclusive"
+                message = (
+                    f"train.sampling.{name}=true and local_shards_dataloader=true are mutually exclusive"
+                )
                 raise ConfigError(f"{message}; leave one of them out")
 
 
@@ -163,14 +195,15 @@ class DataSetSettings(Settings):
     file: Any = setting(None, path="input")
     """Path, glob, or list of them."""
     selector: int | str | None = setting(None, least=0)
-    """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""
+    """Where the question vector is read: absent = first token; an integer = that position; a string = first
+    occurrence of that token."""
     prompt: str | None = None
     """Name of the prompt (encoder.prompts) of this set's questions; absent = encoder.query_prompt."""
     special_token: str | None = None
     """Put before every question of this set, with a space between."""
     query_prefix: str | None = None
-    """Put before every question as it is, an instruction for example: "query: ". After special_token, if there is one.
-    The model does not store it, as it does encoder.query_prompt."""
+    """Put before every question as it is, an instruction for example: "query: ". After special_token, if
+    there is one. The model does not store it, as it does encoder.query_prompt."""
     passage_prefix: str | None = None
     """Put before every passage as it is: before its title or, without one, its text."""
     query_special_suffix: str | None = None
@@ -188,14 +221,17 @@ class DataSetSettings(Settings):
     loss_scale: float | None = setting(None, least=0)
     """As a train set: multiplies the loss of its questions; absent = 1, or what loss_scale_factors says."""
     reader: str | None = None
-    """A user-defined class, module:Class, a subclass of dpr.data.training_data.TrainingData; called with the files (docs/training.md)."""
+    """A user-defined class, module:Class, a subclass of dpr.data.training_data.TrainingData; called with the
+    files (docs/training.md)."""
     source: str | None = None
     """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
     pairs: Any = None
-    """The file is a corpus, and the set is pairs that are cut from its passages: mixed, or crops, sentence, first, title, heading,
-    question, neighbours, module:Class, a list of these, or weights by name (docs/without_labels.md)."""
+    """The file is a corpus, and the set is pairs that are cut from its passages: mixed, or crops, sentence,
+    first, title, heading, question, neighbours, module:Class, a list of these, or weights by name
+    (docs/without_labels.md)."""
     drop_words: float = setting(0.4, least=0, below=1, requires="pairs")
-    """Probability with which a word of a question cut from a passage is dropped, in three of five questions."""
+    """Probability with which a word of a question cut from a passage is dropped, in three of five
+    questions."""
     held_back: float = setting(0.0, least=0, below=1, requires="pairs")
     """Share of the documents that no pairs are cut from, or with held_only, that all are cut from."""
     held_only: bool = setting(False, requires="held_back")
@@ -205,7 +241,9 @@ class DataSetSettings(Settings):
         super().check_together(prefix)
         check_selector_type(self.selector)
         if self.pairs is not None and self.reader is not None:
-            raise ConfigError(f"{prefix}pairs and {prefix}reader are mutually exclusive; leave one of them out")
+            raise ConfigError(
+                f"{prefix}pairs and {prefix}reader are mutually exclusive; leave one of them out"
+            )
 
     def before_questions(self) -> str | None:
         """Special token and prefix as one text."""
@@ -221,17 +259,23 @@ class DataSetSettings(Settings):
         return 1.0 if self.loss_scale is None else self.loss_scale
 
     def agreed(self, name: str, text: TextSettings) -> DataSetSettings:
-        """The options of the set ``name`` beside a model that puts prompts before texts: without a prefix that repeats one of them.
+        """The options of the set ``name`` beside a model that puts prompts before texts: without a prefix
+        that repeats one of them.
 
         Raises:
             ConfigError: the set has another prefix, or names a prompt that the model does not have.
         """
-        query = text.agreed_prefix(self.before_questions(), text.question_prompt(self.prompt), key=f"datasets.{name}.query_prefix")
-        passage = text.agreed_prefix(self.passage_prefix, text.passage_prompt, key=f"datasets.{name}.passage_prefix")
+        query = text.agreed_prefix(
+            self.before_questions(), text.question_prompt(self.prompt), key=f"datasets.{name}.query_prefix"
+        )
+        passage = text.agreed_prefix(
+            self.passage_prefix, text.passage_prompt, key=f"datasets.{name}.passage_prefix"
+        )
         return replace(self, special_token=None, query_prefix=query, passage_prefix=passage)
 
     def facts(self, name: str) -> dict[str, Any]:
-        """What decides the batches of the set ``name``, under the names that checkpoints and token stores have for it."""
+        """What decides the batches of the set ``name``, under the names that checkpoints and token stores
+        have for it."""
         later = {"passage_prefix": self.passage_prefix or None, "weight": self.weight, "prompt": self.prompt}
         return {
             "namespace": name,
@@ -243,10 +287,15 @@ class DataSetSettings(Settings):
             "normalize": self.normalize,
             "exclude_gold": self.exclude_gold,
             "loss_scale": self.loss_weight,
-            **{key: value for key, value in later.items() if value is not None},  # so that those of earlier versions compare equal
+            # so that those of earlier versions compare equal
+            **{key: value for key, value in later.items() if value is not None},
         }
 
     def stored_facts(self, name: str, text: TextSettings) -> dict[str, Any]:
-        """What decides the tokens of the set ``name``, as a token store states it, beside a model with these text settings."""
-        facts, stored = self.facts(name), ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix")
+        """What decides the tokens of the set ``name``, as a token store states it, beside a model with these
+        text settings."""
+        facts, stored = (
+            self.facts(name),
+            ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix"),
+        )
         return {key: facts[key] for key in stored if key in facts} | text.stored_facts(self.prompt)

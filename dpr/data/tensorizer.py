@@ -26,9 +26,11 @@ from dpr.data.tokenizer_files import TOKENIZER, check_tokenizer_files
 logger = get_logger(__name__)
 
 _IDS_ONLY: dict[str, Any] = {"padding": False, "return_attention_mask": False, "return_token_type_ids": False}
-# The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.
+# The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is
+# dropped.
 _TEXTS_PER_CALL = 128
-# Of a pair that is cut, it makes every window of the one with every window of the other: gigabytes, where both are long.
+# Of a pair that is cut, it makes every window of the one with every window of the other: gigabytes, where
+# both are long.
 _LONG_TITLE = 4  # characters, in units of the sequence length
 
 
@@ -41,12 +43,20 @@ _UNUSUAL = "\ue000 \u4e00"  # characters that few vocabularies have
 class Tensorizer:
     """Turns questions and passages into token id lists, with the prompts and the title template of ``text``.
 
-    A passage with a title is encoded as the pair (title, text), without one as the text alone; both are cut longest-first to
-    ``sequence_length`` tokens in total. By a title template they are one text. What is cut is never the prompt. Token type ids are never
+    A passage with a title is encoded as the pair (title, text), without one as the text alone; both are cut
+    longest-first to ``sequence_length`` tokens in total. By a title template they are one text. What is cut
+    is never the prompt. Token type ids are never
     used: all segments are 0, as in DPR.
     """
 
-    def __init__(self, tokenizer: Any, *, sequence_length: int, question_length: int = 0, special_tokens: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        sequence_length: int,
+        question_length: int = 0,
+        special_tokens: Sequence[str] = (),
+    ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             hint = "encoder.pretrained_model_cfg must name a model with a fast tokenizer"
             raise ConfigError(f"{type(tokenizer).__name__} has no fast version; {hint}")
@@ -55,9 +65,15 @@ class Tensorizer:
         self.question_length = question_length or sequence_length
         self.special_tokens = tuple(special_tokens)
         self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        for key, length, is_pair in (("sequence", sequence_length, True), ("question", self.question_length, False)):
+        for key, length, is_pair in (
+            ("sequence", sequence_length, True),
+            ("question", self.question_length, False),
+        ):
             if length < (needed := self.tokenizer.num_special_tokens_to_add(pair=is_pair)):
-                found = f"is less than the {needed} special tokens of {'a title and a text' if is_pair else 'a question'}"
+                found = (
+                    f"is less than the {needed} special tokens of"
+                    f" {'a title and a text' if is_pair else 'a question'}"
+                )
                 raise ConfigError(f"encoder.{key}_length={length} {found}; set it to {needed} or more")
         self.text = TextSettings()
         """Prompts, title template and apostrophe rule; ``present`` sets others."""
@@ -69,7 +85,14 @@ class Tensorizer:
             ConfigError: a prompt does not fit, or the tokenizer would cut it off.
         """
         text.check("encoder.")
-        check_room(self.tokenizer, text, {"encoder.question_length": self.question_length, "encoder.sequence_length": self.sequence_length})
+        check_room(
+            self.tokenizer,
+            text,
+            {
+                "encoder.question_length": self.question_length,
+                "encoder.sequence_length": self.sequence_length,
+            },
+        )
         self.text = text
 
     @classmethod
@@ -83,23 +106,33 @@ class Tensorizer:
         special_tokens: Sequence[str] = (),
         append_eos: bool = False,
     ) -> Tensorizer:
-        """Loads the tokenizer of a Hugging Face model or folder; with ``append_eos`` it ends every sequence with its end token. Code in
-        the folder is never run.
+        """Loads the tokenizer of a Hugging Face model or folder; with ``append_eos`` it ends every sequence
+        with its end token. Code in the folder is never run.
 
         Raises:
             InputError: the folder holds no tokenizer, a damaged one, or the name is unknown here.
         """
-        tokenizer = load_tokenizer(name_or_folder, **({} if do_lower_case is None else {"do_lower_case": do_lower_case}))
+        tokenizer = load_tokenizer(
+            name_or_folder, **({} if do_lower_case is None else {"do_lower_case": do_lower_case})
+        )
         if append_eos:
             append_end_token(tokenizer)
-        made = cls(tokenizer, sequence_length=sequence_length, question_length=question_length, special_tokens=special_tokens)
+        made = cls(
+            tokenizer,
+            sequence_length=sequence_length,
+            question_length=question_length,
+            special_tokens=special_tokens,
+        )
         if do_lower_case not in (None, made.do_lower_case):
-            warn_once(logger, "do_lower_case=%s has no effect on the tokenizer of %s", do_lower_case, name_or_folder)
+            warn_once(
+                logger, "do_lower_case=%s has no effect on the tokenizer of %s", do_lower_case, name_or_folder
+            )
         made._warn_of_lost_words(str(name_or_folder))
         return made
 
     def save(self, folder: Path) -> None:
-        """Writes the tokenizer files into an existing folder, without how the last call cut and padded, which the tokenizer keeps."""
+        """Writes the tokenizer files into an existing folder, without how the last call cut and padded, which
+        the tokenizer keeps."""
         saved = copy.deepcopy(self.tokenizer)  # other threads may be using this one
         saved.backend_tokenizer.no_truncation()
         saved.backend_tokenizer.no_padding()
@@ -109,7 +142,9 @@ class Tensorizer:
     def sep_id(self) -> int:
         """The token between two texts and after the last. Raises ConfigError if the tokenizer has none."""
         if self.tokenizer.sep_token_id is None:
-            raise ConfigError("encoder.dpr_trailing_sep=true, but the tokenizer has no [SEP]; set it to false")
+            raise ConfigError(
+                "encoder.dpr_trailing_sep=true, but the tokenizer has no [SEP]; set it to false"
+            )
         return int(self.tokenizer.sep_token_id)
 
     @property
@@ -121,8 +156,8 @@ class Tensorizer:
         """Raises ConfigError where the last token of a text would be one of its words."""
         if not self.ends_sequences:
             raise ConfigError(
-                "encoder.pooling=last reads the last token of a text, and the tokenizer puts no end token behind it; "
-                "set encoder.append_eos=true"
+                "encoder.pooling=last reads the last token of a text, and the tokenizer puts no end token"
+                " behind it; set encoder.append_eos=true"
             )
 
     @property
@@ -136,12 +171,17 @@ class Tensorizer:
         """A vocabulary with capitals whose texts are lower-cased: as the model was trained, or by mistake."""
         if not self.do_lower_case:
             return
-        words = self.tokenizer.get_vocab().keys() - self.tokenizer.get_added_vocab().keys() - set(self.tokenizer.all_special_tokens)
+        words = (
+            self.tokenizer.get_vocab().keys()
+            - self.tokenizer.get_added_vocab().keys()
+            - set(self.tokenizer.all_special_tokens)
+        )
         num_lost = sum(word != word.lower() for word in words)
         if num_lost > _LOST_WORDS * len(words):
             message = (
-                "%s: texts are lower-cased, though %d of the %d tokens of its vocabulary have capitals, which are then never used; "
-                "a model keeps what it was trained with, a new one takes do_lower_case=false"
+                "%s: texts are lower-cased, though %d of the %d tokens of its vocabulary have capitals, which"
+                " are then never used; a model keeps what it was trained with, a new one takes"
+                " do_lower_case=false"
             )
             warn_once(logger, message, source, num_lost, len(words))
 
@@ -153,7 +193,8 @@ class Tensorizer:
 
     @property
     def vocabulary_fingerprint(self) -> str:
-        """Changes with everything that decides the tokens of a text before they are cut and special tokens are added."""
+        """Changes with everything that decides the tokens of a text before they are cut and special tokens
+        are added."""
         from tokenizers import __version__
 
         settings = json.dumps([self._state(), type(self.tokenizer).__name__, __version__], sort_keys=True)
@@ -166,8 +207,12 @@ class Tensorizer:
 
     @cached_property
     def join_rule(self) -> JoinRule | None:
-        """How title and text, tokenised apart, become a sequence; None where this tokenizer shows no such rule."""
-        examples = [self.tokenizer(*texts, add_special_tokens=True, verbose=False).encodings[0] for texts in (("1",), ("1", "2"))]
+        """How title and text, tokenised apart, become a sequence; None where this tokenizer shows no such
+        rule."""
+        examples = [
+            self.tokenizer(*texts, add_special_tokens=True, verbose=False).encodings[0]
+            for texts in (("1",), ("1", "2"))
+        ]
         single, pair = ((example.ids, example.sequence_ids) for example in examples)
         return JoinRule.from_examples(single, pair, cut_start=self.tokenizer.truncation_side == "left")
 
@@ -180,18 +225,33 @@ class Tensorizer:
         share, count = self.unknown_share(tokens)
         if share <= SHARE_SAID:
             return
-        found = f"{share:.0%} of the tokens of {source} are {self.tokenizer.unk_token}, which stands for words that the vocabulary lacks"
-        hint = "take an encoder of this language (encoder.pretrained_model_cfg), or make one of these texts with dpr new-encoder"
+        found = (
+            f"{share:.0%} of the tokens of {source} are {self.tokenizer.unk_token}, which stands for words"
+            " that the vocabulary lacks"
+        )
+        hint = (
+            "take an encoder of this language (encoder.pretrained_model_cfg), or make one of these texts with"
+            " dpr new-encoder"
+        )
         if refuse and share > _SHARE_REFUSED and count >= _LEAST_TOKENS:
             raise InputError(found, hint=hint)
         warn_once(logger, "%s; %s", found, hint)
 
     def unknown_share(self, tokens: np.ndarray) -> tuple[float, int]:
-        """Of tokens that are not special ones, the share that stands for what the vocabulary lacks, and how many there are.
+        """Of tokens that are not special ones, the share that stands for what the vocabulary lacks, and how
+        many there are.
 
-        Vocabularies of bytes and characters lack nothing; theirs may have a token of that name that serves as another special one too.
+        Vocabularies of bytes and characters lack nothing; theirs may have a token of that name that serves as
+        another special one too.
         """
-        names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+        names = (
+            "bos_token_id",
+            "eos_token_id",
+            "pad_token_id",
+            "cls_token_id",
+            "sep_token_id",
+            "mask_token_id",
+        )
         unknown = self.tokenizer.unk_token_id
         count = int((~self._is_special[tokens]).sum())
         if unknown is None or unknown in [getattr(self.tokenizer, name) for name in names]:
@@ -199,13 +259,28 @@ class Tensorizer:
         num_unknown = int((tokens == unknown).sum())
         return num_unknown / max(count + num_unknown, 1), count + num_unknown
 
-    def question_text(self, question: str, *, prompt: str | None = None, prefix: str | None = None, suffix: str | None = None) -> str:
-        """A question as it is tokenised: after the model's prompt, or that of the name ``prompt``, and ``prefix``."""
+    def question_text(
+        self,
+        question: str,
+        *,
+        prompt: str | None = None,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> str:
+        """A question as it is tokenised: after the model's prompt, or that of the name ``prompt``, and
+        ``prefix``."""
         before = self.text.question_prompt(prompt) + (prefix or "")
-        return decorate_question(question, prefix=before, suffix=suffix, plain_apostrophes=self.text.plain_apostrophes)
+        return decorate_question(
+            question, prefix=before, suffix=suffix, plain_apostrophes=self.text.plain_apostrophes
+        )
 
     def question_tokens(
-        self, questions: Sequence[str | list[int]], *, prompt: str | None = None, prefix: str | None = None, suffix: str | None = None
+        self,
+        questions: Sequence[str | list[int]],
+        *,
+        prompt: str | None = None,
+        prefix: str | None = None,
+        suffix: str | None = None,
     ) -> list[list[int]]:
         """Token ids of questions, special tokens included; ``question_text`` says of which text.
 
@@ -213,10 +288,16 @@ class Tensorizer:
         """
         rule = self._rule() if any(not isinstance(question, str) for question in questions) else None
         decorated = {"prompt": prompt, "prefix": prefix, "suffix": suffix}
-        texts = [self.question_text(question, **decorated) for question in questions if isinstance(question, str)]
+        texts = [
+            self.question_text(question, **decorated) for question in questions if isinstance(question, str)
+        ]
         encoded = iter(self._encode(texts, None, self.question_length))
         return [
-            (next(encoded) if isinstance(question, str) or rule is None else rule.join(None, question, self.question_length))
+            (
+                next(encoded)
+                if isinstance(question, str) or rule is None
+                else rule.join(None, question, self.question_length)
+            )
             or self.empty_tokens
             for question in questions
         ]
@@ -246,17 +327,23 @@ class Tensorizer:
         """Token ids of texts as they are: without special tokens, whatever the length."""
         if not texts:
             return []
-        encoded = self._tokenize(list(texts), add_special_tokens=False, truncation=False, verbose=False, **_IDS_ONLY)
+        encoded = self._tokenize(
+            list(texts), add_special_tokens=False, truncation=False, verbose=False, **_IDS_ONLY
+        )
         return [list(tokens) for tokens in encoded["input_ids"]]
 
     def passage_parts(self, passages: Sequence[Passage]) -> list[tuple[list[int] | None, list[int]]]:
-        """Token ids of titles (None: there is none) and texts as a token store keeps them: uncut, without special tokens, the prompt
-        before them. By a title template the first part is all that comes before the text.
+        """Token ids of titles (None: there is none) and texts as a token store keeps them: uncut, without
+        special tokens, the prompt before them. By a title template the first part is all that comes before
+        the text.
         """
         shown = [presented(passage, self.text) for passage in passages]
         if self.text.title_template:
             parts = split_tokens(self.tokenizer, shown)
-            return [(head if passage.title else None, text) for passage, (head, text) in zip(passages, parts, strict=True)]
+            return [
+                (head if passage.title else None, text)
+                for passage, (head, text) in zip(passages, parts, strict=True)
+            ]
         texts = self.bare_tokens([each.text for each in shown])
         titles = dict.fromkeys(each.title for each in shown if each.title)
         title_tokens = dict(zip(titles, self.bare_tokens(list(titles)), strict=True))
@@ -267,21 +354,33 @@ class Tensorizer:
         return (None, [*(title or ()), *text]) if self.text.title_template else (title, text)
 
     def cropped_passage_tokens(
-        self, passage: Passage | StoredPassage, max_tokens: int, generator: np.random.Generator, *, head: int = 0
+        self,
+        passage: Passage | StoredPassage,
+        max_tokens: int,
+        generator: np.random.Generator,
+        *,
+        head: int = 0,
     ) -> list[int]:
-        """As ``passage_tokens``, with a random window of the text in place of its beginning; at most ``max_tokens`` in all.
+        """As ``passage_tokens``, with a random window of the text in place of its beginning; at most
+        ``max_tokens`` in all.
 
-        The first ``head`` tokens of a text without title, a prefix, stay before the window, as does the model's prompt.
+        The first ``head`` tokens of a text without title, a prefix, stay before the window, as does the
+        model's prompt.
         """
         if prompt := self.text.passage_prompt.strip():
             head += len(self.bare_tokens([prompt])[0])
         if isinstance(passage, StoredPassage):
             if self.text.title_template and (title := passage.tokens().title) is not None:
                 head = len(title)
-            return self._rule().crop(*self._stored_parts(passage), max_tokens, generator, head=head) or self.empty_tokens
+            return (
+                self._rule().crop(*self._stored_parts(passage), max_tokens, generator, head=head)
+                or self.empty_tokens
+            )
         shown = presented(passage, self.text)
         pair = (shown.title, shown.text) if shown.title else (shown.text,)
-        encoding = self._tokenize(*([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False).encodings[0]
+        encoding = self._tokenize(
+            *([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False
+        ).encodings[0]
         tokens, segments = encoding.ids, encoding.sequence_ids
         if len(tokens) <= max_tokens:
             return list(tokens) or self.empty_tokens
@@ -292,20 +391,27 @@ class Tensorizer:
         if len(pair) == 1:
             of_title, of_text = of_text[:head], of_text[head:]
         kept_title, window = crop_window(len(of_title), len(of_text), max_tokens - num_special, generator)
-        kept = {*of_title[:kept_title], *of_text[window], *(index for index, segment in enumerate(segments) if segment is None)}
+        kept = {
+            *of_title[:kept_title],
+            *of_text[window],
+            *(index for index, segment in enumerate(segments) if segment is None),
+        }
         return [token for index, token in enumerate(tokens) if index in kept] or self.empty_tokens
 
     def masked(self, tokens: list[int], probability: float, generator: np.random.Generator) -> list[int]:
         """Replaces ordinary tokens by the mask token, each with the given probability."""
         if (mask := self.tokenizer.mask_token_id) is None:
-            raise ConfigError("train.augment.mask_probability is set, but the tokenizer has no mask token; set it to 0")
+            raise ConfigError(
+                "train.augment.mask_probability is set, but the tokenizer has no mask token; set it to 0"
+            )
         ids = np.array(tokens, dtype=np.int64)
         ids[(generator.random(len(ids)) < probability) & ~self._is_special[ids]] = mask
         return list(ids.tolist())
 
     def representation_positions(self, sequences: list[list[int]], selector: int | str | None) -> list[int]:
-        """Where each question's vector is read: position 0, a fixed position (the last one of shorter questions), or the first occurrence
-        of a token (0 where it is absent). Raises ConfigError as ``check_selector``.
+        """Where each question's vector is read: position 0, a fixed position (the last one of shorter
+        questions), or the first occurrence of a token (0 where it is absent). Raises ConfigError as
+        ``check_selector``.
         """
         self.check_selector(selector)
         if selector is None:
@@ -319,9 +425,17 @@ class Tensorizer:
         """Raises ConfigError unless it is a position inside a question or a token of the vocabulary."""
         check_selector_type(selector)
         if isinstance(selector, int) and selector >= self.question_length:
-            raise ConfigError(f"selector={selector} is out of range; questions have at most {self.question_length} tokens, counted from 0")
-        if isinstance(selector, str) and self.tokenizer.convert_tokens_to_ids(selector) in (None, self.tokenizer.unk_token_id):
-            raise ConfigError(f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens")
+            raise ConfigError(
+                f"selector={selector} is out of range; questions have at most {self.question_length} tokens,"
+                " counted from 0"
+            )
+        if isinstance(selector, str) and self.tokenizer.convert_tokens_to_ids(selector) in (
+            None,
+            self.tokenizer.unk_token_id,
+        ):
+            raise ConfigError(
+                f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens"
+            )
 
     @property
     def separates_titles(self) -> bool:
@@ -330,7 +444,8 @@ class Tensorizer:
 
     @cached_property
     def empty_tokens(self) -> list[int]:
-        """Stands for a text without any token, which a tokenizer without special tokens makes of an empty one."""
+        """Stands for a text without any token, which a tokenizer without special tokens makes of an empty
+        one."""
         names = ("eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id")
         return [next((token for name in names if (token := getattr(self.tokenizer, name)) is not None), 0)]
 
@@ -363,20 +478,29 @@ class Tensorizer:
             if odd is None:
                 raise
             hint = "read the text in the encoding that it was written in (UTF-8, or latin-1)"
-            raise InputError(f"the text {odd[:60]!a} holds half a character", expected="whole characters", hint=hint) from error
+            raise InputError(
+                f"the text {odd[:60]!a} holds half a character", expected="whole characters", hint=hint
+            ) from error
 
     def _encode(self, first: list[str], second: list[str] | None, max_length: int) -> list[list[int]]:
         result: list[list[int]] = []
         for start in range(0, len(first), _TEXTS_PER_CALL):
             part = slice(start, start + _TEXTS_PER_CALL)
             pairs = (first[part], None if second is None else second[part])
-            encoded = self._tokenize(*pairs, add_special_tokens=True, truncation="longest_first", max_length=max_length, **_IDS_ONLY)
+            encoded = self._tokenize(
+                *pairs,
+                add_special_tokens=True,
+                truncation="longest_first",
+                max_length=max_length,
+                **_IDS_ONLY,
+            )
             result += encoded["input_ids"]
         return result
 
 
 def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
-    """The tokenizer of a Hugging Face model or folder; a folder is read without the network. Code in it is never run.
+    """The tokenizer of a Hugging Face model or folder; a folder is read without the network. Code in it is
+    never run.
 
     Raises:
         InputError: there is none, or it is damaged.
@@ -389,21 +513,42 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     try:
         with reading(name_or_folder):
             tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
-            tokenizer(_UNUSUAL, verbose=False)  # which one whose unknown token is not in its vocabulary cannot
-    except BaseException as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
+            # which one whose unknown token is not in its vocabulary cannot
+            tokenizer(_UNUSUAL, verbose=False)
+    except (
+        BaseException
+    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        hint = "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache"
+        hint = (
+            "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the"
+            " Hugging Face cache"
+        )
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         found, name = f"no tokenizer could be loaded ({reason})", str(name_or_folder)
         if "/" in name and not Path(name).exists():
             is_path = name.startswith((".", "/")) or name.count("/") > 1
-            found = "no such folder" if is_path else f"no such folder, and {found.replace('loaded', 'loaded by that name', 1)}"
+            found = (
+                "no such folder"
+                if is_path
+                else f"no such folder, and {found.replace('loaded', 'loaded by that name', 1)}"
+            )
         raise InputError(found, file=name_or_folder, hint=hint) from error
     if not isinstance(tokenizer.model_max_length, int | float):
-        raise InputError("model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json")
-    files = [TOKENIZER, *tokenizer.vocab_files_names.values(), *tokenizer.init_kwargs.get("fast_tokenizer_files", ())]
-    is_read = any(has_file(str(name_or_folder), file, local_files_only=True) for file in files)  # else transformers makes one of nothing
+        raise InputError(
+            "model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json"
+        )
+    files = [
+        TOKENIZER,
+        *tokenizer.vocab_files_names.values(),
+        *tokenizer.init_kwargs.get("fast_tokenizer_files", ()),
+    ]
+    # else transformers makes one of nothing
+    is_read = any(has_file(str(name_or_folder), file, local_files_only=True) for file in files)
     if not is_read or len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise InputError("has no vocabulary", file=name_or_folder, expected="tokenizer.json or vocab.txt beside config.json")
+        raise InputError(
+            "has no vocabulary",
+            file=name_or_folder,
+            expected="tokenizer.json or vocab.txt beside config.json",
+        )
     return tokenizer

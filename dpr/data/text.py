@@ -9,13 +9,14 @@ TYPOGRAPHIC_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 def normalize_question(text: str) -> str:
-    """Replaces the typographic apostrophe by the plain one. Applied to questions, in training and in retrieval, unless a model says
-    otherwise (``encoder.plain_apostrophes``)."""
+    """Replaces the typographic apostrophe by the plain one. Applied to questions, in training and in
+    retrieval, unless a model says otherwise (``encoder.plain_apostrophes``)."""
     return text.replace(TYPOGRAPHIC_APOSTROPHE, "'")
 
 
 def normalize_passage(text: str) -> str:
-    """Newlines to spaces, typographic apostrophes to plain ones, one leading and one trailing double quote removed. Off by default."""
+    """Newlines to spaces, typographic apostrophes to plain ones, one leading and one trailing double quote
+    removed. Off by default."""
     text = text.replace("\n", " ").replace(TYPOGRAPHIC_APOSTROPHE, "'")
     text = text.removeprefix('"')
     return text.removesuffix('"')
@@ -26,7 +27,9 @@ def plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def decorate_question(text: str, *, prefix: str | None = None, suffix: str | None = None, plain_apostrophes: bool = True) -> str:
+def decorate_question(
+    text: str, *, prefix: str | None = None, suffix: str | None = None, plain_apostrophes: bool = True
+) -> str:
     """Appends ``suffix`` unless the question ends with it, then puts the ``prefix`` before it as it is."""
     text = normalize_question(text) if plain_apostrophes else text
     if suffix and not text.endswith(suffix):
@@ -35,7 +38,8 @@ def decorate_question(text: str, *, prefix: str | None = None, suffix: str | Non
 
 
 def decorate_passage(title: str, text: str, *, prefix: str) -> tuple[str, str]:
-    """Title and text of a passage with ``prefix`` at its beginning: before the title or, without one, before the text."""
+    """Title and text of a passage with ``prefix`` at its beginning: before the title or, without one, before
+    the text."""
     return (prefix + title, text) if title else ("", prefix + text.strip())
 
 
@@ -48,5 +52,8 @@ def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: st
     items = list(given)
     for index, item in enumerate(items):
         if not isinstance(item, kinds):
-            raise TypeError(f"{method} takes {expected} or a list of them, but item {index} is of type {type(item).__name__}")
+            raise TypeError(
+                f"{method} takes {expected} or a list of them, but item {index} is of type"
+                f" {type(item).__name__}"
+            )
     return items

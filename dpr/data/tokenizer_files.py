@@ -1,5 +1,5 @@
-"""Checks the files of a model folder before libraries read them, which panic or take all memory over some damage, and follow links and
-names to anywhere."""
+"""Checks the files of a model folder before libraries read them, which panic or take all memory over some
+damage, and follow links and names to anywhere."""
 
 from __future__ import annotations
 
@@ -21,13 +21,26 @@ from dpr.storage.strict_json import describe
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "config.json"
-_OBJECTS = (TOKENIZER, _CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+_OBJECTS = (
+    TOKENIZER,
+    _CONFIG,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+)
 _MAX_ID = 1 << 24
-# Patterns of settings that count parts, and the largest value allowed; a config of 100 bytes could ask for all memory.
-_MOST = {r"(.*_)?(layers?|blocks|depth)": 1000, r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000, r".*": 1 << 31}
+# Patterns of settings that count parts, and the largest value allowed; a config of 100 bytes could ask for
+# all memory.
+_MOST = {
+    r"(.*_)?(layers?|blocks|depth)": 1000,
+    r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000,
+    r".*": 1 << 31,
+}
 _NODES_AT_ONCE = 4096
 _MIB = 1 << 20
-# The files of a folder that models and tokenizers are read from, with the largest size of each kind; of weights, None.
+# The files of a folder that models and tokenizers are read from, with the largest size of each kind; of
+# weights, None.
 _READ: dict[str, int | None] = {
     r".*\.(safetensors|bin|pt)": None,
     r"(tokenizer|vocab)\.json|(vocab|merges)\.txt|.*\.model": 256 * _MIB,
@@ -38,10 +51,11 @@ _LONGEST_TEXT = 1 << 14
 
 
 def check_files(folder: Path, *, within: Path | None = None) -> None:
-    """Raises InputError where reading a model folder would leave it, or read texts of a size that no model has.
+    """Raises InputError where reading a model folder would leave it, or read texts of a size that no model
+    has.
 
-    Links may lead out of it, and so may the names in an index of weights. ``folder`` itself may be a link if a person typed it; what a
-    model folder, ``within``, names is inside that.
+    Links may lead out of it, and so may the names in an index of weights. ``folder`` itself may be a link if
+    a person typed it; what a model folder, ``within``, names is inside that.
     """
     if within is not None and not leads_inside(within, folder):
         raise InputError("is a link", file=folder, expected=f"a folder inside {within}")
@@ -51,7 +65,11 @@ def check_files(folder: Path, *, within: Path | None = None) -> None:
             continue
         file, most = folder / entry.name, _READ[kind]
         if entry.is_symlink() and not leads_inside(folder, file):
-            raise InputError("is a link", file=file, expected=f"a file inside {folder}, or a blob of a hub's cache that it is in")
+            raise InputError(
+                "is a link",
+                file=file,
+                expected=f"a file inside {folder}, or a blob of a hub's cache that it is in",
+            )
         if most is not None and entry.is_file() and (size := entry.stat().st_size) > most:
             raise InputError(f"has {size:,} bytes", file=file, expected=f"at most {most:,}")
         if entry.name.endswith(".index.json"):
@@ -69,8 +87,8 @@ def _check_index(file: Path) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raises InputError as ``check_files``, and for files that are not JSON objects, an unknown kind of vocabulary, names of files
-    elsewhere, and tables that point outside themselves."""
+    """Raises InputError as ``check_files``, and for files that are not JSON objects, an unknown kind of
+    vocabulary, names of files elsewhere, and tables that point outside themselves."""
     check_files(folder)
     for name in _OBJECTS:
         if (folder / name).is_file():
@@ -79,9 +97,13 @@ def check_tokenizer_files(folder: Path) -> None:
                 raise InputError(f"is {describe(state)}", file=folder / name, expected="an object")
             if name == _CONFIG:
                 check_numbers(state, folder / name)  # the tokenizer's loader makes a config too
-            for key in state if name == "special_tokens_map.json" else ():  # which are taken for the tokenizer's own arguments
+            for key in (
+                state if name == "special_tokens_map.json" else ()
+            ):  # which are taken for the tokenizer's own arguments
                 if key.endswith("_file"):
-                    raise InputError(f"{key} is {describe(state[key])}", file=folder / name, expected="no file elsewhere")
+                    raise InputError(
+                        f"{key} is {describe(state[key])}", file=folder / name, expected="no file elsewhere"
+                    )
             for file in listed(state.get("fast_tokenizer_files")):
                 inside(folder, file, stated_in=name)
             if name == TOKENIZER and (found := _fault(state)):
@@ -89,7 +111,8 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def check_numbers(values: Any, file: str | Path) -> None:
-    """Raises InputError for numbers of a config that would exhaust memory when a model is made, and for what is not an object."""
+    """Raises InputError for numbers of a config that would exhaust memory when a model is made, and for what
+    is not an object."""
     if not isinstance(values, dict):
         raise InputError(f"is {describe(values)}", file=file, expected="an object")
     parts = [values]
@@ -107,14 +130,23 @@ def _fault(state: dict[str, Any]) -> str | None:
     if isinstance(vocabulary, dict):
         is_sound = all(type(number) is int and 0 <= number < _MAX_ID for number in vocabulary.values())
     else:
-        is_sound = isinstance(vocabulary, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in vocabulary)
+        is_sound = isinstance(vocabulary, list) and all(
+            isinstance(entry, list) and len(entry) == 2 for entry in vocabulary
+        )
     if not is_sound:
         return "its model has no vocabulary of tokens and their numbers"
     if not all(map(_is_sound, _charsmaps(state.get("normalizer")))):
         return "the precompiled_charsmap of its normalizer is damaged"
-    steps = [state.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")]
+    steps = [
+        state.get(name)
+        for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
+    ]
     is_long = any(len(text) > _LONGEST_TEXT for text in _texts(steps))
-    return f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary" if is_long else None
+    return (
+        f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary"
+        if is_long
+        else None
+    )
 
 
 def _charsmaps(normalizer: Any) -> Iterator[Any]:
@@ -134,7 +166,9 @@ def _texts(steps: list[Any]) -> Iterator[str]:
             yield step
         elif isinstance(step, dict | list):
             values = (
-                {key: value for key, value in step.items() if key != "precompiled_charsmap"}.values() if isinstance(step, dict) else step
+                {key: value for key, value in step.items() if key != "precompiled_charsmap"}.values()
+                if isinstance(step, dict)
+                else step
             )
             steps += values
 
@@ -142,8 +176,9 @@ def _texts(steps: list[Any]) -> Iterator[str]:
 def _is_sound(charsmap: Any) -> bool:
     """Whether no text can lead the look-up outside the table.
 
-    The table is the size of a double array (4 bytes), the array's units of 4 bytes, then texts that end with NUL. A unit holds the byte it
-    stands for, the offset to its children, and whether a value, the place of a text, is the first of them.
+    The table is the size of a double array (4 bytes), the array's units of 4 bytes, then texts that end with
+    NUL. A unit holds the byte it stands for, the offset to its children, and whether a value, the place of a
+    text, is the first of them.
     """
     try:
         data = base64.b64decode(charsmap, validate=True)

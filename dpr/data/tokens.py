@@ -1,8 +1,9 @@
 """A training set's tokens, stored once by several processes; batches are exactly those made from the text.
 
-Questions are stored with their prompt, prefix and suffix, passages as title and text apart (normalised and with a prefix if the set asks
-for it, after the model's prompt), nothing cut off and without special tokens. So one store serves every sequence length, and what is
-random in training (negatives, cropping, masking) is drawn as from the text.
+Questions are stored with their prompt, prefix and suffix, passages as title and text apart (normalised and
+with a prefix if the set asks for it, after the model's prompt), nothing cut off and without special tokens.
+So one store serves every sequence length, and what is random in training (negatives, cropping, masking) is
+drawn as from the text.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from dpr.data.pair_tokens import StoredPairs, TokensOfWordsError, add_passages, 
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.formats.token_store import LAYOUT_VERSION, TokenPartWriter, TokenStore, finish_store, is_finished, part_folder, token_dtype
+from dpr.formats.token_store import (
+    LAYOUT_VERSION,
+    TokenPartWriter,
+    TokenStore,
+    finish_store,
+    is_finished,
+    part_folder,
+    token_dtype,
+)
 from dpr.formats.training_sets import TrainingSet
 from dpr.storage.checksums import cache_root
 from dpr.storage.durable import MANIFEST
@@ -57,7 +66,11 @@ class StoredTokens:
 
     def known_positives(self, row: int) -> tuple[StoredPassage, ...]:
         """As the text's; passages that several rows list may occur more than once."""
-        return tuple(passage for other in (row, *self.text.rows_with_same_question(row)) for passage in self._store[other].positives)
+        return tuple(
+            passage
+            for other in (row, *self.text.rows_with_same_question(row))
+            for passage in self._store[other].positives
+        )
 
     def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return self.text.character_counts()
@@ -74,20 +87,26 @@ def open_tokens(
     folder: str | Path | None = None,
     build: bool = True,
 ) -> TrainingSet | PseudoPairs | StoredTokens | StoredPairs:
-    """The stored tokens of a training set, built first if they are missing, stale or damaged; the text itself where that is impossible.
+    """The stored tokens of a training set, built first if they are missing, stale or damaged; the text itself
+    where that is impossible.
 
     Args:
         text: what ``open_training_set`` returned, or pairs that are cut from a corpus.
         tensorizer: of the model that is going to be trained or validated.
-        options: the same that batches are made with; prompt, prefix, suffix, normalisation and the set's name are part of what is stored.
-        folder: where stores are kept; default: the cache folder. If it is given, a store that cannot be written is an error.
+        options: the same that batches are made with; prompt, prefix, suffix, normalisation and the set's name
+        are part of what is stored.
+        folder: where stores are kept; default: the cache folder. If it is given, a store that cannot be
+        written is an error.
         build: False uses an existing store and never builds one.
 
     Raises:
         ConfigError: ``folder`` cannot be written.
     """
     if tensorizer.join_rule is None:
-        logger.info("%s: trained from the text, since this tokenizer puts special tokens between those of a text", text.name)
+        logger.info(
+            "%s: trained from the text, since this tokenizer puts special tokens between those of a text",
+            text.name,
+        )
         return text
     if isinstance(text, PseudoPairs) and (reason := why_cut_from_text(text, tensorizer, options)):
         logger.info("%s: pairs are cut from the text, %s", text.name, reason)
@@ -101,7 +120,11 @@ def open_tokens(
             ensure_built(target, partial(_build, text, tensorizer, options, facts), problem_of=problem_of)
         elif problem_of(target) is not None:
             return text
-        stored = StoredPairs(text, target, facts) if isinstance(text, PseudoPairs) else StoredTokens(text, target, facts)
+        stored = (
+            StoredPairs(text, target, facts)
+            if isinstance(text, PseudoPairs)
+            else StoredTokens(text, target, facts)
+        )
     except TokensOfWordsError as error:
         logger.warning("%s: pairs are cut from the text, since with this tokenizer %s", text.name, error)
         return text
@@ -110,14 +133,22 @@ def open_tokens(
             raise ConfigError(f"train.token_store={folder}: {error}") from error
         logger.warning("%s: trained from the text, since its tokens cannot be stored (%s)", text.name, error)
         return text
-    if not (stored.equals_text(tensorizer) if isinstance(stored, StoredPairs) else _equals_text(stored, tensorizer, options)):
-        logger.warning("%s: trained from the text, because this tokenizer joins texts by an unknown rule", text.name)
+    if not (
+        stored.equals_text(tensorizer)
+        if isinstance(stored, StoredPairs)
+        else _equals_text(stored, tensorizer, options)
+    ):
+        logger.warning(
+            "%s: trained from the text, because this tokenizer joins texts by an unknown rule", text.name
+        )
         return text
     logger.info("%s: tokens of %d rows are read from %s", text.name, len(stored), target)
     return stored
 
 
-def store_facts(text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings) -> StoreFacts:
+def store_facts(
+    text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings
+) -> StoreFacts:
     """Everything that decides what a store holds."""
     is_corpus = isinstance(text, PseudoPairs)
     return {
@@ -135,12 +166,18 @@ def _equals_text(stored: StoredTokens, tensorizer: Tensorizer, options: DataSetS
     """Compares some rows, spread over the set, with the tokens of their text."""
     for row in np.unique(np.linspace(0, len(stored) - 1, _COMPARED_ROWS).astype(int)).tolist():
         sample, text = stored[row], stored.text[row]
-        if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens([text.question], **options.of_questions):
+        if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens(
+            [text.question], **options.of_questions
+        ):
             return False
         for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
-            if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens([as_encoded(passage, options) for passage in theirs]):
+            if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens(
+                [as_encoded(passage, options) for passage in theirs]
+            ):
                 return False
-            if [passage.identity for passage in ours] != [judgement_identity(passage, stored.name) for passage in theirs]:
+            if [passage.identity for passage in ours] != [
+                judgement_identity(passage, stored.name) for passage in theirs
+            ]:
                 return False
     return True
 
@@ -157,11 +194,23 @@ def _problem_of(facts: StoreFacts, folder: Path) -> str | None:
     return None
 
 
-def _build(text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path) -> None:
+def _build(
+    text: TrainingSet | PseudoPairs,
+    tensorizer: Tensorizer,
+    options: DataSetSettings,
+    facts: StoreFacts,
+    folder: Path,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
-    parts = (_PairParts if isinstance(text, PseudoPairs) else _Parts)(text, tensorizer, options, facts, folder)
-    missing = [number for number in range(len(parts.ends)) if not is_finished(part_folder(folder, number), parts.facts(number))]
+    parts = (_PairParts if isinstance(text, PseudoPairs) else _Parts)(
+        text, tensorizer, options, facts, folder
+    )
+    missing = [
+        number
+        for number in range(len(parts.ends))
+        if not is_finished(part_folder(folder, number), parts.facts(number))
+    ]
     done = parts.ends[-1] - sum(len(parts.rows(number)) for number in missing)
     progress = Progress(f"tokenising {text.name}", parts.ends[-1], unit="rows", done=done)
     processes = min(usable_cores(), len(missing))
@@ -180,10 +229,19 @@ def _build(text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: Dat
 
 
 class _Parts(Dataset[tuple[int, int]]):
-    """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its tokens."""
+    """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its
+    tokens."""
 
-    def __init__(self, text: Any, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path) -> None:
-        self._text, self._tensorizer, self._options, self._facts, self._folder = text, tensorizer, options, facts, folder
+    def __init__(
+        self, text: Any, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path
+    ) -> None:
+        self._text, self._tensorizer, self._options, self._facts, self._folder = (
+            text,
+            tensorizer,
+            options,
+            facts,
+            folder,
+        )
         ends = text.block_ends()
         self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
 
@@ -205,15 +263,23 @@ class _Parts(Dataset[tuple[int, int]]):
         numbers: dict[Passage, int] = {}  # a passage that several rows of the part list is stored once
         for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
             samples = [self._text[row] for row in range(start, min(start + _ROWS_AT_ONCE, rows.stop))]
-            new = dict.fromkeys(passage for sample in samples for listed in _lists(sample) for passage in listed)
+            new = dict.fromkeys(
+                passage for sample in samples for listed in _lists(sample) for passage in listed
+            )
             self._add_passages(part, numbers, [passage for passage in new if passage not in numbers])
-            questions = [self._tensorizer.question_text(sample.question, **options.of_questions) for sample in samples]
+            questions = [
+                self._tensorizer.question_text(sample.question, **options.of_questions) for sample in samples
+            ]
             for sample, question in zip(samples, self._tensorizer.bare_tokens(questions), strict=True):
                 lists = _lists(sample)
                 scores = teacher_scores([passage for listed in lists for passage in listed])
-                part.add_row(question, *([numbers[passage] for passage in listed] for listed in lists), scores=scores)
+                part.add_row(
+                    question, *([numbers[passage] for passage in listed] for listed in lists), scores=scores
+                )
 
-    def _add_passages(self, part: TokenPartWriter, numbers: dict[Passage, int], passages: list[Passage]) -> None:
+    def _add_passages(
+        self, part: TokenPartWriter, numbers: dict[Passage, int], passages: list[Passage]
+    ) -> None:
         encoded = [encoded_text(passage, self._options) for passage in passages]
         for passage, (title, text) in zip(passages, self._tensorizer.passage_parts(encoded), strict=True):
             identity = judgement_identity(passage, self._text.name)
@@ -225,4 +291,8 @@ class _PairParts(_Parts):
 
     def _add_rows(self, part: TokenPartWriter, rows: range) -> None:
         for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
-            add_passages(part, list(self._text.passages(start, min(start + _ROWS_AT_ONCE, rows.stop))), self._tensorizer)
+            add_passages(
+                part,
+                list(self._text.passages(start, min(start + _ROWS_AT_ONCE, rows.stop))),
+                self._tensorizer,
+            )

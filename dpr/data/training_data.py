@@ -13,7 +13,15 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from dpr.core.errors import ConfigError
-from dpr.core.records import WHOLE_DOCUMENT, CutPassage, KnownDocument, Passage, StoredPassage, StoredSample, TrainingSample
+from dpr.core.records import (
+    WHOLE_DOCUMENT,
+    CutPassage,
+    KnownDocument,
+    Passage,
+    StoredPassage,
+    StoredSample,
+    TrainingSample,
+)
 from dpr.data.settings import DataSetSettings
 
 AnyPassage = Passage | StoredPassage
@@ -64,37 +72,67 @@ def known_document(sample: AnySample) -> KnownDocument:
 
 
 def opened_sets(sets: Any, name: str) -> list[Any]:
-    """One data set, or each of a list of them, as a ``SampleSource``, or as a pair of that and the options that were given with it.
+    """One data set, or each of a list of them, as a ``SampleSource``, or as a pair of that and the options
+    that were given with it.
 
-    What ``open_training_set`` takes is opened, named after its file, else ``name``; a list of dictionaries is one data set.
+    What ``open_training_set`` takes is opened, named after its file, else ``name``; a list of dictionaries is
+    one data set.
 
     Raises:
         InputError: as ``open_training_set``.
         ConfigError: something else was given.
     """
-    is_one = not isinstance(sets, list | tuple) or any(isinstance(item, Mapping) and not hasattr(item, "column_names") for item in sets)
+    is_one = not isinstance(sets, list | tuple) or any(
+        isinstance(item, Mapping) and not hasattr(item, "column_names") for item in sets
+    )
     opened: list[Any] = []
     taken: set[str] = set()
     for item in [sets] if is_one or (isinstance(sets, tuple) and _is_pair(sets)) else sets:
         source, *options = item if isinstance(item, tuple) and _is_pair(item) else (item,)
-        if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping) and not isinstance(source[0], Mapping):
-            raise ConfigError("the options of a data set are of type dict; give (data, dpr.DataSetSettings(query_prefix='query: '))")
+        if (
+            isinstance(source, tuple)
+            and len(source) == 2
+            and isinstance(source[1], Mapping)
+            and not isinstance(source[0], Mapping)
+        ):
+            raise ConfigError(
+                "the options of a data set are of type dict; give (data,"
+                " dpr.DataSetSettings(query_prefix='query: '))"
+            )
         if not hasattr(source, "fingerprint") or hasattr(source, "column_names"):
             stem = Path(source).name.split(".")[0] if isinstance(source, str | Path) else ""
             plain = stem if stem.isidentifier() else name
-            free = next(full for number in count(1) if (full := plain if number == 1 else f"{plain}_{number}") not in taken)
+            free = next(
+                full
+                for number in count(1)
+                if (full := plain if number == 1 else f"{plain}_{number}") not in taken
+            )
             taken.add(free)
-            from dpr.formats.training_sets import open_training_set  # every format of files; a data set of the user's needs none
+            # every format of files; a data set of the user's needs none
+            from dpr.formats.training_sets import (
+                open_training_set,
+            )
 
             source = open_training_set(source, name=free)
-        elif missing := [part for part in ("name", "__len__", "__getitem__", "known_positives") if not hasattr(source, part)]:
-            raise ConfigError(f"a data set of type {type(source).__name__} has no {missing[0]}; dpr.data.training_data says what it needs")
+        elif missing := [
+            part
+            for part in ("name", "__len__", "__getitem__", "known_positives")
+            if not hasattr(source, part)
+        ]:
+            raise ConfigError(
+                f"a data set of type {type(source).__name__} has no {missing[0]}; dpr.data.training_data says"
+                " what it needs"
+            )
         opened.append((source, *options) if options else source)
     return opened
 
 
 def _is_pair(item: tuple[Any, ...]) -> bool:
-    return len(item) == 2 and not isinstance(item[1], str | Path | Mapping | list) and not hasattr(item[1], "__getitem__")
+    return (
+        len(item) == 2
+        and not isinstance(item[1], str | Path | Mapping | list)
+        and not hasattr(item[1], "__getitem__")
+    )
 
 
 class TrainingData(ABC):
@@ -115,19 +153,27 @@ class TrainingData(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the data, so that a run is not resumed on other data. Reads every row once; override it if that takes long."""
+        """Changes with the data, so that a run is not resumed on other data. Reads every row once; override
+        it if that takes long."""
         digest = sha256()
         for row in range(len(self)):
             sample = self[row]
             digest.update(repr(sample).encode("utf-8", "surrogatepass"))
-            scores = [passage.teacher_score for passage in sample.positives + sample.hard_negatives + sample.other_negatives]
+            scores = [
+                passage.teacher_score
+                for passage in sample.positives + sample.hard_negatives + sample.other_negatives
+            ]
             if any(score is not None for score in scores):
                 digest.update(repr(scores).encode())
         return digest.hexdigest()
 
     def known_positives(self, row: int) -> tuple[Passage, ...]:
         """Every passage known to answer the question of ``row``; they are not its negatives."""
-        return tuple(dict.fromkeys(passage for other in self._rows_of[self[row].question] for passage in self[other].positives))
+        return tuple(
+            dict.fromkeys(
+                passage for other in self._rows_of[self[row].question] for passage in self[other].positives
+            )
+        )
 
     @cached_property
     def _rows_of(self) -> dict[str, list[int]]:

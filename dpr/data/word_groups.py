@@ -1,8 +1,9 @@
 """Rows that share words, so that they can share a pool: in-batch negatives are then near the positive.
 
-A row's vector is made of the words of its question and of its first positive: rare words weigh more (the root of the logarithm of
-1 + rows / rows with the word), and each word has a few random places and signs (a sparse random projection), drawn from the word itself.
-All sums are of whole numbers, so groups are the same on every machine, with any number of threads or processes.
+A row's vector is made of the words of its question and of its first positive: rare words weigh more (the root
+of the logarithm of 1 + rows / rows with the word), and each word has a few random places and signs (a sparse
+random projection), drawn from the word itself. All sums are of whole numbers, so groups are the same on every
+machine, with any number of threads or processes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _WEIGHT = 64
 def row_words(source: SampleSource) -> np.ndarray:
     """What a set's rows are grouped by words with, (N,) of ``WORDS``.
 
-    Of stored tokens they are those of the text; of pairs cut from passages those of one pair each, and a positive is the same where the
-    document is. Reads every row twice; 1 kB of memory a row.
+    Of stored tokens they are those of the text; of pairs cut from passages those of one pair each, and a
+    positive is the same where the document is. Reads every row twice; 1 kB of memory a row.
     """
     text: SampleSource = getattr(source, "text", source) if isinstance(source[0], StoredSample) else source
     counts: Counter[str] = Counter()
@@ -39,7 +40,9 @@ def row_words(source: SampleSource) -> np.ndarray:
         counts.update(frozenset().union(*sides))
     numbers = {word: number for number, word in enumerate(counts)}
     weights = np.rint(_WEIGHT * np.sqrt(np.log1p(len(text) / np.array([*counts.values()], dtype=np.float64))))
-    drawn = b"".join(blake2b(word.encode(errors="surrogatepass"), digest_size=2 * _PLACES).digest() for word in counts)
+    drawn = b"".join(
+        blake2b(word.encode(errors="surrogatepass"), digest_size=2 * _PLACES).digest() for word in counts
+    )
     draws = np.frombuffer(drawn, dtype="<u2").reshape(-1, _PLACES)
     places, values = draws % _WIDTH, np.where(draws >> 15, 1.0, -1.0) * weights[:, None]
     features = np.zeros(len(text), dtype=WORDS)

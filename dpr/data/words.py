@@ -1,8 +1,9 @@
 """The words of a text, in scripts that are written without spaces, too.
 
-In Chinese, Japanese, Thai, Lao, Khmer, Burmese and their like no space tells where a word ends, and Korean joins endings to its words.
-There each two neighbouring characters are a word, as in Lucene's analyser of Chinese, Japanese and Korean, and so is a character that
-stands alone. That takes no dictionary, and cuts a question and a text alike wherever their clauses begin.
+In Chinese, Japanese, Thai, Lao, Khmer, Burmese and their like no space tells where a word ends, and Korean
+joins endings to its words. There each two neighbouring characters are a word, as in Lucene's analyser of
+Chinese, Japanese and Korean, and so is a character that stands alone. That takes no dictionary, and cuts a
+question and a text alike wherever their clauses begin.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ _CHARACTER = regex.compile(rf"[{_UNSPACED}\p{{Hangul}}]{_MARKS}")
 _STRETCH = regex.compile(rf"(?:{_CHARACTER.pattern})+")
 _WITHOUT = re.compile(r"[\u0000-\u0dff\u1b00-\u2dff]*")
 """A text that has none of these scripts, told three times as fast as by looking for them."""
-_SPACED, _WRITTEN = re.compile(r"\S+"), regex.compile(rf"[{_UNSPACED}]{_MARKS}|[^\s\x1c-\x1f{_UNSPACED}]+")  # \x1c: as ``re`` has it
+# \x1c: as ``re`` has it
+_SPACED, _WRITTEN = (
+    re.compile(r"\S+"),
+    regex.compile(rf"[{_UNSPACED}]{_MARKS}|[^\s\x1c-\x1f{_UNSPACED}]+"),
+)
 
 
 def word_spans(text: str, spaced: Any, *, characters: bool = False) -> Iterator[tuple[int, int]]:
-    """Start and end of each word of a text, in their order; two neighbouring characters overlap with the next two.
+    """Start and end of each word of a text, in their order; two neighbouring characters overlap with the next
+    two.
 
     Args:
         spaced: the pattern of words of all other scripts.
-        characters: gives each of the characters that pairs are made of, too, so that a question of a single one finds it.
+        characters: gives each of the characters that pairs are made of, too, so that a question of a single
+        one finds it.
     """
     start = 0
     for stretch in _STRETCH.finditer(text):

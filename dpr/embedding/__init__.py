@@ -1,1 +1,2 @@
-"""Many texts -> many vectors: a part of a corpus into a vector shard, by one process or several, resumable."""
+"""Many texts -> many vectors: a part of a corpus into a vector shard, by one process or several,
+resumable."""

@@ -27,9 +27,14 @@ def chunk_rows(rows: range, number: int, chunk_size: int) -> range:
 
 
 def prepared_chunks(
-    source: PassageSource, rows: range, numbers: list[int], chunk_size: int, tokenize: Callable[[Sequence[Passage]], TokenBatch]
+    source: PassageSource,
+    rows: range,
+    numbers: list[int],
+    chunk_size: int,
+    tokenize: Callable[[Sequence[Passage]], TokenBatch],
 ) -> Iterator[Chunk]:
-    """Chunks, read and tokenised one ahead of the model in a thread (both the tokenizer and the model release the interpreter).
+    """Chunks, read and tokenised one ahead of the model in a thread (both the tokenizer and the model release
+    the interpreter).
 
     Raises:
         InputError: a row is bad, or the file has fewer rows than when they were counted.
@@ -43,9 +48,14 @@ def prepared_chunks(
 
 
 def _chunks(
-    source: PassageSource, rows: range, numbers: list[int], chunk_size: int, tokenize: Callable[[Sequence[Passage]], TokenBatch]
+    source: PassageSource,
+    rows: range,
+    numbers: list[int],
+    chunk_size: int,
+    tokenize: Callable[[Sequence[Passage]], TokenBatch],
 ) -> Iterator[Chunk]:
-    """The given chunks in one pass over the file, which ends with the last of them; a stored source passes over the chunks between them."""
+    """The given chunks in one pass over the file, which ends with the last of them; a stored source passes
+    over the chunks between them."""
     passages: Iterator[Passage] = iter(())
     end = -1
     for number in numbers:
@@ -55,7 +65,16 @@ def _chunks(
             end = wanted.start
         chunk = list(itertools.islice(passages, wanted.start - end, wanted.stop - end))
         if len(chunk) != len(wanted):
-            raise InputError("has fewer rows than before", file=source.file, hint="do not change a corpus while it is embedded")
+            raise InputError(
+                "has fewer rows than before",
+                file=source.file,
+                hint="do not change a corpus while it is embedded",
+            )
         end = wanted.stop
         empty = [str(passage.id) for passage in chunk if not passage.text.strip()]
-        yield Chunk(number, [str(passage.id) for passage in chunk], tokenize([source.as_encoded(passage) for passage in chunk]), empty)
+        yield Chunk(
+            number,
+            [str(passage.id) for passage in chunk],
+            tokenize([source.as_encoded(passage) for passage in chunk]),
+            empty,
+        )

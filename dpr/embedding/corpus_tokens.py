@@ -1,13 +1,12 @@
-"""Tokens on disk: of passages that are embedded again by other checkpoints, and of a corpus that a run encodes again and again.
+"""Tokens on disk: of passages that are embedded again by other checkpoints, and of a corpus that a run
+encodes again and again.
 
 passages-<key>/, corpus-tokens-<key>/chunk-000000/
-  tokens.npy    (T,) uint16, or uint32 for large vocabularies: special tokens included, cut to the model's length
-  lengths.npy   (N,) uint32
-  ids.npy       (N,) byte strings, of a corpus
-  manifest.json
+  tokens.npy    (T,) uint16, or uint32 for large vocabularies: special tokens included, cut to the model's
+  length lengths.npy   (N,) uint32 ids.npy       (N,) byte strings, of a corpus manifest.json
 
-A key is a hash of the texts, or of the corpus and how it is read, and of everything that decides tokens, so what is found under it cannot
-be another corpus's or stale.
+A key is a hash of the texts, or of the corpus and how it is read, and of everything that decides tokens, so
+what is found under it cannot be another corpus's or stale.
 """
 
 from __future__ import annotations
@@ -71,13 +70,21 @@ class _TokenFolders:
 
 
 class CorpusTokens(_TokenFolders):
-    """Chunks of ``chunk_size`` passages. They are tokenised when they are first read, then kept in the cache folder if that is writable.
+    """Chunks of ``chunk_size`` passages. They are tokenised when they are first read, then kept in the cache
+    folder if that is writable.
 
     Args:
         source: a corpus of ``num_passages``; it must not change while this is used.
     """
 
-    def __init__(self, source: PassageSource, num_passages: int, tensorizer: Tensorizer, *, chunk_size: int = CHUNK_ROWS) -> None:
+    def __init__(
+        self,
+        source: PassageSource,
+        num_passages: int,
+        tensorizer: Tensorizer,
+        *,
+        chunk_size: int = CHUNK_ROWS,
+    ) -> None:
         self.source, self.num_passages, self.chunk_size = source, num_passages, chunk_size
         self._identity = source.identity()
         facts = json.dumps([_LAYOUT, chunk_size, self._identity, token_rules(tensorizer)], sort_keys=True)
@@ -88,13 +95,18 @@ class CorpusTokens(_TokenFolders):
         return -(-self.num_passages // self.chunk_size)
 
     def read(self, numbers: Sequence[int]) -> Iterator[TokenChunk]:
-        """The chunks of these numbers, which ascend; what is missing is tokenised in one pass over the file, a chunk ahead.
+        """The chunks of these numbers, which ascend; what is missing is tokenised in one pass over the file,
+        a chunk ahead.
 
         Raises:
             InputError: the corpus has changed, or has a bad row.
         """
         if self.source.identity() != self._identity:
-            raise InputError("has changed during the run", file=self.source.file, hint="finish writing it, then rerun to resume")
+            raise InputError(
+                "has changed during the run",
+                file=self.source.file,
+                hint="finish writing it, then rerun to resume",
+            )
         missing = [number for number in numbers if not self._of(number).is_dir()]
         made = self._made(missing)
         for number in numbers:
@@ -108,7 +120,9 @@ class CorpusTokens(_TokenFolders):
 
     def _made(self, numbers: list[int]) -> Iterator[TokenChunk]:
         rows, size = range(self.num_passages), self.chunk_size
-        for chunk in prepared_chunks(self.source, rows, numbers, size, lambda passages: tokenize_passages(self._tensorizer, passages)):
+        for chunk in prepared_chunks(
+            self.source, rows, numbers, size, lambda passages: tokenize_passages(self._tensorizer, passages)
+        ):
             ids = np.array([key.encode() for key in chunk.ids], dtype=bytes)
             self._keep(self._of(chunk.number).name, chunk.tokens, kind="corpus tokens", ids=ids)
             yield TokenChunk(ids, chunk.tokens)
@@ -119,7 +133,8 @@ class CorpusTokens(_TokenFolders):
 
 
 class TokenCache(_TokenFolders):
-    """Tokenises chunks of passages, each once. A damaged chunk is tokenised again; if the folder is not writable, nothing is kept."""
+    """Tokenises chunks of passages, each once. A damaged chunk is tokenised again; if the folder is not
+    writable, nothing is kept."""
 
     def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
         super().__init__(folder, tensorizer)
@@ -145,7 +160,11 @@ class TokenCache(_TokenFolders):
 def token_rules(tensorizer: Tensorizer) -> str:
     """Everything that decides the tokens of a passage, as text."""
     cut = [tensorizer.sequence_length, tensorizer.tokenizer.truncation_side]
-    facts = {name: value for name, value in tensorizer.text.stored_facts(None).items() if name in ("passage_prompt", "title_template")}
+    facts = {
+        name: value
+        for name, value in tensorizer.text.stored_facts(None).items()
+        if name in ("passage_prompt", "title_template")
+    }
     return json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut, *([facts] if facts else [])])
 
 
@@ -154,6 +173,7 @@ def read_tokens(folder: Path) -> TokenBatch | None:
     if verify_folder(folder):
         return None
     tokens, lengths = (
-        torch.from_numpy(np.load(folder / name, allow_pickle=False).astype(np.int64)) for name in ("tokens.npy", "lengths.npy")
+        torch.from_numpy(np.load(folder / name, allow_pickle=False).astype(np.int64))
+        for name in ("tokens.npy", "lengths.npy")
     )
     return TokenBatch(tokens, lengths, torch.zeros_like(lengths))

@@ -1,9 +1,13 @@
 """Embeds one shard of a corpus.
 
-1. The shard is a consecutive range of ceil(N / num_shards) passages, as in DPR; it is cut into chunks of ``chunk_size`` passages.
-2. Chunks that an earlier run finished are verified and kept. The others are dealt out to the ranks, the k-th to rank k mod W.
-3. A rank reads the file as a stream and holds three chunks at a time: one is encoded, the next is read and tokenised, the last written.
-4. When all ranks are done, rank 0 writes the manifest. The bytes do not depend on the number of ranks or on interruptions.
+1. The shard is a consecutive range of ceil(N / num_shards) passages, as in DPR; it is cut into chunks of
+   ``chunk_size`` passages.
+2. Chunks that an earlier run finished are verified and kept. The others are dealt out to the ranks, the k-th
+   to rank k mod W.
+3. A rank reads the file as a stream and holds three chunks at a time: one is encoded, the next is read and
+   tokenised, the last written.
+4. When all ranks are done, rank 0 writes the manifest. The bytes do not depend on the number of ranks or on
+   interruptions.
 """
 
 from __future__ import annotations
@@ -18,7 +22,14 @@ from pathlib import Path
 import torch
 
 from dpr.core.batch import TokenBatch
-from dpr.core.distributed import barrier, current_ranks, from_main, largest_over_ranks, on_main, sum_over_ranks
+from dpr.core.distributed import (
+    barrier,
+    current_ranks,
+    from_main,
+    largest_over_ranks,
+    on_main,
+    sum_over_ranks,
+)
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
@@ -42,7 +53,8 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True, slots=True)
 class EmbedReport:
-    """What a run did, over all ranks: passages of the shard, passages it embedded (the rest existed), and those of them without text."""
+    """What a run did, over all ranks: passages of the shard, passages it embedded (the rest existed), and
+    those of them without text."""
 
     folder: Path
     passages: int
@@ -57,14 +69,17 @@ def shard_range(num_passages: int, shard_id: int, num_shards: int) -> range:
 
 
 def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) -> EmbedReport:
-    """Writes the vectors of the shard ``config.shard_id`` to the folder ``<out_file>_<shard_id>``; resumes an interrupted run.
+    """Writes the vectors of the shard ``config.shard_id`` to the folder ``<out_file>_<shard_id>``; resumes an
+    interrupted run.
 
-    Every rank of a group calls it, or a single process. The settings that name the model and the corpus are not read.
+    Every rank of a group calls it, or a single process. The settings that name the model and the corpus are
+    not read.
 
     Raises:
         ConfigError: the source has a passage_prefix that is not the model's prompt.
-        InputError: the corpus is empty, has a bad row or a repeated id; the folder holds vectors of another model, corpus or settings;
-            the model gives vectors that are zero, NaN or infinite; one passage does not fit into memory.
+        InputError: the corpus is empty, has a bad row or a repeated id; the folder holds vectors of another
+            model, corpus or settings; the model gives vectors that are zero, NaN or infinite; one passage
+            does not fit into memory.
         OutputError: they cannot be written; what can be known of that is said before the corpus is read.
         LostRankError: another rank raised.
     """
@@ -76,7 +91,9 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     source = _stored(source, config.num_shards)
     num_chunks = -(-len(rows) // config.chunk_size)
     metadata = shard_metadata(model, source, config, rows)
-    make_writer = partial(VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=config.out_dtype)
+    make_writer = partial(
+        VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=config.out_dtype
+    )
     opened: list[VectorShardWriter] = []
     flags = torch.zeros(num_chunks + 1)  # which chunks are missing, and whether the shard is unfinished
 
@@ -138,7 +155,12 @@ def _count(source: PassageSource, num_shards: int) -> int:
 
 
 def _embed_chunks(
-    model: BiEncoder, source: PassageSource, writer: VectorShardWriter, rows: range, missing: list[int], config: EmbedConfig
+    model: BiEncoder,
+    source: PassageSource,
+    writer: VectorShardWriter,
+    rows: range,
+    missing: list[int],
+    config: EmbedConfig,
 ) -> tuple[int, int]:
     """Embeds the missing chunks with all ranks; returns how many passages, and how many of them without text.
 
@@ -158,20 +180,25 @@ def _embed_chunks(
     turns = -(-len(missing) // ranks.world_size)
     written: Future[None] = Future()
     written.set_result(None)
-    with ThreadPoolExecutor(1, thread_name_prefix="write") as pool:  # leaving it lets a write that has started finish
+    with ThreadPoolExecutor(
+        1, thread_name_prefix="write"
+    ) as pool:  # leaving it lets a write that has started finish
         for turn in range(turns + 1):  # in the last one, only the last chunk is written
             done, failure = torch.zeros(3, dtype=torch.float64), None
             try:
                 if turn < len(mine):
                     chunk = next(prepared)
-                    # What was read from a file that changes belongs neither to the old corpus nor to the new one.
+                    # What was read from a file that changes belongs neither to the old corpus nor to the new
+                    # one.
                     if source.identity()["corpus_fingerprint"] != writer.provenance["corpus_fingerprint"]:
                         hint = "finish writing it, choose another out_file, rerun"
                         raise InputError("has changed while it was embedded", file=source.file, hint=hint)
                     if turn == 0:
                         model.tensorizer.check_known(chunk.tokens.tokens.numpy(), str(source.file))
                     vectors = encode_within_memory(model, chunk.tokens, budget, **options)
-                    done = torch.tensor([len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float64)
+                    done = torch.tensor(
+                        [len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float64
+                    )
                     empty_ids = (empty_ids + chunk.empty_ids)[:_SHOWN_IDS]
                 written.result()  # raises what the write raised
                 if turn < len(mine):
@@ -188,7 +215,11 @@ def _embed_chunks(
     progress.close()
     if num_empty and ranks.is_main:
         shown = f", such as {', '.join(empty_ids)}" if empty_ids else ""
-        logger.warning("%d passages have no text%s; they were embedded by their title, or as empty sequences", num_empty, shown)
+        logger.warning(
+            "%d passages have no text%s; they were embedded by their title, or as empty sequences",
+            num_empty,
+            shown,
+        )
     return lost, num_empty
 
 

@@ -28,26 +28,32 @@ class PassageSourceConfig(Settings):
     normalize: bool = False
     """Clean passage texts (newlines, quotes) as DPR's normalize does; must be as in training."""
     passage_prefix: str | None = None
-    """Put before every passage as it is when it is embedded; must be as in training (datasets.<name>.passage_prefix). The prompt that a
-    model stores (encoder.passage_prompt) is put there anyway."""
+    """Put before every passage as it is when it is embedded; must be as in training
+    (datasets.<name>.passage_prefix). The prompt that a model stores (encoder.passage_prompt) is put there
+    anyway."""
     source: str | None = None
     """Where the collection is published, for the message when the file is missing."""
 
 
 @dataclass
 class CheckpointEncoderConfig(GivenTextSettings):
-    """What a checkpoint file of the original DPR, or a folder of another tool, does not hold; checkpoints bring it along."""
+    """What a checkpoint file of the original DPR, or a folder of another tool, does not hold; checkpoints
+    bring it along."""
 
     pretrained_model_cfg: str | None = setting(None, path="input")
-    """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it; or the model that adapters belong
-    to."""
+    """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it; or the
+    model that adapters belong to."""
     pooling: str = "cls"
-    """Of a folder that states none: cls, mean, last or max. A checkpoint with a user-defined pooling is loaded only where module:Class
-    names the same class here, since a file never decides which code runs."""
+    """Of a folder that states none: cls, mean, last or max. A checkpoint with a user-defined pooling is
+    loaded only where module:Class names the same class here, since a file never decides which code runs."""
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``BiEncoder.load`` that these settings stand for."""
-        return {"pretrained_model_cfg": self.pretrained_model_cfg, "settings": EncoderSettings(pooling=self.pooling), "text": self}
+        return {
+            "pretrained_model_cfg": self.pretrained_model_cfg,
+            "settings": EncoderSettings(pooling=self.pooling),
+            "text": self,
+        }
 
 
 @dataclass
@@ -55,8 +61,8 @@ class EmbedConfig(ForwardSettings, CudaSettings):
     """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
 
     model_file: str | None = setting(None, path="input")
-    """Checkpoint folder, run folder (its best checkpoint is taken), folder of sentence-transformers, Hugging Face or peft, or a checkpoint
-    file of the original DPR."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), folder of sentence-transformers, Hugging
+    Face or peft, or a checkpoint file of the original DPR."""
     ctx_src: str | None = setting(None, path="input")
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = setting(None, path="beginning")
@@ -64,34 +70,49 @@ class EmbedConfig(ForwardSettings, CudaSettings):
     encoder_type: str = setting("ctx", choices=("ctx", "question"))
     """ctx, or question to embed the passages with the question tower."""
     dimensions: int = setting(0, unit="dimensions", least=0)
-    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
+    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
+    has them."""
     shard_id: int = setting(0, least=0)
     """Which of ``num_shards`` parts this run embeds, counted from 0."""
     num_shards: int = setting(1, unit="shards", least=1)
-    """Parts of ceil(N / num_shards) consecutive passages, for independent runs. The ranks of one torchrun share a part; the workers of a
-    cluster embed all parts, each one at a time."""
+    """Parts of ceil(N / num_shards) consecutive passages, for independent runs. The ranks of one torchrun
+    share a part; the workers of a cluster embed all parts, each one at a time."""
     batch_size: int = setting(0, unit="passages", least=0)
     """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
     chunk_size: int = setting(8192, unit="passages", least=1)
-    """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per rank."""
+    """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per
+    rank."""
     token_store: str = setting("off", path="folder")
-    """auto keeps the corpus's tokens in the cache folder ($DPR_CACHE), a path keeps them there: the next embedding of the same corpus with
-    the same tokenizer, length and chunk_size reads them instead of tokenising. Some 2 bytes a token; off keeps nothing."""
+    """auto keeps the corpus's tokens in the cache folder ($DPR_CACHE), a path keeps them there: the next
+    embedding of the same corpus with the same tokenizer, length and chunk_size reads them instead of
+    tokenising. Some 2 bytes a token; off keeps nothing."""
     out_dtype: str = setting("float32", choices=("float32", "float16", "int8", "binary"))
-    """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md says what each loses."""
+    """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md
+    says what each loses."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"))
-    """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa everywhere else."""
+    """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa
+    everywhere else."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
     def check_together(self, prefix: str) -> None:
-        require_set(self, {"model_file": "runs/first", "ctx_src": "corpus.tsv", "out_file": "runs/first/vectors"})
+        require_set(
+            self, {"model_file": "runs/first", "ctx_src": "corpus.tsv", "out_file": "runs/first/vectors"}
+        )
         self.token_store = store_name("token_store", self.token_store)
         if self.attention == "varlen" and self.precision == "fp32":
-            raise ConfigError("attention=varlen needs precision=bf16 or fp16, its kernel has no other; or leave it out")
+            raise ConfigError(
+                "attention=varlen needs precision=bf16 or fp16, its kernel has no other; or leave it out"
+            )
         if self.shard_id >= self.num_shards:
-            raise ConfigError(f"shard_id={self.shard_id} does not exist with num_shards={self.num_shards}; shards are counted from 0")
+            raise ConfigError(
+                f"shard_id={self.shard_id} does not exist with num_shards={self.num_shards}; shards are"
+                " counted from 0"
+            )
         if self.shard_id and self.cluster.kind != "none":
-            raise ConfigError(f"shard_id={self.shard_id} and cluster=ray are mutually exclusive; a cluster embeds all shards")
+            raise ConfigError(
+                f"shard_id={self.shard_id} and cluster=ray are mutually exclusive; a cluster embeds all"
+                " shards"
+            )

@@ -33,7 +33,8 @@ class PassageSource:
     id_prefix: str = ""
     normalize: bool = False
     passage_prefix: str = ""
-    """Put before every passage where it is encoded; texts that are shown or searched by words are without it."""
+    """Put before every passage where it is encoded; texts that are shown or searched by words are without
+    it."""
 
     @property
     def columns(self) -> tuple[int, int, int]:
@@ -57,11 +58,18 @@ class PassageSource:
         return replace(passage, title=title, text=text)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
-        """Passages number ``start`` to ``stop``, with prefixed ids, cleaned where ``normalize`` asks for it."""
+        """Passages number ``start`` to ``stop``, with prefixed ids, cleaned where ``normalize`` asks for
+        it."""
         id_col, text_col, title_col = self.columns
         prefix = self.id_prefix
         for passage in read_passages(
-            self.file, id_col=id_col, text_col=text_col, title_col=title_col, id_prefix=prefix, start=start, stop=stop
+            self.file,
+            id_col=id_col,
+            text_col=text_col,
+            title_col=title_col,
+            id_prefix=prefix,
+            start=start,
+            stop=stop,
         ):
             yield replace(passage, text=normalize_passage(passage.text)) if self.normalize else passage
 
@@ -71,7 +79,9 @@ class PassageSource:
         Raises:
             InputError: an id occurs twice (names both lines), or a row is bad.
         """
-        return check_unique_ids(self.file, id_col=self.id_col, text_col=self.text_col, title_col=self.title_col)
+        return check_unique_ids(
+            self.file, id_col=self.id_col, text_col=self.text_col, title_col=self.title_col
+        )
 
     def identity(self) -> dict[str, str | int | bool]:
         """What decides the passages: the whole content of the file, and every setting but its name.
@@ -79,7 +89,11 @@ class PassageSource:
         Raises:
             InputError: the file cannot be read.
         """
-        options = {item.name: getattr(self, item.name) for item in fields(PassageSource) if item.name not in ("file", "name")}
+        options = {
+            item.name: getattr(self, item.name)
+            for item in fields(PassageSource)
+            if item.name not in ("file", "name")
+        }
         return {"corpus_fingerprint": content_sha256(self.file)[:32], **options}
 
 
@@ -109,44 +123,53 @@ class StoredSource(PassageSource):
 
 
 def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> PassageSource:
-    """The source with its passages in a store (``dpr/formats/corpus_store.py``), where the file is large and the cache can be written.
+    """The source with its passages in a store (``dpr/formats/corpus_store.py``), where the file is large and
+    the cache can be written.
 
     The first call for a file reads it whole; later calls, by other processes too, take milliseconds.
 
     Raises:
         InputError: the file is missing or has a bad row.
     """
-    if type(source) is not PassageSource or (source.file.is_file() and source.file.stat().st_size < least_bytes):
+    if type(source) is not PassageSource or (
+        source.file.is_file() and source.file.stat().st_size < least_bytes
+    ):
         return source
     try:
         store = open_store(source.file, source.columns)
     except ConfigError as error:
         logger.warning("%s is read from its beginning each time: %s", source.file, error)
         return source
-    return StoredSource(**{item.name: getattr(source, item.name) for item in fields(PassageSource)}, store=store)
+    return StoredSource(
+        **{item.name: getattr(source, item.name) for item in fields(PassageSource)}, store=store
+    )
 
 
 _READING = ("id_col", "text_col", "title_col")
 
 
 def corpora_of(stated: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The distinct corpora that metadata of vectors name. Vectors of other programs, and those of versions that did not hash the whole
-    corpus, name none."""
+    """The distinct corpora that metadata of vectors name. Vectors of other programs, and those of versions
+    that did not hash the whole corpus, name none."""
     names = ("corpus", "corpus_fingerprint", *_READING)
     complete = (one for one in stated if isinstance(one, Mapping) and all(name in one for name in names))
     corpora = [{name: metadata[name] for name in names} for metadata in complete]
     return [corpus for index, corpus in enumerate(corpora) if corpus not in corpora[:index]]
 
 
-def require_corpora(corpora: Iterable[Mapping[str, Any]], sources: Sequence[PassageSource], *, file: str | Path | None) -> None:
-    """Every command that shows or scores texts beside vectors, or beside an index of them, asks here whether these are the same texts.
+def require_corpora(
+    corpora: Iterable[Mapping[str, Any]], sources: Sequence[PassageSource], *, file: str | Path | None
+) -> None:
+    """Every command that shows or scores texts beside vectors, or beside an index of them, asks here whether
+    these are the same texts.
 
     Args:
         corpora: what ``corpora_of`` gives. All of it must be among ``sources``, which may hold more.
         file: the vectors, for the message.
 
     Raises:
-        InputError: the vectors are of a corpus that is not given, has changed since, or is read by other columns.
+        InputError: the vectors are of a corpus that is not given, has changed since, or is read by other
+        columns.
     """
     ours = [source.identity() for source in sources]
     for corpus in corpora if ours else ():
@@ -154,9 +177,18 @@ def require_corpora(corpora: Iterable[Mapping[str, Any]], sources: Sequence[Pass
         if not same:
             names = ", ".join(str(source.file) for source in sources)
             hint = "embed the corpus again as it is now, or name the file that was embedded"
-            raise InputError(f"vectors of another corpus ({corpus['corpus']!r} as it was), not of {names}", file=file, hint=hint)
+            raise InputError(
+                f"vectors of another corpus ({corpus['corpus']!r} as it was), not of {names}",
+                file=file,
+                hint=hint,
+            )
         differing = [name for name in _READING if all(one[name] != corpus[name] for one in same)]
         if differing:
             name = differing[0]
             hint = f"set ctx_sources.<name>.{name}={corpus[name]}, or embed the corpus again"
-            raise InputError(f"vectors of passages read with {name}={corpus[name]}", file=file, expected=str(same[0][name]), hint=hint)
+            raise InputError(
+                f"vectors of passages read with {name}={corpus[name]}",
+                file=file,
+                expected=str(same[0][name]),
+                hint=hint,
+            )

@@ -2,10 +2,10 @@
 
 Only the passage's text counts, not its title. Text and answers are NFD-normalised, accents are kept.
 
-* ``string``: tokens are runs of letters, numbers and marks, or else single characters that are neither space nor control. The lower-cased
-  tokens of an answer must occur in the text one after the other.
-* ``regex``: the answer is a pattern of the ``regex`` package, searched ignoring case, ``^`` and ``$`` at every line. A pattern that is not
-  valid, or that takes longer than a second on one text, does not match.
+* ``string``: tokens are runs of letters, numbers and marks, or else single characters that are neither space
+  nor control. The lower-cased tokens of an answer must occur in the text one after the other.
+* ``regex``: the answer is a pattern of the ``regex`` package, searched ignoring case, ``^`` and ``$`` at
+  every line. A pattern that is not valid, or that takes longer than a second on one text, does not match.
 
 An answer without tokens, such as "" or a space, matches no text (in DPR every text).
 """
@@ -49,7 +49,9 @@ def warn_of_empty_answers(questions: Sequence[Question]) -> None:
     if empty:
         question, answer = empty[0]
         place = f"line {question.line} of the questions" if question.line else f"question {question.id!r}"
-        _log.warning("%d answers are empty, the first of them %r at %s: they match no text", len(empty), answer, place)
+        _log.warning(
+            "%d answers are empty, the first of them %r at %s: they match no text", len(empty), answer, place
+        )
 
 
 def _with_tokens(answers: Iterable[str]) -> tuple[str, ...]:
@@ -57,13 +59,19 @@ def _with_tokens(answers: Iterable[str]) -> tuple[str, ...]:
 
 
 def match_hits(
-    answers: Sequence[Sequence[str]], hits: Sequence[Sequence[str]], texts: Mapping[str, str], *, kind: str = "string", workers: int = 1
+    answers: Sequence[Sequence[str]],
+    hits: Sequence[Sequence[str]],
+    texts: Mapping[str, str],
+    *,
+    kind: str = "string",
+    workers: int = 1,
 ) -> list[list[bool]]:
     """For each question and each of its hits: whether the passage holds an answer.
 
     Args:
         hits: Passage ids of each question, best first.
-        texts: Text of every passage in ``hits``. Each passage is tokenised once, for all questions that found it.
+        texts: Text of every passage in ``hits``. Each passage is tokenised once, for all questions that found
+        it.
         workers: Processes, used only if there is enough work. The result does not depend on it.
     """
     asked: dict[str, list[tuple[int, int]]] = {}
@@ -77,7 +85,15 @@ def match_hits(
         results = list(map(_match_text, passages, askers, repeat(kind)))
     else:  # spawned, not forked: a fork after torch has started its threads can hang
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            results = list(pool.map(_match_text, passages, askers, repeat(kind), chunksize=max(1, len(passages) // (workers * 8))))
+            results = list(
+                pool.map(
+                    _match_text,
+                    passages,
+                    askers,
+                    repeat(kind),
+                    chunksize=max(1, len(passages) // (workers * 8)),
+                )
+            )
     matched = [[False] * len(listed) for listed in hits]
     for places, flags in zip(asked.values(), results, strict=True):
         for (question, rank), flag in zip(places, flags, strict=True):
@@ -104,9 +120,11 @@ def _match_text(text: str, askers: list[tuple[str, ...]], kind: str) -> list[boo
 
 
 def _match_strings(text: str, askers: list[tuple[str, ...]]) -> list[bool]:
-    """Tokenises the text only where all tokens of some answer occur in it as plain substrings, which is rare and ten times as fast to see.
+    """Tokenises the text only where all tokens of some answer occur in it as plain substrings, which is rare
+    and ten times as fast to see.
 
-    Lower-casing a whole text equals lower-casing its tokens but for the capital sigma, whose lower case depends on what follows.
+    Lower-casing a whole text equals lower-casing its tokens but for the capital sigma, whose lower case
+    depends on what follows.
     """
     lowered = None if "\N{GREEK CAPITAL LETTER SIGMA}" in text else unicodedata.normalize("NFD", text).lower()
     joined: str | None = None
@@ -138,7 +156,9 @@ def _needle(answer: str) -> tuple[str, tuple[str, ...]]:
 @lru_cache(maxsize=65536)
 def _compiled(pattern: str) -> regex.Pattern[str] | None:
     try:
-        return regex.compile(unicodedata.normalize("NFD", pattern), regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
+        return regex.compile(
+            unicodedata.normalize("NFD", pattern), regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
+        )
     except (regex.error, OverflowError, RecursionError) as error:
         _log.warning("answer pattern %r is not valid and matches nothing: %s", pattern, error)
         return None
@@ -151,5 +171,7 @@ def _finds(pattern: str, text: str) -> bool:
     try:
         return compiled.search(text, timeout=REGEX_TIMEOUT_S) is not None
     except TimeoutError:
-        _log.warning("answer pattern %r took more than %g s on a text and counts as no match", pattern, REGEX_TIMEOUT_S)
+        _log.warning(
+            "answer pattern %r took more than %g s on a text and counts as no match", pattern, REGEX_TIMEOUT_S
+        )
         return False

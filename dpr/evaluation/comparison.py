@@ -1,4 +1,5 @@
-"""Several retrieval runs over the same questions: each tested against the first, and the questions that changed most."""
+"""Several retrieval runs over the same questions: each tested against the first, and the questions that
+changed most."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _TEXT_LIMIT = 90
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of one run against the first run's. ``adjusted``: the p of the randomisation test, by Holm over the family."""
+    """One metric of one run against the first run's. ``adjusted``: the p of the randomisation test, by Holm
+    over the family."""
 
     question_set: str
     run: str
@@ -40,20 +42,30 @@ class Changed:
 
 
 def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> list[str]:
-    """The metrics that all runs have for at least two questions: those ``wanted``, else those that tables show, else all.
+    """The metrics that all runs have for at least two questions: those ``wanted``, else those that tables
+    show, else all.
 
     Raises:
         ConfigError: a metric that is wanted is not among them.
     """
-    judged = [{name for name in run.each.values if len(run.each.judged(name)) > 1} for run in runs.values() if run.each]
+    judged = [
+        {name for name in run.each.values if len(run.each.judged(name)) > 1}
+        for run in runs.values()
+        if run.each
+    ]
     common = [name for name in next(iter(runs.values())).metrics if all(name in names for names in judged)]
     for name in wanted:
         if name not in common:
-            raise ConfigError(f"--metrics {name} is not in all of these files for two questions or more{suggestion(name, common)}")
+            raise ConfigError(
+                f"--metrics {name} is not in all of these files for two questions or"
+                f" more{suggestion(name, common)}"
+            )
     return list(wanted) or [name for name in RETRIEVAL_COLUMNS if name in common] or common
 
 
-def paired_values(first: PerQuestion, second: PerQuestion, metric: str, *, label: str, against: str) -> tuple[list[float], list[float]]:
+def paired_values(
+    first: PerQuestion, second: PerQuestion, metric: str, *, label: str, against: str
+) -> tuple[list[float], list[float]]:
     """Values of the questions that a metric is taken over, in the order of the first run.
 
     Raises:
@@ -63,14 +75,15 @@ def paired_values(first: PerQuestion, second: PerQuestion, metric: str, *, label
     if other := sorted(ours.keys() ^ theirs.keys()):
         message = f"{metric} of question {other[0]!r} is in {against if other[0] in ours else label} alone"
         raise InputError(
-            f"{label} and {against} are not about the same judged questions: {message}", expected="the same questions and judgements"
+            f"{label} and {against} are not about the same judged questions: {message}",
+            expected="the same questions and judgements",
         )
     return list(ours.values()), [theirs[key] for key in ours]
 
 
 def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence[str]) -> list[Difference]:
-    """Every run of every set against the set's first, in every metric, and where there are several sets the means over them; all of these
-    are one family."""
+    """Every run of every set against the set's first, in every metric, and where there are several sets the
+    means over them; all of these are one family."""
     values: dict[tuple[str, str, str, str], list[Any]] = {}
     mean = f"mean of {len(sets)} sets"
     for name, runs in sets.items():
@@ -78,7 +91,9 @@ def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence
         for label, run in others:
             assert first.each is not None and run.each is not None
             for metric in metrics:
-                values[name, label, against, metric] = [paired_values(first.each, run.each, metric, label=label, against=against)]
+                values[name, label, against, metric] = [
+                    paired_values(first.each, run.each, metric, label=label, against=against)
+                ]
     if len(sets) > 1:
         for (_, label, against, metric), pairs in list(values.items()):
             values.setdefault((mean, label, against, metric), []).extend(pairs)
@@ -88,19 +103,39 @@ def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence
 
 
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:
-    """The questions with the largest differences, those that got worse and better alike; equal ones in the order of the first run."""
+    """The questions with the largest differences, those that got worse and better alike; equal ones in the
+    order of the first run."""
     ours, theirs = first.judged(metric), second.judged(metric)
     texts = dict(zip(first.ids, first.texts, strict=True))
-    changed = [Changed(key, texts[key], value, theirs[key]) for key, value in ours.items() if theirs[key] != value]
+    changed = [
+        Changed(key, texts[key], value, theirs[key]) for key, value in ours.items() if theirs[key] != value
+    ]
     return sorted(changed, key=lambda one: -abs(one.second - one.first))[:_NUM_CHANGED]
 
 
 def difference_table(differences: Sequence[Difference]) -> str:
     """One line for each, with the set and the run where there are several."""
     several = len({one.question_set for one in differences}) > 1, len({one.run for one in differences}) > 1
-    rows = [["", "first", "second", "difference", "95 % interval", "t test", "randomisation", "Holm", "detectable"]]
+    rows = [
+        [
+            "",
+            "first",
+            "second",
+            "difference",
+            "95 % interval",
+            "t test",
+            "randomisation",
+            "Holm",
+            "detectable",
+        ]
+    ]
     for one in differences:
-        test, label = one.test, [one.question_set] * several[0] + [one.run] * several[1] + [RETRIEVAL_COLUMNS.get(one.metric, one.metric)]
+        test, label = (
+            one.test,
+            [one.question_set] * several[0]
+            + [one.run] * several[1]
+            + [RETRIEVAL_COLUMNS.get(one.metric, one.metric)],
+        )
         told = [
             f"[{test.low:+{SHOWN}}, {test.high:+{SHOWN}}]",
             _p(test.p_t),
@@ -110,13 +145,24 @@ def difference_table(differences: Sequence[Difference]) -> str:
         ]
         if test.outcome == TOO_FEW:
             told = [f"{TOO_FEW} to tell", "-", "-", "-", "-"]
-        rows.append([", ".join(label), f"{test.first:{SHOWN}}", f"{test.second:{SHOWN}}", f"{test.difference:+{SHOWN}}", *told])
+        rows.append(
+            [
+                ", ".join(label),
+                f"{test.first:{SHOWN}}",
+                f"{test.second:{SHOWN}}",
+                f"{test.difference:+{SHOWN}}",
+                *told,
+            ]
+        )
     return text_table(rows)
 
 
 def changed_table(changed: Sequence[Changed]) -> str:
     """Both values, the difference, and the question with its id, cut."""
-    rows = [[f"{one.first:.3f}", f"{one.second:.3f}", f"{one.second - one.first:+.3f}", f"{one.id}: {one.text}"] for one in changed]
+    rows = [
+        [f"{one.first:.3f}", f"{one.second:.3f}", f"{one.second - one.first:+.3f}", f"{one.id}: {one.text}"]
+        for one in changed
+    ]
     return "\n".join("  ".join([*row[:3], cut(row[3], _TEXT_LIMIT)]) for row in rows)
 
 

@@ -1,7 +1,9 @@
-"""Ranking metrics by trec_eval (pytrec-eval-terrier): recall@k, mrr@k, ndcg@k, accuracy@k (a relevant passage among the first k) and map.
+"""Ranking metrics by trec_eval (pytrec-eval-terrier): recall@k, mrr@k, ndcg@k, accuracy@k (a relevant passage
+among the first k) and map.
 
-trec_eval ranks by score again: it narrows scores to float32 and breaks ties by id, descending. So it is handed strictly falling scores made
-from the rank, and what it judges is the order of the list. A run read back from a file has the same metrics as the run in memory.
+trec_eval ranks by score again: it narrows scores to float32 and breaks ties by id, descending. So it is
+handed strictly falling scores made from the rank, and what it judges is the order of the list. A run read
+back from a file has the same metrics as the run in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ RETRIEVAL_COLUMNS = {
 
 
 def evaluate_run(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> dict[str, float]:
-    """Mean of each metric over all questions with a relevant passage in ``qrels``; one that is not in ``run`` counts as 0.
+    """Mean of each metric over all questions with a relevant passage in ``qrels``; one that is not in ``run``
+    counts as 0.
 
     Raises:
         InputError: no question has a relevant passage, or a passage is listed twice for a question.
@@ -48,25 +51,37 @@ def mean_metrics(per_question: Mapping[str, Mapping[str, float]]) -> dict[str, f
         InputError: there is no question.
     """
     if not per_question:
-        raise InputError("no question has a passage judged relevant", hint="check that question ids and judgements belong together")
+        raise InputError(
+            "no question has a passage judged relevant",
+            hint="check that question ids and judgements belong together",
+        )
     names = next(iter(per_question.values()))
     return {name: sum(values[name] for values in per_question.values()) / len(per_question) for name in names}
 
 
-def evaluate_questions(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> dict[str, dict[str, float]]:
+def evaluate_questions(
+    run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS
+) -> dict[str, dict[str, float]]:
     """The metrics of each question with a relevant passage, in the order of ``qrels``."""
     import pytrec_eval
 
-    judged = {question: dict(grades) for question, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
+    judged = {
+        question: dict(grades)
+        for question, grades in qrels.items()
+        if any(grade > 0 for grade in grades.values())
+    }
     cutoffs = sorted(set(cutoffs))
     depths = ",".join(map(str, cutoffs))
     scores = {question: _falling_scores(question, run.get(question, ())) for question in judged}
-    evaluator = pytrec_eval.RelevanceEvaluator(judged, {f"recall.{depths}", f"ndcg_cut.{depths}", f"success.{depths}", "map", "recip_rank"})
+    evaluator = pytrec_eval.RelevanceEvaluator(
+        judged, {f"recall.{depths}", f"ndcg_cut.{depths}", f"success.{depths}", "map", "recip_rank"}
+    )
     measured = evaluator.evaluate(scores)
     result = {}
     for question in judged:
         measures = measured[question]
-        # trec_eval cannot cut the reciprocal rank off; with the first relevant rank r it is 1/r, or 0 beyond the cut-off.
+        # trec_eval cannot cut the reciprocal rank off; with the first relevant rank r it is 1/r, or 0 beyond
+        # the cut-off.
         reciprocal = measures["recip_rank"]
         values = {}
         for k in cutoffs:
@@ -80,11 +95,14 @@ def evaluate_questions(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS)
 
 def metric_names(cutoffs: Iterable[int]) -> list[str]:
     """Names of the metrics of ``evaluate_run``."""
-    return [f"{kind}@{k}" for k in sorted(set(cutoffs)) for kind in ("accuracy", "recall", "mrr", "ndcg")] + ["map"]
+    return [f"{kind}@{k}" for k in sorted(set(cutoffs)) for kind in ("accuracy", "recall", "mrr", "ndcg")] + [
+        "map"
+    ]
 
 
 def metric_by_rank(name: str, grades: np.ndarray, relevant: Sequence[Sequence[int]]) -> list[float]:
-    """One of the metrics of each question, bit by bit as ``evaluate_questions`` has it, from the grades that stand at its ranks.
+    """One of the metrics of each question, bit by bit as ``evaluate_questions`` has it, from the grades that
+    stand at its ranks.
 
     Args:
         name: such as ``mrr@10`` or ``map``.
@@ -132,12 +150,16 @@ class Coverage:
         if self.num_not_in_run:
             parts.append(f"{self.num_not_in_run} judged but without any hit (count as 0)")
         if self.num_judged_passages_not_in_corpus:
-            parts.append(f"{self.num_judged_passages_not_in_corpus} relevant passages are not in the corpus (cannot be found)")
+            parts.append(
+                f"{self.num_judged_passages_not_in_corpus} relevant passages are not in the corpus (cannot be"
+                " found)"
+            )
         return "; ".join(parts)
 
 
 def coverage(run: Run, qrels: Qrels, corpus_ids: Collection[str] | None = None) -> Coverage:
-    """Counts what does not fit together. ``corpus_ids``: at least those relevant passages that exist; absent = not checked."""
+    """Counts what does not fit together. ``corpus_ids``: at least those relevant passages that exist; absent
+    = not checked."""
     judged = {question for question, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
     relevant = {passage for question in judged for passage, grade in qrels[question].items() if grade > 0}
     return Coverage(
@@ -145,24 +167,40 @@ def coverage(run: Run, qrels: Qrels, corpus_ids: Collection[str] | None = None) 
         num_without_judgements=sum(question not in qrels for question in run),
         num_without_relevant=len(qrels) - len(judged),
         num_not_in_run=sum(not run.get(question) for question in judged),
-        num_judged_passages_not_in_corpus=None if corpus_ids is None else sum(passage not in corpus_ids for passage in relevant),
+        num_judged_passages_not_in_corpus=(
+            None if corpus_ids is None else sum(passage not in corpus_ids for passage in relevant)
+        ),
     )
 
 
 def format_table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
-    """One line per row, one column per metric, three decimals; a metric that a row lacks is shown as ``-``, one that all lack is left out.
+    """One line per row, one column per metric, three decimals; a metric that a row lacks is shown as ``-``,
+    one that all lack is left out.
 
     ``columns`` gives the metrics with their headings.
     """
-    headings = {name: heading for name, heading in columns.items() if any(name in metrics for metrics in rows.values())}
-    cells = [[label, *(f"{metrics[name]:.3f}" if name in metrics else "-" for name in headings)] for label, metrics in rows.items()]
+    headings = {
+        name: heading
+        for name, heading in columns.items()
+        if any(name in metrics for metrics in rows.values())
+    }
+    cells = [
+        [label, *(f"{metrics[name]:.3f}" if name in metrics else "-" for name in headings)]
+        for label, metrics in rows.items()
+    ]
     return text_table([["", *headings.values()], *cells])
 
 
 def text_table(cells: Sequence[Sequence[str]]) -> str:
-    """Lines of cells, the first of them headings, as columns; the first column is aligned to the left, the others to the right."""
+    """Lines of cells, the first of them headings, as columns; the first column is aligned to the left, the
+    others to the right."""
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    lines = ["  ".join([line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]) for line in cells]
+    lines = [
+        "  ".join(
+            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]
+        )
+        for line in cells
+    ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
 

@@ -1,7 +1,8 @@
 """Is a difference between two systems more than chance? Paired tests over the questions that both answered.
 
-Questions are taken as a sample of those that could have been asked. The t test and the interval assume that mean differences are normal,
-which holds from some dozens of questions on; the randomisation test assumes only that a difference could have had either sign.
+Questions are taken as a sample of those that could have been asked. The t test and the interval assume that
+mean differences are normal, which holds from some dozens of questions on; the randomisation test assumes only
+that a difference could have had either sign.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dpr.core.errors import InputError
 
 HIGHER, LOWER, NO_DIFFERENCE, TOO_FEW = "higher", "lower", "no difference", "too few questions"
 FEWEST = 10
-"""From fewer questions, or where all differ alike, nothing is told of others: how far these may lie is not known."""
+"""From fewer questions, or where all differ alike, nothing is told of others: how far these may lie is not
+known."""
 SHOWN = ".3f"
 """Means are shown like this, and a difference that does not show is none."""
 FLIPS = 100_000
@@ -30,7 +32,8 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over questions, or over sets of them, with its interval. ``variance``: of the mean, with its degrees of freedom."""
+    """A mean over questions, or over sets of them, with its interval. ``variance``: of the mean, with its
+    degrees of freedom."""
 
     mean: float
     low: float
@@ -45,7 +48,8 @@ class Estimate:
 
     @property
     def outcome(self) -> str:
-        """What a mean difference tells: ``HIGHER`` or ``LOWER`` where its interval leaves 0 out, ``NO_DIFFERENCE``, or ``TOO_FEW``."""
+        """What a mean difference tells: ``HIGHER`` or ``LOWER`` where its interval leaves 0 out,
+        ``NO_DIFFERENCE``, or ``TOO_FEW``."""
         if self.freedom < FEWEST - 1 or (self.mean and not self.variance):
             return TOO_FEW
         return HIGHER if self.low > 0 else LOWER if self.high < 0 else NO_DIFFERENCE
@@ -56,10 +60,13 @@ class PairedTest:
     """``second`` against ``first``, both means over the same questions.
 
     Attributes:
-        outcome: that of the difference (``Estimate.outcome``); ``NO_DIFFERENCE`` too where both means are shown by the same figures.
+        outcome: that of the difference (``Estimate.outcome``); ``NO_DIFFERENCE`` too where both means are
+        shown by the same figures.
         difference: second - first, with ``low`` and ``high`` of its interval.
-        p_t, p_flips: two-sided, of the paired t test (1 where all differ alike, which shows no deviation) and of the randomisation test.
-        detectable: the smallest true difference that a test over so many questions with this spread finds 4 times in 5.
+        p_t, p_flips: two-sided, of the paired t test (1 where all differ alike, which shows no deviation) and
+        of the randomisation test.
+        detectable: the smallest true difference that a test over so many questions with this spread finds 4
+        times in 5.
     """
 
     num_questions: int
@@ -85,21 +92,30 @@ def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
 
 
 def mean_of(parts: Sequence[Estimate]) -> Estimate:
-    """The mean over sets of questions, all weighing the same. Its interval is about other questions of the same sets, not about other
-    sets; degrees of freedom by Welch and Satterthwaite."""
+    """The mean over sets of questions, all weighing the same. Its interval is about other questions of the
+    same sets, not about other sets; degrees of freedom by Welch and Satterthwaite."""
     variance = math.fsum(part.variance for part in parts)
     spread = math.fsum(part.variance**2 / part.freedom for part in parts)
     mean = math.fsum(part.mean for part in parts) / len(parts)
-    return Estimate.of(mean, variance / len(parts) ** 2, variance**2 / spread if spread else min(part.freedom for part in parts))
+    return Estimate.of(
+        mean,
+        variance / len(parts) ** 2,
+        variance**2 / spread if spread else min(part.freedom for part in parts),
+    )
 
 
-def paired_test(*sets: tuple[Sequence[float], Sequence[float]], flips: int = FLIPS, seed: int = 0) -> PairedTest:
-    """Compares two systems by their values, question by question in the same order; over several sets by the mean of their means.
+def paired_test(
+    *sets: tuple[Sequence[float], Sequence[float]], flips: int = FLIPS, seed: int = 0
+) -> PairedTest:
+    """Compares two systems by their values, question by question in the same order; over several sets by the
+    mean of their means.
 
     Raises:
         InputError: a set without questions.
     """
-    pairs = [(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)) for first, second in sets]
+    pairs = [
+        (np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)) for first, second in sets
+    ]
     for first, second in pairs:
         if first.shape != second.shape:
             raise ValueError(f"{len(first)} values against {len(second)}")
@@ -119,13 +135,16 @@ def paired_test(*sets: tuple[Sequence[float], Sequence[float]], flips: int = FLI
         low=mean.low,
         high=mean.high,
         p_t=2 * float(stats.t.sf(abs(mean.mean) / error, mean.freedom)) if error else 1.0,
-        p_flips=sign_flip_p(np.concatenate([(second - first) / len(first) for first, second in pairs]), flips=flips, seed=seed),
+        p_flips=sign_flip_p(
+            np.concatenate([(second - first) / len(first) for first, second in pairs]), flips=flips, seed=seed
+        ),
         detectable=detectable_difference(error),
     )
 
 
 def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -> float:
-    """The randomisation test: the share of random signs whose sum is at least as far from 0, the signs observed among them, so never 0."""
+    """The randomisation test: the share of random signs whose sum is at least as far from 0, the signs
+    observed among them, so never 0."""
     moved = differences[differences != 0]  # the others add nothing under any sign
     if not len(moved):
         return 1.0
@@ -136,19 +155,23 @@ def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -
     as_far = 0
     for start in range(0, flips, at_once):
         count = min(at_once, flips - start)
-        bits = np.unpackbits(np.frombuffer(rng.bytes(-(-count * len(moved) // 8)), dtype=np.uint8), count=count * len(moved))
+        bits = np.unpackbits(
+            np.frombuffer(rng.bytes(-(-count * len(moved) // 8)), dtype=np.uint8), count=count * len(moved)
+        )
         flipped = bits.reshape(count, len(moved)).astype(np.float64) @ moved
         as_far += int((np.abs(total - 2 * flipped) >= least).sum())
     return (as_far + 1) / (flips + 1)
 
 
 def detectable_difference(error: float) -> float:
-    """The true difference that a two-sided test finds with probability ``POWER``, from the standard error of the difference."""
+    """The true difference that a two-sided test finds with probability ``POWER``, from the standard error of
+    the difference."""
     return float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER)) * error
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for a family of tests by Holm's method: below a level, the chance of any false find in the family is below it."""
+    """p-values adjusted for a family of tests by Holm's method: below a level, the chance of any false find
+    in the family is below it."""
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):

@@ -1,4 +1,5 @@
-"""What the metrics of a run say about its faults, a rule each, for ``dpr doctor RUN``; docs/troubleshooting.md has the symptoms."""
+"""What the metrics of a run say about its faults, a rule each, for ``dpr doctor RUN``;
+docs/troubleshooting.md has the symptoms."""
 
 from __future__ import annotations
 
@@ -32,30 +33,55 @@ def _not_finite(run: Training) -> Symptom | None:
     bad = sum(not math.isfinite(line["train/loss"]) for line in run.logs)
     if not skipped and not bad:
         return None
-    advice = "train.precision=bf16 in place of fp16, a lower train.learning_rate, train.max_grad_norm=1; dpr explain step=N shows the batch"
-    return Symptom("NaN", f"{skipped:.0f} steps skipped for a gradient that was NaN or infinite; {bad} log lines without a loss", advice)
+    advice = (
+        "train.precision=bf16 in place of fp16, a lower train.learning_rate, train.max_grad_norm=1; dpr"
+        " explain step=N shows the batch"
+    )
+    return Symptom(
+        "NaN",
+        f"{skipped:.0f} steps skipped for a gradient that was NaN or infinite; {bad} log lines without a"
+        " loss",
+        advice,
+    )
 
 
 def _not_learning(run: Training) -> Symptom | None:
     losses, accuracy = _series(run, "train/loss"), _series(run, "train/in_batch_acc")
     if not losses or not accuracy:
         return None
-    start, end, found = _mean(losses[: _quarter(losses)]), _mean(losses[-_quarter(losses) :]), _mean(accuracy[-_quarter(accuracy) :])
-    seen = f"loss {start:.3f} over the first quarter of the log, {end:.3f} over the last; {found:.1%} find their positive in the pool"
+    start, end, found = (
+        _mean(losses[: _quarter(losses)]),
+        _mean(losses[-_quarter(losses) :]),
+        _mean(accuracy[-_quarter(accuracy) :]),
+    )
+    seen = (
+        f"loss {start:.3f} over the first quarter of the log, {end:.3f} over the last; {found:.1%} find their"
+        " positive in the pool"
+    )
     given = run.settings
-    is_softmax_flat = given.get("encoder.normalize", "").lower() == "true" and given.get("loss.temperature") in ("1", "1.0")
+    is_softmax_flat = given.get("encoder.normalize", "").lower() == "true" and given.get(
+        "loss.temperature"
+    ) in ("1", "1.0")
     is_level = len(losses) >= _LEAST_LINES and 0.95 * start <= end <= _RISEN * start
     if counts := _series(run, "pool/candidates"):
         chance = math.log(counts[-1])
         seen += f"; chance is {chance:.3f} and {1 / counts[-1]:.1%}, of {counts[-1]:.0f} candidates"
-        # A loss that is falling passes chance, and that of another objective may lie above it: both find more positives.
+        # A loss that is falling passes chance, and that of another objective may lie above it: both find more
+        # positives.
         is_unclear = len(losses) < _LEAST_LINES and end <= 1.03 * chance
         is_level |= 0.97 * chance <= end and (found <= 2 / counts[-1] or is_softmax_flat or is_unclear)
     if not is_level or found > 0.5:
         return None
     if is_softmax_flat:
-        return Symptom("The loss does not fall", seen, "loss.temperature=0.05: similarities of normalised vectors lie between -1 and 1")
-    advice = "another train.learning_rate, ten times less and ten times more; train.overfit_batches=1 shows whether it can learn at all"
+        return Symptom(
+            "The loss does not fall",
+            seen,
+            "loss.temperature=0.05: similarities of normalised vectors lie between -1 and 1",
+        )
+    advice = (
+        "another train.learning_rate, ten times less and ten times more; train.overfit_batches=1 shows"
+        " whether it can learn at all"
+    )
     return Symptom("The loss does not fall", seen, advice)
 
 
@@ -67,40 +93,78 @@ def _diverged(run: Training) -> Symptom | None:
     if end < max(1.5 * lowest + 0.1, losses[0] * (_RISEN if lowest == losses[0] else 0)):
         return None
     step = [line["step"] for line in run.logs if math.isfinite(line["train/loss"])][losses.index(lowest)]
-    advice = "a train.learning_rate a third as high, more train.warmup_steps; vectors that are all alike are what too high a rate leaves"
-    return Symptom("The loss rises again", f"loss {lowest:.3f} at step {step:.0f}, {end:.3f} over the last quarter", advice)
+    advice = (
+        "a train.learning_rate a third as high, more train.warmup_steps; vectors that are all alike are what"
+        " too high a rate leaves"
+    )
+    return Symptom(
+        "The loss rises again",
+        f"loss {lowest:.3f} at step {step:.0f}, {end:.3f} over the last quarter",
+        advice,
+    )
 
 
 def _collapsed(run: Training) -> Symptom | None:
     ranks = _series(run, "pool/effective_rank")
     if not ranks or ranks[-1] >= min(3.0, max(ranks) / 4):
         return None
-    seen = f"the effective rank of a pool's passages was {max(ranks):.1f} and is {ranks[-1]:.1f}: they all have nearly the same vector"
-    return Symptom("The vectors collapse", seen, "start anew with a lower train.learning_rate, a tenth of it, or more train.warmup_steps")
+    seen = (
+        f"the effective rank of a pool's passages was {max(ranks):.1f} and is {ranks[-1]:.1f}: they all have"
+        " nearly the same vector"
+    )
+    return Symptom(
+        "The vectors collapse",
+        seen,
+        "start anew with a lower train.learning_rate, a tenth of it, or more train.warmup_steps",
+    )
 
 
 def _too_easy(run: Training) -> Symptom | None:
     accuracy = _series(run, "train/in_batch_acc")
-    if len(accuracy) < _LEAST_LINES or (early := _mean(accuracy[_quarter(accuracy) : 2 * _quarter(accuracy)])) < 0.97:
+    if (
+        len(accuracy) < _LEAST_LINES
+        or (early := _mean(accuracy[_quarter(accuracy) : 2 * _quarter(accuracy)])) < 0.97
+    ):
         return None
-    seen = f"{early:.1%} of the questions have found their positive in the pool since the second quarter of the run"
-    return Symptom("Negatives too easy", seen, "dpr mine adds hard negatives (train.hard_negatives=1); a larger train.batch_size")
+    seen = (
+        f"{early:.1%} of the questions have found their positive in the pool since the second quarter of"
+        " the run"
+    )
+    return Symptom(
+        "Negatives too easy",
+        seen,
+        "dpr mine adds hard negatives (train.hard_negatives=1); a larger train.batch_size",
+    )
 
 
 def _worse_than_start(run: Training) -> Symptom | None:
-    advice = "a lower train.learning_rate, fewer epochs, dpr merge base=START tuned=RUN; dpr check-data suspects= lists wrong labels"
+    advice = (
+        "a lower train.learning_rate, fewer epochs, dpr merge base=START tuned=RUN; dpr check-data suspects="
+        " lists wrong labels"
+    )
     if run.verdict.get("comparisons"):
         compared = (each for each in run.verdict["comparisons"] if each.get("against") == "the start")
         worse = next((each for each in compared if each.get("verdict") == "worse"), None)
         if worse is None:
             return None
         opened = run.verdict.get("best_checkpoint")
-        seen = f"{worse.get('metric')} {worse['before']:.4f} before the first step, {worse['after']:.4f} of {opened}"
+        seen = (
+            f"{worse.get('metric')} {worse['before']:.4f} before the first step, {worse['after']:.4f} of"
+            f" {opened}"
+        )
         return Symptom("Worse than before", seen, advice)
     name, sign, values = _best_metric(run)
-    if len(values) < 2 or values[0][0] > 0 or (best := max(sign * value for _, value in values[1:])) >= sign * values[0][1]:
+    if (
+        len(values) < 2
+        or values[0][0] > 0
+        or (best := max(sign * value for _, value in values[1:])) >= sign * values[0][1]
+    ):
         return None
-    return Symptom("Worse than before", f"{name} {values[0][1]:.4f} before the first step, {sign * best:.4f} at its best since", advice)
+    return Symptom(
+        "Worse than before",
+        f"{name} {values[0][1]:.4f} before the first step, {sign * best:.4f} at its best since",
+        advice,
+    )
 
 
 def _overfitted(run: Training) -> Symptom | None:
@@ -111,8 +175,14 @@ def _overfitted(run: Training) -> Symptom | None:
     best, last = max(after, key=lambda value: sign * value[1]), after[-1]
     if best[0] > 0.5 * last[0] or abs(best[1] - last[1]) < 0.01 * abs(best[1]):
         return None
-    seen = f"{name} {best[1]:.4f} at step {best[0]:.0f}, {last[1]:.4f} at step {last[0]:.0f}, while the loss went on falling"
-    advice = "fewer epochs or train.early_stopping.patience, more or cleaner data; model_file=RUN opens the best checkpoint"
+    seen = (
+        f"{name} {best[1]:.4f} at step {best[0]:.0f}, {last[1]:.4f} at step {last[0]:.0f}, while the loss"
+        " went on falling"
+    )
+    advice = (
+        "fewer epochs or train.early_stopping.patience, more or cleaner data; model_file=RUN opens the best"
+        " checkpoint"
+    )
     return Symptom("The loss falls, the metric does not", seen, advice)
 
 
@@ -123,7 +193,10 @@ def _still_learning(run: Training) -> Symptom | None:
     before, last = max(sign * value for _, value in values[:-1]), values[-1]
     if sign * last[1] - before < 0.02 * abs(before):
         return None
-    seen = f"{name} {sign * before:.4f} at its best before the last validation, {last[1]:.4f} at that, at step {last[0]:.0f}"
+    seen = (
+        f"{name} {sign * before:.4f} at its best before the last validation, {last[1]:.4f} at that, at step"
+        f" {last[0]:.0f}"
+    )
     return Symptom("It ended too early", seen, "more train.num_train_epochs")
 
 
@@ -132,7 +205,9 @@ def _padded(run: Training) -> Symptom | None:
     if not share or (end := share[-1]) < 0.2:
         return None
     return Symptom(
-        "Slow", f"{end:.0%} of the tokens that were computed are padding", "encoder.packed=true, or a backbone that can be packed"
+        "Slow",
+        f"{end:.0%} of the tokens that were computed are padding",
+        "encoder.packed=true, or a backbone that can be packed",
     )
 
 
@@ -141,7 +216,9 @@ def _never_validated(run: Training) -> Symptom | None:
         return None
     seen = f"{len(run.logs)} log lines up to step {run.step:.0f}, and no validation"
     return Symptom(
-        "Nothing was measured", seen, "dev_datasets=dev.jsonl, or train.validation=[{kind: retrieval, ...}]; dpr evaluate run=RUN set=..."
+        "Nothing was measured",
+        seen,
+        "dev_datasets=dev.jsonl, or train.validation=[{kind: retrieval, ...}]; dpr evaluate run=RUN set=...",
     )
 
 
@@ -164,9 +241,12 @@ def _series(run: Training, name: str) -> list[float]:
 
 
 def _best_metric(run: Training) -> tuple[str, int, list[tuple[float, float]]]:
-    """The metric that chooses the best checkpoint, 1 or -1 where high or low values of it are good, and its value at each step."""
+    """The metric that chooses the best checkpoint, 1 or -1 where high or low values of it are good, and its
+    value at each step."""
     name = str(run.best.get("best_metric"))
-    values = [(line["step"], line[name]) for line in run.validations if math.isfinite(line.get(name, math.nan))]
+    values = [
+        (line["step"], line[name]) for line in run.validations if math.isfinite(line.get(name, math.nan))
+    ]
     is_highest = _HIGHEST.search(name) or run.settings.get("train.best_is_highest", "").lower() == "true"
     return name, 1 if is_highest else -1, values
 

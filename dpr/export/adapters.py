@@ -17,14 +17,17 @@ from dpr.storage.durable import durable_folder
 
 
 def merged(model: BiEncoder) -> BiEncoder:
-    """The model with each tower's adapter added to the weights of a backbone of its own; itself where it has no adapters.
+    """The model with each tower's adapter added to the weights of a backbone of its own; itself where it has
+    no adapters.
 
     Weights are added in fp32 or more, and stay so: in bf16 the sum would lose much of an adapter.
     """
     if model.base is None:
         return model
     towers = [_merged_tower(tower) for tower in model.towers]
-    whole = BiEncoder(towers[0], towers[-1], model.tensorizer, replace(model.settings, adapter="none"), model.options)
+    whole = BiEncoder(
+        towers[0], towers[-1], model.tensorizer, replace(model.settings, adapter="none"), model.options
+    )
     whole.log_temperature = copy.deepcopy(model.log_temperature)
     return whole.train(model.training)
 
@@ -43,15 +46,21 @@ def _merged_tower(tower: Encoder) -> Encoder:
 
 
 def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> list[Path]:
-    """Writes ``adapter_question`` and ``adapter_ctx`` (``adapter`` of a shared tower) into a new folder, each as peft writes one.
+    """Writes ``adapter_question`` and ``adapter_ctx`` (``adapter`` of a shared tower) into a new folder, each
+    as peft writes one.
 
     Raises:
-        InputError: the model has no adapters, or other trained weights that peft's format has no place for; or ``folder`` exists.
+        InputError: the model has no adapters, or other trained weights that peft's format has no place for;
+        or ``folder`` exists.
     """
     if model.base is None:
         raise InputError("has no adapters", file=source, hint="to=model writes the whole model")
     if others := [name for name in model.weights() if "lora_" not in name and name != "log_temperature"]:
-        raise InputError(f"has other trained weights ({others[0]})", file=source, hint="to=model writes a model that has them all")
+        raise InputError(
+            f"has other trained weights ({others[0]})",
+            file=source,
+            hint="to=model writes a model that has them all",
+        )
     written, (of_each, of_both) = [], FOLDERS
     names = of_each if len(model.towers) > 1 else of_both
     with durable_folder(folder) as temporary:

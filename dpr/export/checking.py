@@ -1,5 +1,5 @@
-"""What each format of another library promises, and the check that it keeps it: what was exported, opened by that library, must give the
-vectors that the model gives here."""
+"""What each format of another library promises, and the check that it keeps it: what was exported, opened by
+that library, must give the vectors that the model gives here."""
 
 from __future__ import annotations
 
@@ -41,16 +41,18 @@ _SHORT = (
 
 @dataclass(frozen=True)
 class Format:
-    """How a model is written in a format, and how the library that it is for encodes with what was written."""
+    """How a model is written in a format, and how the library that it is for encodes with what was
+    written."""
 
     require_sayable: Callable[[BiEncoder, str], None]
-    """``require_sayable(model, source)``: InputError names what the format cannot say; ``source`` is the model's name in messages."""
+    """``require_sayable(model, source)``: InputError names what the format cannot say; ``source`` is the
+    model's name in messages."""
     write: Callable[..., None]
-    """``write(model, folder, *, source)`` fills an existing folder, once ``require_sayable`` has passed. ``model`` has no adapters any
-    more."""
+    """``write(model, folder, *, source)`` fills an existing folder, once ``require_sayable`` has passed.
+    ``model`` has no adapters any more."""
     encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
-    """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or passages (ctx, ``Passage``), by
-    the other library alone."""
+    """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or
+    passages (ctx, ``Passage``), by the other library alone."""
     usage: Callable[[BiEncoder], str]
     """Lines of Python that load the folder PATH with that library and encode a question and a passage."""
     library: str
@@ -60,7 +62,8 @@ class Format:
     sides: tuple[str, ...] = ("question", "ctx")
     """Those that ``encode`` knows."""
     bar: float = 1e-5
-    """The largest difference of a number of a vector, in units of the vectors' largest number if that is above 1."""
+    """The largest difference of a number of a vector, in units of the vectors' largest number if that is
+    above 1."""
 
 
 def format_of(name: str) -> Format:
@@ -70,8 +73,9 @@ def format_of(name: str) -> Format:
 
 
 class Difference(NamedTuple):
-    """The largest difference of a number of a vector on each side, in the format's units, the number of texts, and the share of the ten
-    best passages of a question that stay. Where a library encodes one side alone, the other is the model's."""
+    """The largest difference of a number of a vector on each side, in the format's units, the number of
+    texts, and the share of the ten best passages of a question that stay. Where a library encodes one side
+    alone, the other is the model's."""
 
     questions: float
     passages: float
@@ -80,7 +84,8 @@ class Difference(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A line of an export's report: how far the vectors that a program makes of the folder are from the model's."""
+    """A line of an export's report: how far the vectors that a program makes of the folder are from the
+    model's."""
 
     program: str
     difference: Difference
@@ -88,8 +93,8 @@ class Checked(NamedTuple):
     def __str__(self) -> str:
         most, top10 = max(self.difference[:2]), self.difference.top10
         return (
-            f"checked by {self.program}: {self.difference.texts} texts, vectors differ by at most {most:.1e}; "
-            f"of the ten best passages {top10:.3f} stay"
+            f"checked by {self.program}: {self.difference.texts} texts, vectors differ by at most {most:.1e};"
+            f" of the ten best passages {top10:.3f} stay"
         )
 
 
@@ -101,10 +106,12 @@ class Texts(NamedTuple):
 
 
 def nasty_texts(tensorizer: Tensorizer) -> Texts:
-    """Texts on which two libraries usually differ: none, one word, longer than the window, with and without a title, a title longer than
-    the window, apostrophes, accents, other scripts, and words of the vocabulary of very different number, so that batches are padded.
+    """Texts on which two libraries usually differ: none, one word, longer than the window, with and without a
+    title, a title longer than the window, apostrophes, accents, other scripts, and words of the vocabulary of
+    very different number, so that batches are padded.
 
-    A tokenizer that adds no token to an empty text makes nothing of it; there libraries differ, and no empty text is encoded.
+    A tokenizer that adds no token to an empty text makes nothing of it; there libraries differ, and no empty
+    text is encoded.
     """
     rng = random.Random(0)
     special = set(tensorizer.tokenizer.all_special_ids)
@@ -126,7 +133,8 @@ def nasty_texts(tensorizer: Tensorizer) -> Texts:
 
 
 def made_up_texts(tensorizer: Tensorizer, *, questions: int, passages: int) -> Texts:
-    """Random words of the vocabulary, 4 to 12 in a question and 20 to 80 in a passage, the same for the same tokenizer."""
+    """Random words of the vocabulary, 4 to 12 in a question and 20 to 80 in a passage, the same for the same
+    tokenizer."""
     rng = random.Random(1)
     special = set(tensorizer.tokenizer.all_special_ids)
     ids = sorted(token for token in tensorizer.tokenizer.get_vocab().values() if token not in special)
@@ -134,7 +142,10 @@ def made_up_texts(tensorizer: Tensorizer, *, questions: int, passages: int) -> T
     def words(fewest: int, most: int) -> str:
         return str(tensorizer.tokenizer.decode(rng.choices(ids, k=rng.randint(fewest, most))))
 
-    return Texts([words(4, 12) for _ in range(questions)], [Passage(words(20, 80), words(2, 4)) for _ in range(passages)])
+    return Texts(
+        [words(4, 12) for _ in range(questions)],
+        [Passage(words(20, 80), words(2, 4)) for _ in range(passages)],
+    )
 
 
 def read_texts(path: Path) -> Texts:
@@ -145,7 +156,9 @@ def read_texts(path: Path) -> Texts:
     """
     parts = [line.partition("\t") for _, line in iter_lines(path) if line.strip()]
     if not parts:
-        raise InputError("holds no text", file=path, expected="a text a line, perhaps with a title and a tab before it")
+        raise InputError(
+            "holds no text", file=path, expected="a text a line, perhaps with a title and a tab before it"
+        )
     passages = [Passage(text.strip(), title) if tab else Passage(title.strip()) for title, tab, text in parts]
     return Texts([passage.text for passage in passages], passages)
 
@@ -157,8 +170,11 @@ def compared(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, n
     return Difference(worst[0], worst[1], len(expected[0]) + len(expected[1]), top10)
 
 
-def check(model: BiEncoder, folder: Path, form: Format, name: str, *, more: Texts | None = None) -> Difference | None:
-    """Encodes the nasty texts, and ``more``, with the other library and here. None, with a warning, where that library is not installed.
+def check(
+    model: BiEncoder, folder: Path, form: Format, name: str, *, more: Texts | None = None
+) -> Difference | None:
+    """Encodes the nasty texts, and ``more``, with the other library and here. None, with a warning, where
+    that library is not installed.
 
     Raises:
         InputError: a vector differs by more than the format allows.
@@ -179,19 +195,29 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str, *, more: Text
         found.append(_encoded(form, folder, side, of_side, name, version) if side in form.sides else own)
         worst, row = _worst(own, found[-1])
         if not worst <= form.bar:
-            shown = f"the vector of the {kind} {_shown(of_side[row])} differs by {worst:.2g} in {form.library} {version}"
+            shown = (
+                f"the vector of the {kind} {_shown(of_side[row])} differs by {worst:.2g} in {form.library}"
+                f" {version}"
+            )
             raise InputError(f"{shown}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
     return compared((found[0], found[1]), (sides[0][3], sides[1][3]))
 
 
-def _encoded(form: Format, folder: Path, side: str, texts: Sequence[Any], name: str, version: str) -> np.ndarray:
+def _encoded(
+    form: Format, folder: Path, side: str, texts: Sequence[Any], name: str, version: str
+) -> np.ndarray:
     try:
         return form.encode(folder, side, texts)
     except DprError:
         raise
     except Exception as error:  # another library raises anything
-        found = f"{form.library} {version} cannot use what was written ({type(error).__name__}: {first_line(error)}); nothing was kept"
-        raise InputError(found, file=name, hint=f"another version may: pip install -U {form.install}") from error
+        found = (
+            f"{form.library} {version} cannot use what was written ({type(error).__name__}:"
+            f" {first_line(error)}); nothing was kept"
+        )
+        raise InputError(
+            found, file=name, hint=f"another version may: pip install -U {form.install}"
+        ) from error
 
 
 def _shown(text: Any) -> str:
@@ -225,6 +251,9 @@ def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.n
 
 
 def token_batches(tokenizer: Any, texts: Sequence[list[str]], **options: Any) -> Iterator[Any]:
-    """What a tokenizer of transformers gives for ``texts`` alone, or for the pairs of two lists, some at a time."""
+    """What a tokenizer of transformers gives for ``texts`` alone, or for the pairs of two lists, some at a
+    time."""
     for start in range(0, len(texts[0]), _BATCH):
-        yield tokenizer(*(part[start : start + _BATCH] for part in texts), padding=True, return_tensors="pt", **options)
+        yield tokenizer(
+            *(part[start : start + _BATCH] for part in texts), padding=True, return_tensors="pt", **options
+        )

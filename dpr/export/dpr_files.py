@@ -1,4 +1,5 @@
-"""A model as a checkpoint file that the original DPR loads, and the original's embedding files as vector folders."""
+"""A model as a checkpoint file that the original DPR loads, and the original's embedding files as vector
+folders."""
 
 from __future__ import annotations
 
@@ -18,16 +19,21 @@ _CHUNK_ROWS = 8192
 
 
 def export_dpr_file(
-    model: BiEncoder, target: Path, *, source: str, pretrained_model_cfg: str | None = None, allow_other_vectors: bool = False
+    model: BiEncoder,
+    target: Path,
+    *,
+    source: str,
+    pretrained_model_cfg: str | None = None,
+    allow_other_vectors: bool = False,
 ) -> None:
     """Writes ``model`` (loaded from ``source``) to ``target``.
 
-    The file names the encoder whose config and tokenizer belong to it: ``pretrained_model_cfg``, else the one the model was loaded with.
-    Texts get the same vectors in the original, or the export is refused.
+    The file names the encoder whose config and tokenizer belong to it: ``pretrained_model_cfg``, else the one
+    the model was loaded with. Texts get the same vectors in the original, or the export is refused.
 
     Raises:
-        InputError: the original has no such towers, or would compute other vectors and ``allow_other_vectors`` is not set; or ``target``
-            exists and is not this model in this format.
+        InputError: the original has no such towers, or would compute other vectors and
+            ``allow_other_vectors`` is not set; or ``target`` exists and is not this model in this format.
         OutputError: ``target`` cannot be written.
     """
     settings, config = model.settings, model.question_model.config
@@ -38,20 +44,36 @@ def export_dpr_file(
         "its projection has an activation": settings.projection_activation != "none",
     }
     if found := [what for what, is_so in impossible.items() if is_so]:
-        raise InputError(", ".join(found), file=source, expected="two BERT towers read at their first token; the original has no others")
+        raise InputError(
+            ", ".join(found),
+            file=source,
+            expected="two BERT towers read at their first token; the original has no others",
+        )
     differing = {
-        "it was trained without the [SEP] that the original puts at the end of every window": not settings.dpr_trailing_sep,
-        f"its questions end at {settings.question_length} tokens": settings.question_length not in (0, settings.sequence_length),
+        "it was trained without the [SEP] that the original puts at the end of every window": (
+            not settings.dpr_trailing_sep
+        ),
+        f"its questions end at {settings.question_length} tokens": (
+            settings.question_length not in (0, settings.sequence_length)
+        ),
         "it puts prompts before texts": model.tensorizer.text.has_prompts,
         "it joins title and text by a template": bool(settings.title_template),
         "it keeps typographic apostrophes": not settings.plain_apostrophes,
     }
     if not allow_other_vectors and (found := [what for what, is_so in differing.items() if is_so]):
-        hint = "allow_other_vectors=true writes the file anyway; models trained with encoder.dpr_trailing_sep=true are the same there"
-        raise InputError(f"the original would give other vectors: {' and '.join(found)}", file=source, hint=hint)
+        hint = (
+            "allow_other_vectors=true writes the file anyway; models trained with"
+            " encoder.dpr_trailing_sep=true are the same there"
+        )
+        raise InputError(
+            f"the original would give other vectors: {' and '.join(found)}", file=source, hint=hint
+        )
     name = pretrained_model_cfg or str(getattr(config, "_name_or_path", "") or "")
     if not name:
-        raise ConfigError("encoder.pretrained_model_cfg is not set; the file has to name the encoder whose tokenizer belongs to it")
+        raise ConfigError(
+            "encoder.pretrained_model_cfg is not set; the file has to name the encoder whose tokenizer"
+            " belongs to it"
+        )
     encoder = {
         "encoder_model_type": "hf_bert",
         "pretrained_model_cfg": name,
@@ -66,16 +88,20 @@ def export_dpr_file(
     made_of = {"kind": "DPR checkpoint", "model": model.fingerprint, "params": params}
     with output(target, made_of, overwrite=None) as is_missing:
         if is_missing:
-            write_dpr_checkpoint(target, file_weights(model.weights(), shared=settings.shared), params, note=made_of)
+            write_dpr_checkpoint(
+                target, file_weights(model.weights(), shared=settings.shared), params, note=made_of
+            )
 
 
 def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: str) -> list[Path]:
-    """Writes each embedding file that ``patterns`` name as ``<out_file>_<n>``; complete folders are left as they are.
+    """Writes each embedding file that ``patterns`` name as ``<out_file>_<n>``; complete folders are left as
+    they are.
 
     The caller vouches that ``model`` made the vectors; only their dimension is compared.
 
     Raises:
-        InputError: nothing matches, a file is not an embedding file or has another dimension, a folder holds something else.
+        InputError: nothing matches, a file is not an embedding file or has another dimension, a folder holds
+        something else.
     """
     paths: list[Path] = []
     for pattern in patterns:
@@ -87,7 +113,11 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
     for number, path in enumerate(dict.fromkeys(paths)):
         vectors = PickledVectors(path)
         if vectors.dimension != model.dimension:
-            raise InputError(f"vectors of {vectors.dimension} dimensions", file=path, expected=f"the model's {model.dimension}")
+            raise InputError(
+                f"vectors of {vectors.dimension} dimensions",
+                file=path,
+                expected=f"the model's {model.dimension}",
+            )
         folder = Path(f"{out_file}_{number}")
         metadata: Metadata = {
             "model_fingerprint": model.fingerprint,
@@ -100,7 +130,9 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
         if not writer.is_complete():
             ids = [str(key, "utf-8", "replace") for key in vectors.ids.tolist()]
             for chunk, start in enumerate(range(0, len(ids), _CHUNK_ROWS)):
-                writer.write_chunk(chunk, ids[start : start + _CHUNK_ROWS], vectors.vectors[start : start + _CHUNK_ROWS])
+                writer.write_chunk(
+                    chunk, ids[start : start + _CHUNK_ROWS], vectors.vectors[start : start + _CHUNK_ROWS]
+                )
             writer.finish()
         folders.append(folder)
     return folders

@@ -1,5 +1,5 @@
-"""A folder for another library: written, opened by that library, compared, and only then given its name; or uploaded as a repository of the
-Hugging Face hub."""
+"""A folder for another library: written, opened by that library, compared, and only then given its name; or
+uploaded as a repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from dpr.storage.outputs import output
 logger = get_logger(__name__)
 
 ATTRIBUTES = ".gitattributes"
-LARGE_FILES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in ("*.safetensors", "*.onnx", "*.onnx.data"))
+LARGE_FILES = "".join(
+    f"{pattern} filter=lfs diff=lfs merge=lfs -text\n"
+    for pattern in ("*.safetensors", "*.onnx", "*.onnx.data")
+)
 """What ``.gitattributes`` of a repository says, so that git stores large files apart, as the hub does."""
 
 
@@ -34,7 +37,8 @@ def export_folder(
     precisions: Sequence[str] = (),
     onnx: bool = False,
 ) -> None:
-    """Writes ``model`` to ``target`` in the format ``name``, adapters merged; nothing if it is there already, made of the same model.
+    """Writes ``model`` to ``target`` in the format ``name``, adapters merged; nothing if it is there already,
+    made of the same model.
 
     Args:
         source: the model's name in messages.
@@ -44,7 +48,8 @@ def export_folder(
         onnx: whether graphs are written too (format ``sentence-transformers``).
 
     Raises:
-        InputError: the format cannot say what the model does, the other library gives other vectors, or ``target`` is something else.
+        InputError: the format cannot say what the model does, the other library gives other vectors, or
+        ``target`` is something else.
         OutputError: it cannot be written.
     """
     form, facts = format_of(name), facts or CardFacts(target.name)
@@ -67,7 +72,9 @@ def export_folder(
                 texts = more or made_up_texts(whole.tensorizer, questions=100, passages=400)
                 measured = written_by.write_lower_graphs(whole, folder, precisions, texts)
             report = [] if difference is None else [Checked(program(form), difference)]
-            card = model_card(whole, facts, to=name, usage=form.usage(whole), report=report, precisions=measured)
+            card = model_card(
+                whole, facts, to=name, usage=form.usage(whole), report=report, precisions=measured
+            )
             (folder / README).write_text(card, encoding="utf-8")
     for line in report:
         logger.info("%s", line)

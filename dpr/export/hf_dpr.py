@@ -1,7 +1,7 @@
 """A model as two folders of transformers' own DPR classes, DPRQuestionEncoder and DPRContextEncoder.
 
-Token types are zeros here. The classes' tokenizers number the text of a pair 1; both rows of the table of types are written as row 0, so
-that the vectors do not depend on it.
+Token types are zeros here. The classes' tokenizers number the text of a pair 1; both rows of the table of
+types are written as row 0, so that the vectors do not depend on it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     """
     require_sayable(model, source)
     for side in sides(model, apart=True):
-        lower = {"do_lower_case": model.tensorizer.do_lower_case}  # for the classes' own tokenizers, which rebuild the rest from it
+        # for the classes' own tokenizers, which rebuild the rest from it
+        lower = {"do_lower_case": model.tensorizer.do_lower_case}
         write_tower(model, side, folder, _wrapped(side.tower, side.folder, _CLASSES[side.folder]), **lower)
 
 
@@ -58,9 +59,18 @@ def _wrapped(tower: Encoder, name: str, class_name: str) -> Any:
     import transformers
 
     known = vars(transformers.DPRConfig()).keys()
-    sizes = {key: value for key, value in tower.config.to_dict().items() if key in known and key not in ("model_type", "architectures")}
-    config = transformers.DPRConfig(**sizes | {"projection_dim": 0 if tower.encode_proj is None else tower.dimension})
-    weights = {f"{name}.bert_model.{key}": tensor.detach().cpu().float() for key, tensor in tower.backbone.state_dict().items()}
+    sizes = {
+        key: value
+        for key, value in tower.config.to_dict().items()
+        if key in known and key not in ("model_type", "architectures")
+    }
+    config = transformers.DPRConfig(
+        **sizes | {"projection_dim": 0 if tower.encode_proj is None else tower.dimension}
+    )
+    weights = {
+        f"{name}.bert_model.{key}": tensor.detach().cpu().float()
+        for key, tensor in tower.backbone.state_dict().items()
+    }
     types = weights[f"{name}.bert_model.{_TYPES}"]
     weights[f"{name}.bert_model.{_TYPES}"] = types[:1].expand_as(types).clone()
     if tower.encode_proj is not None:
@@ -83,7 +93,10 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
 
     @torch.no_grad()
     def vectors(*texts: list[str]) -> np.ndarray:
-        parts = [model(**tokens).pooler_output for tokens in token_batches(tokenizer, texts, truncation="longest_first")]
+        parts = [
+            model(**tokens).pooler_output
+            for tokens in token_batches(tokenizer, texts, truncation="longest_first")
+        ]
         return np.asarray(torch.cat(parts), np.float32)
 
     def of_passages(passages: list[Passage]) -> np.ndarray:

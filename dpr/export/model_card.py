@@ -36,7 +36,10 @@ class CardFacts:
 
     def chosen(self) -> dict[str, Any]:
         """What a person chose of it, without what is not given."""
-        chosen = {"license": self.license, "results": [[each.label, each.metrics] for each in self.retrievals]}
+        chosen = {
+            "license": self.license,
+            "results": [[each.label, each.metrics] for each in self.retrievals],
+        }
         return {name: value for name, value in chosen.items() if value}
 
 
@@ -73,7 +76,10 @@ def _head(facts: CardFacts, to: str) -> str:
     """The YAML part."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    measured = [(retrieval.question_set or retrieval.label, _usual(retrieval.metrics)) for retrieval in facts.retrievals]
+    measured = [
+        (retrieval.question_set or retrieval.label, _usual(retrieval.metrics))
+        for retrieval in facts.retrievals
+    ]
     measured += [("validation", facts.validation)] if facts.validation else []
     results = [
         EvalResult(
@@ -83,7 +89,11 @@ def _head(facts: CardFacts, to: str) -> str:
         for set_name, metrics in measured
         for name, value in metrics.items()
     ]  # fmt: skip
-    library = {"sentence-transformers": "sentence-transformers", "transformers": "transformers", "hf-dpr": "transformers"}.get(to)
+    library = {
+        "sentence-transformers": "sentence-transformers",
+        "transformers": "transformers",
+        "hf-dpr": "transformers",
+    }.get(to)
     data = ModelCardData(
         license=facts.license,
         base_model=facts.base_model,
@@ -101,11 +111,16 @@ def _what(model: BiEncoder) -> str:
     config = model.ctx_model.config
     layers = getattr(config, "num_hidden_layers", 0)
     millions = sum(tensor.numel() for tensor in model.weights().values()) / 1e6
-    towers = "one tower for questions and passages" if settings.shared else "a tower for questions and one for passages"
+    towers = (
+        "one tower for questions and passages"
+        if settings.shared
+        else "a tower for questions and one for passages"
+    )
     if settings.static_questions:
         towers = "a table of token vectors for questions and a tower for passages"
     lines = [
-        f"A bi-encoder for dense retrieval: {towers}. The score of a passage is the dot product of its vector and that of the question"
+        f"A bi-encoder for dense retrieval: {towers}. The score of a passage is the dot product of its vector"
+        " and that of the question"
         + (", which have length 1 (cosine similarity)." if settings.normalize else "."),
         "",
         "| | |",
@@ -159,7 +174,15 @@ def _results(facts: CardFacts) -> str:
         for name, value in _usual(retrieval.metrics).items()
     ]
     rows += [("validation in training", name, value) for name, value in facts.validation.items()]
-    return "\n".join(["## Measured", "", "| set | metric | value |", "|---|---|---:|", *(f"| {a} | {b} | {c:.4f} |" for a, b, c in rows)])
+    return "\n".join(
+        [
+            "## Measured",
+            "",
+            "| set | metric | value |",
+            "|---|---|---:|",
+            *(f"| {a} | {b} | {c:.4f} |" for a, b, c in rows),
+        ]
+    )
 
 
 def _usual(metrics: Mapping[str, float]) -> Mapping[str, float]:
@@ -172,19 +195,31 @@ def _checks(report: Sequence[Checked], precisions: Mapping[str, Mapping[str, flo
     if report:
         lines = ["## Checked", "", *(f"This folder was {line}." for line in report)]
     rows = [
-        f"| {name} | {found['bytes'] / 1e6:.1f} | {found['top10_overlap']:.3f} | {found['least_cosine']:.5f} |"
+        f"| {name} | {found['bytes'] / 1e6:.1f} | {found['top10_overlap']:.3f} |"
+        f" {found['least_cosine']:.5f} |"
         for name, found in precisions.items()
         if "top10_overlap" in found
     ]
     if rows:
         found = next(found for found in precisions.values() if "questions" in found)
-        lines += ["", f"Against fp32, on {found['questions']:.0f} questions and {found['passages']:.0f} passages:", ""]
-        lines += ["| numbers | MB | share of the ten best that stay | least cosine |", "|---|---:|---:|---:|", *rows]
+        lines += [
+            "",
+            f"Against fp32, on {found['questions']:.0f} questions and {found['passages']:.0f} passages:",
+            "",
+        ]
+        lines += [
+            "| numbers | MB | share of the ten best that stay | least cosine |",
+            "|---|---:|---:|---:|",
+            *rows,
+        ]
     return "\n".join(lines).strip()
 
 
 def _training(facts: CardFacts) -> str:
-    lines = [f"Trained and exported with dpr {__version__}" + (f", seed {facts.seed}." if facts.seed is not None else ".")]
+    lines = [
+        f"Trained and exported with dpr {__version__}"
+        + (f", seed {facts.seed}." if facts.seed is not None else ".")
+    ]
     if facts.command:
         lines += ["", "```", facts.command, "```"]
     if facts.data:

@@ -1,10 +1,10 @@
-"""A model as a folder that onnxruntime and tokenizers serve, without torch: a graph and a tokenizer for each side.
+"""A model as a folder that onnxruntime and tokenizers serve, without torch: a graph and a tokenizer for each
+side.
 
-onnx/question_encoder.onnx   input_ids, attention_mask (batch, length) -> sentence_embedding (batch, D); onnx/encoder.onnx if shared
-onnx/ctx_encoder.onnx        further files of the same names end in _fp16 and _int8
-question_tokenizer.json      with the length that it cuts to
-ctx_tokenizer.json
-serving.json                 which file is which side's, and what is put around texts
+onnx/question_encoder.onnx   input_ids, attention_mask (batch, length) -> sentence_embedding (batch, D);
+onnx/encoder.onnx if shared onnx/ctx_encoder.onnx        further files of the same names end in _fp16 and
+_int8 question_tokenizer.json      with the length that it cuts to ctx_tokenizer.json serving.json
+which file is which side's, and what is put around texts
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def _around(text: TextSettings, side: str) -> dict[str, Any]:
 
 
 def encode(folder: Path, side: str, items: Sequence[Any], *, precision: str = "fp32") -> np.ndarray:
-    """Vectors (N, D) float32 of questions (texts) or passages, by onnxruntime and tokenizers and what the folder says alone.
+    """Vectors (N, D) float32 of questions (texts) or passages, by onnxruntime and tokenizers and what the
+    folder says alone.
 
     Raises:
         ConfigError: these packages are not installed.
@@ -91,9 +92,9 @@ def encode(folder: Path, side: str, items: Sequence[Any], *, precision: str = "f
     )
     given = [_question(text, part) if isinstance(text, str) else _passage(text, part) for text in items]
     sequences = [encoding.ids or serving["empty"] for encoding in tokenizer.encode_batch(given)]
-    return GraphEncoder(_of_precision(inside(folder, part["graph"], stated_in=SERVING), precision), pad_id=serving["pad_id"]).encode(
-        sequences
-    )
+    return GraphEncoder(
+        _of_precision(inside(folder, part["graph"], stated_in=SERVING), precision), pad_id=serving["pad_id"]
+    ).encode(sequences)
 
 
 def _question(text: str, part: dict[str, Any]) -> str:
@@ -115,12 +116,17 @@ def _of_precision(graph: Path, precision: str) -> Path:
     return graph if precision == "fp32" else graph.with_name(f"{graph.stem}_{precision}.onnx")
 
 
-def write_lower_graphs(model: BiEncoder, folder: Path, precisions: Sequence[str], texts: Texts) -> dict[str, dict[str, float]]:
+def write_lower_graphs(
+    model: BiEncoder, folder: Path, precisions: Sequence[str], texts: Texts
+) -> dict[str, dict[str, float]]:
     """As ``write_precisions``, into ``serving.json`` too."""
     serving = read_json(folder / SERVING)
 
     def vectors(precision: str) -> tuple[np.ndarray, np.ndarray]:
-        questions, passages = (encode(folder, *of, precision=precision) for of in (("question", texts.questions), ("ctx", texts.passages)))
+        questions, passages = (
+            encode(folder, *of, precision=precision)
+            for of in (("question", texts.questions), ("ctx", texts.passages))
+        )
         return questions, passages
 
     graphs = [folder / graph for graph in dict.fromkeys(serving[side]["graph"] for side in SIDES)]

@@ -1,4 +1,5 @@
-"""A tower as an ONNX graph, also in half precision or with weights of 8 bits, and its vectors by onnxruntime."""
+"""A tower as an ONNX graph, also in half precision or with weights of 8 bits, and its vectors by
+onnxruntime."""
 
 from __future__ import annotations
 
@@ -50,19 +51,27 @@ class _States(nn.Module):
 
 
 def write_graph(tower: Encoder, file: Path, *, source: str) -> None:
-    """Writes ``tower`` in fp32: ``input_ids`` and ``attention_mask`` (batch, length) int64 in, ``sentence_embedding`` (batch, D) out.
+    """Writes ``tower`` in fp32: ``input_ids`` and ``attention_mask`` (batch, length) int64 in,
+    ``sentence_embedding`` (batch, D) out.
 
-    Pooling, projection, cut and normalisation are part of the graph, as is the token that the original DPR puts at the end of its window.
+    Pooling, projection, cut and normalisation are part of the graph, as is the token that the original DPR
+    puts at the end of its window.
 
     Raises:
         ConfigError: the packages of the extra ``onnx`` are not installed.
         InputError: the backbone cannot be traced.
     """
-    _trace(_PaddedTower(copy.deepcopy(tower)), file, OUTPUT, f"{source}: a {type(tower.backbone).__name__} with this pooling")
+    _trace(
+        _PaddedTower(copy.deepcopy(tower)),
+        file,
+        OUTPUT,
+        f"{source}: a {type(tower.backbone).__name__} with this pooling",
+    )
 
 
 def write_states_graph(backbone: nn.Module, file: Path, *, source: str) -> None:
-    """Writes a backbone alone in fp32, compared with what onnxruntime makes of it: ``last_hidden_state`` (batch, length, D) out.
+    """Writes a backbone alone in fp32, compared with what onnxruntime makes of it: ``last_hidden_state``
+    (batch, length, D) out.
 
     Raises:
         ConfigError: the packages of the extra ``onnx`` are not installed.
@@ -77,7 +86,9 @@ def write_states_graph(backbone: nn.Module, file: Path, *, source: str) -> None:
             expected = states(*map(torch.from_numpy, batch)).numpy()
         differences = np.abs(encoder.run(*batch) - expected)[batch[1] == 1]
         if not differences.max() <= 1e-4 * max(1.0, float(np.abs(expected).max())):
-            raise InputError(f"its states differ by {differences.max():.2g} in onnxruntime; nothing was kept", file=source)
+            raise InputError(
+                f"its states differ by {differences.max():.2g} in onnxruntime; nothing was kept", file=source
+            )
 
 
 def _trace(module: nn.Module, file: Path, output: str, what: str) -> None:
@@ -92,7 +103,13 @@ def _trace(module: nn.Module, file: Path, output: str, what: str) -> None:
         with torch.no_grad(), _quiet():
             shapes = dict.fromkeys(INPUTS, shape)
             program = torch.onnx.export(
-                module, batch, input_names=INPUTS, output_names=[output], dynamic_shapes=shapes, dynamo=True, verbose=False
+                module,
+                batch,
+                input_names=INPUTS,
+                output_names=[output],
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
             )
             assert program is not None
             _forget_source(program.model)
@@ -102,7 +119,8 @@ def _trace(module: nn.Module, file: Path, output: str, what: str) -> None:
 
 
 def _forget_source(model: Any) -> None:
-    """Removes the lines of code, with their paths on this machine, that the exporter notes beside every node."""
+    """Removes the lines of code, with their paths on this machine, that the exporter notes beside every
+    node."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph.all_nodes():
@@ -112,21 +130,33 @@ def _forget_source(model: Any) -> None:
 
 
 def write_lower(full: Path, file: Path, precision: str) -> None:
-    """Writes the graph ``full`` with ``precision``: fp16, all numbers but those in and out; or int8, the matrices of linear layers, each
-    output with a scale of its own, while activations are rounded as they come."""
+    """Writes the graph ``full`` with ``precision``: fp16, all numbers but those in and out; or int8, the
+    matrices of linear layers, each output with a scale of its own, while activations are rounded as they
+    come."""
     onnx = require("onnx", extra=EXTRA, purpose=f"precisions=[{precision}]")
     with _quiet():
         path = list(sys.path)
         modules = ("onnxruntime.quantization", "onnxruntime.transformers.float16")
-        quantization, float16 = (require(module, extra=EXTRA, purpose=f"precisions=[{precision}]") for module in modules)
+        quantization, float16 = (
+            require(module, extra=EXTRA, purpose=f"precisions=[{precision}]") for module in modules
+        )
         sys.path[:] = path  # the package appends a folder of its own, whose modules would hide others
         if precision == "int8":
             is_large = full.with_name(f"{full.name}.data").exists()
-            options = {"op_types_to_quantize": ["MatMul"], "per_channel": True, "use_external_data_format": is_large}
+            options = {
+                "op_types_to_quantize": ["MatMul"],
+                "per_channel": True,
+                "use_external_data_format": is_large,
+            }
             quantization.quantize_dynamic(str(full), str(file), **options)
             return
         half = float16.convert_float_to_float16(onnx.load(str(full)), keep_io_types=True)
-        onnx.save(half, str(file), save_as_external_data=half.ByteSize() > _LARGEST_FILE, location=f"{file.name}.data")
+        onnx.save(
+            half,
+            str(file),
+            save_as_external_data=half.ByteSize() > _LARGEST_FILE,
+            location=f"{file.name}.data",
+        )
 
 
 Named = Callable[[Path, str], Path]
@@ -134,11 +164,15 @@ Named = Callable[[Path, str], Path]
 
 
 def write_precisions(
-    graphs: Sequence[Path], precisions: Sequence[str], named: Named, vectors: Callable[[str], tuple[np.ndarray, np.ndarray]]
+    graphs: Sequence[Path],
+    precisions: Sequence[str],
+    named: Named,
+    vectors: Callable[[str], tuple[np.ndarray, np.ndarray]],
 ) -> dict[str, dict[str, float]]:
     """Writes graphs in lower precisions beside them, and returns what that changes.
 
-    By precision: ``top10_overlap`` and ``least_cosine`` (``overlap``), and the size of the graphs in ``bytes``.
+    By precision: ``top10_overlap`` and ``least_cosine`` (``overlap``), and the size of the graphs in
+    ``bytes``.
 
     Args:
         vectors: of questions and of passages by the graphs of a precision.
@@ -153,10 +187,21 @@ def write_precisions(
             write_lower(graph, named(graph, precision), precision)
         lower = vectors(precision)
         size = sum(file_size(named(graph, precision)) for graph in graphs)
-        measured[precision] = {**overlap(lower, expected), "bytes": size, "questions": len(lower[0]), "passages": len(lower[1])}
+        measured[precision] = {
+            **overlap(lower, expected),
+            "bytes": size,
+            "questions": len(lower[0]),
+            "passages": len(lower[1]),
+        }
         logger.info(
-            "%s: %.1f MB in place of %.1f MB; %.1f %% of the 10 best of %d passages for %d questions are those of fp32, least cosine %.5f",
-            *(precision, size / 1e6, measured["fp32"]["bytes"] / 1e6, 100 * measured[precision]["top10_overlap"]),
+            "%s: %.1f MB in place of %.1f MB; %.1f %% of the 10 best of %d passages for %d questions are"
+            " those of fp32, least cosine %.5f",
+            *(
+                precision,
+                size / 1e6,
+                measured["fp32"]["bytes"] / 1e6,
+                100 * measured[precision]["top10_overlap"],
+            ),
             *(len(lower[1]), len(lower[0]), measured[precision]["least_cosine"]),
         )
     return measured
@@ -174,7 +219,8 @@ class GraphEncoder:
         self._pad_id, self._output = pad_id, output
 
     def encode(self, sequences: Sequence[Sequence[int]], tower: Encoder | None = None) -> np.ndarray:
-        """(N, D) float32 in the given order; in batches of texts as they come, padded to the longest. ``tower`` pools what are states."""
+        """(N, D) float32 in the given order; in batches of texts as they come, padded to the longest.
+        ``tower`` pools what are states."""
         parts = []
         for start in range(0, len(sequences), _TEXTS_PER_CALL):
             batch = self.padded(sequences[start : start + _TEXTS_PER_CALL])
@@ -192,7 +238,9 @@ class GraphEncoder:
 
     def run(self, input_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """What the graph gives for one batch."""
-        output: np.ndarray = self._session.run([self._output], dict(zip(INPUTS, (input_ids, mask), strict=True)))[0]
+        output: np.ndarray = self._session.run(
+            [self._output], dict(zip(INPUTS, (input_ids, mask), strict=True))
+        )[0]
         return output
 
 
@@ -200,7 +248,9 @@ class GraphEncoder:
 def _pooled(tower: Encoder, states: np.ndarray, input_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Vectors (N, D) of states (N, L, H)."""
     tokens = torch.from_numpy(input_ids)
-    pooled = tower.pooling.padded(torch.from_numpy(states), tokens, torch.from_numpy(mask).bool(), torch.zeros_like(tokens[:, 0]))
+    pooled = tower.pooling.padded(
+        torch.from_numpy(states), tokens, torch.from_numpy(mask).bool(), torch.zeros_like(tokens[:, 0])
+    )
     return tower.finished(pooled).numpy()
 
 
@@ -220,17 +270,26 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def overlap(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray], *, top: int = 10) -> dict[str, float]:
-    """How near (questions, passages) in a lower precision are to those in fp32, (Q, D) and (P, D) each: the share of the ``top``
-    passages of a question that stay among them, on average, and the least cosine of a text's two vectors."""
+def overlap(
+    found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray], *, top: int = 10
+) -> dict[str, float]:
+    """How near (questions, passages) in a lower precision are to those in fp32, (Q, D) and (P, D) each: the
+    share of the ``top`` passages of a question that stay among them, on average, and the least cosine of a
+    text's two vectors."""
     top = min(top, len(expected[1]))
-    best = [np.argsort(-(questions @ passages.T), axis=1, kind="stable")[:, :top] for questions, passages in (found, expected)]
+    best = [
+        np.argsort(-(questions @ passages.T), axis=1, kind="stable")[:, :top]
+        for questions, passages in (found, expected)
+    ]
     shared = [len(np.intersect1d(one, other)) for one, other in zip(*best, strict=True)]
     cosines = [
         (one * other).sum(1) / np.maximum(np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1), 1e-30)
         for one, other in zip(found, expected, strict=True)
     ]
-    return {"top10_overlap": float(np.mean(shared) / top), "least_cosine": float(np.concatenate(cosines).min())}
+    return {
+        "top10_overlap": float(np.mean(shared) / top),
+        "least_cosine": float(np.concatenate(cosines).min()),
+    }
 
 
 def file_size(file: Path) -> int:
@@ -239,7 +298,8 @@ def file_size(file: Path) -> int:
 
 
 def tokenizer_for_serving(tensorizer: Any, length: int) -> Any:
-    """The tokenizer as the package ``tokenizers`` reads it, which cuts texts and pairs to ``length`` tokens."""
+    """The tokenizer as the package ``tokenizers`` reads it, which cuts texts and pairs to ``length``
+    tokens."""
     backend = tensorizer.tokenizer.backend_tokenizer
     plain = type(backend).from_str(backend.to_str())
     plain.no_padding()

@@ -1,6 +1,8 @@
-"""The question tower as Pyserini's ``AutoQueryEncoder`` loads it, for an index of ``dpr export to=faiss``, whose folder is Pyserini's.
+"""The question tower as Pyserini's ``AutoQueryEncoder`` loads it, for an index of ``dpr export to=faiss``,
+whose folder is Pyserini's.
 
-Passages are encoded here: its document encoders join titles and texts otherwise, and know of no passage without a title.
+Passages are encoded here: its document encoders join titles and texts otherwise, and know of no passage
+without a title.
 """
 
 from __future__ import annotations
@@ -40,12 +42,19 @@ def require_sayable(model: BiEncoder, source: str) -> None:
         "it has a projection": bool(settings.projection_dim),
         "its questions go through a static table": settings.static_questions,
         f"its vectors are cut to {settings.dimensions} dimensions": bool(settings.dimensions),
-        f"the prompt of questions ({prompt!r}) does not end in a space, which Pyserini puts behind it": bool(prompt)
+        f"the prompt of questions ({prompt!r}) does not end in a space, which Pyserini puts behind it": bool(
+            prompt
+        )
         and not prompt.endswith(" "),
-        "its prompt has typographic apostrophes, and those of questions become plain": TYPOGRAPHIC_APOSTROPHE in prompt
+        "its prompt has typographic apostrophes, and those of questions become plain": TYPOGRAPHIC_APOSTROPHE
+        in prompt
         and settings.plain_apostrophes,
     }
-    refuse(problems, source, hint="search with vectors of questions, from BiEncoder.encode_questions, or with dpr retrieve")
+    refuse(
+        problems,
+        source,
+        hint="search with vectors of questions, from BiEncoder.encode_questions, or with dpr retrieve",
+    )
 
 
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
@@ -63,11 +72,16 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
 def _arguments(model: BiEncoder) -> dict[str, Any]:
     """Those of ``AutoQueryEncoder``; it puts a space behind the prefix."""
     prompt = model.tensorizer.text.query_prompt
-    return {"pooling": standard_pooling(model), "l2_norm": model.settings.normalize, "prefix": prompt.removesuffix(" ") or None}
+    return {
+        "pooling": standard_pooling(model),
+        "l2_norm": model.settings.normalize,
+        "prefix": prompt.removesuffix(" ") or None,
+    }
 
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
-    """Vectors of questions by transformers, one at a time, in the steps of Pyserini's ``AutoQueryEncoder``."""
+    """Vectors of questions by transformers, one at a time, in the steps of Pyserini's
+    ``AutoQueryEncoder``."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -77,12 +91,20 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     vectors = []
     for question in items:
         text = f"{stated['prefix']} {question}" if stated["prefix"] else question
-        tokens = tokenizer(text, add_special_tokens=True, return_tensors="pt", truncation="only_first", return_token_type_ids=False)
+        tokens = tokenizer(
+            text,
+            add_special_tokens=True,
+            return_tensors="pt",
+            truncation="only_first",
+            return_token_type_ids=False,
+        )
         with torch.no_grad():
             states = model(**tokens)[0]
         vectors.append(states.mean(1)[0] if stated["pooling"] == "mean" else states[0, 0])
     stacked = torch.stack(vectors)
-    return np.asarray(torch.nn.functional.normalize(stacked, dim=-1) if stated["l2_norm"] else stacked, np.float32)
+    return np.asarray(
+        torch.nn.functional.normalize(stacked, dim=-1) if stated["l2_norm"] else stacked, np.float32
+    )
 
 
 def usage(model: BiEncoder) -> str:
@@ -98,4 +120,6 @@ hits = searcher.search("a question", k=10)
 """
 
 
-FORMAT = Format(require_sayable, write, encode, usage, library="transformers", install="transformers", sides=("question",))
+FORMAT = Format(
+    require_sayable, write, encode, usage, library="transformers", install="transformers", sides=("question",)
+)

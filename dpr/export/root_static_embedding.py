@@ -1,6 +1,8 @@
-"""Modules of sentence-transformers: the mean of a text's token vectors, in which n repeats of a token count sqrt(n) times, or as in BM25.
+"""Modules of sentence-transformers: the mean of a text's token vectors, in which n repeats of a token count
+sqrt(n) times, or as in BM25.
 
-``dpr export`` copies this file into folders of models with ``encoder.pooling=idf_sqrt`` or ``bm25``; nothing here imports it.
+``dpr export`` copies this file into folders of models with ``encoder.pooling=idf_sqrt`` or ``bm25``; nothing
+here imports it.
 """
 
 from __future__ import annotations
@@ -13,23 +15,33 @@ from tokenizers import Tokenizer
 
 
 class RootStaticEmbedding(StaticEmbedding):
-    """Texts are cut as ``tokenizer.json`` says, and get its special tokens, which ``StaticEmbedding`` leaves out."""
+    """Texts are cut as ``tokenizer.json`` says, and get its special tokens, which ``StaticEmbedding`` leaves
+    out."""
 
-    def preprocess(self, inputs: list[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, torch.Tensor]:
+    def preprocess(
+        self, inputs: list[Any], prompt: str | None = None, **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
         if prompt:
             inputs = self._prepend_prompt(inputs, prompt)
         texts = [encoding.ids for encoding in self.tokenizer.encode_batch(inputs)]
         lengths = torch.tensor([0, *map(len, texts)])
-        return {"input_ids": torch.tensor([token for text in texts for token in text]).long(), "offsets": lengths.cumsum(0)[:-1]}
+        return {
+            "input_ids": torch.tensor([token for text in texts for token in text]).long(),
+            "offsets": lengths.cumsum(0)[:-1],
+        }
 
     def forward(self, features: dict[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
         tokens, offsets = features["input_ids"], features["offsets"]
         lengths = offsets.diff(append=offsets.new_tensor([len(tokens)]))
         text = torch.repeat_interleave(lengths)  # to which each token belongs
-        _, same, counts = torch.unique(text * self.num_embeddings + tokens, return_inverse=True, return_counts=True)
+        _, same, counts = torch.unique(
+            text * self.num_embeddings + tokens, return_inverse=True, return_counts=True
+        )
         table = self.embedding.weight
         weights = self.weights(counts[same].to(table.dtype), lengths[text].to(table.dtype), **kwargs)
-        features["sentence_embedding"] = torch.nn.functional.embedding_bag(tokens, table, offsets, mode="sum", per_sample_weights=weights)
+        features["sentence_embedding"] = torch.nn.functional.embedding_bag(
+            tokens, table, offsets, mode="sum", per_sample_weights=weights
+        )
         return features
 
     def weights(self, counts: torch.Tensor, lengths: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -40,7 +52,9 @@ class RootStaticEmbedding(StaticEmbedding):
     def load(cls, model_name_or_path: str, **kwargs: Any) -> RootStaticEmbedding:
         names = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
         where = {name: kwargs[name] for name in names if name in kwargs}
-        tokenizer = Tokenizer.from_file(cls.load_file_path(model_name_or_path, filename="tokenizer.json", **where))
+        tokenizer = Tokenizer.from_file(
+            cls.load_file_path(model_name_or_path, filename="tokenizer.json", **where)
+        )
         weights = cls.load_torch_weights(model_name_or_path=model_name_or_path, **where)
         module = cls(tokenizer, embedding_weights=weights.pop("embedding.weight"))
         for name, value in weights.items():
@@ -53,6 +67,10 @@ class Bm25StaticEmbedding(RootStaticEmbedding):
 
     forward_kwargs = frozenset({"task"})
 
-    def weights(self, counts: torch.Tensor, lengths: torch.Tensor, task: str | None = None, **kwargs: Any) -> torch.Tensor:
+    def weights(
+        self, counts: torch.Tensor, lengths: torch.Tensor, task: str | None = None, **kwargs: Any
+    ) -> torch.Tensor:
         k1, b, mean = self.constants
-        return torch.ones_like(counts) if task == "query" else 1 / (counts + k1 * (1 - b + b * lengths / mean))
+        return (
+            torch.ones_like(counts) if task == "query" else 1 / (counts + k1 * (1 - b + b * lengths / mean))
+        )

@@ -1,8 +1,10 @@
-"""A model as a folder of sentence-transformers, with one copy of the weights, which plain transformers loads too.
+"""A model as a folder of sentence-transformers, with one copy of the weights, which plain transformers loads
+too.
 
-A shared tower is the library's plain layout, two towers are one Router with a route for queries and one for documents. Titles are the first
-text of a pair, ``(title, text)``; where the model joins title and text by a template, what is encoded is the joined text. Modules have the
-names that the library gives them (``1_Pooling``), by which programs that serve such folders find them.
+A shared tower is the library's plain layout, two towers are one Router with a route for queries and one for
+documents. Titles are the first text of a pair, ``(title, text)``; where the model joins title and text by a
+template, what is encoded is the joined text. Modules have the names that the library gives them
+(``1_Pooling``), by which programs that serve such folders find them.
 """
 
 from __future__ import annotations
@@ -68,17 +70,32 @@ def require_sayable(model: BiEncoder, source: str) -> None:
     refuse_unknown_vectors(model, source)
     refuse_one_sided_apostrophes(model, source)
     settings = model.settings
-    own_names = {f"it has a prompt called {name}": name in settings.prompts for name in (*SIDES, *OF_PASSAGES)}
-    refuse(own_names, source, hint="the library's own names")
-    differ = _is_bag(model) and settings.shared and model.tensorizer.question_length != settings.sequence_length
-    refuse({"one tokenizer for texts of two lengths": differ}, source, hint="give encoder.question_length the value of sequence_length")
-    is_scaled = settings.normalize and not settings.projection_dim  # a projection has a bias, to which the scale before it matters
-    weighted = {
-        f"its pooling ({settings.pooling}) counts the tokens of a transformer by how often they occur": needs_own_code(model),
-        "its pooling (idf) weights the tokens of a transformer; the library divides by their sum, which only scaled vectors without a "
-        "projection bear": settings.pooling == "idf" and not is_scaled,
+    own_names = {
+        f"it has a prompt called {name}": name in settings.prompts for name in (*SIDES, *OF_PASSAGES)
     }
-    refuse({} if is_static(model.ctx_model.backbone) else weighted, source, hint="to=onnx writes it for onnxruntime")
+    refuse(own_names, source, hint="the library's own names")
+    differ = (
+        _is_bag(model) and settings.shared and model.tensorizer.question_length != settings.sequence_length
+    )
+    refuse(
+        {"one tokenizer for texts of two lengths": differ},
+        source,
+        hint="give encoder.question_length the value of sequence_length",
+    )
+    # a projection has a bias, to which the scale before it matters
+    is_scaled = settings.normalize and not settings.projection_dim
+    weighted = {
+        f"its pooling ({settings.pooling}) counts the tokens of a transformer by how often they occur": (
+            needs_own_code(model)
+        ),
+        "its pooling (idf) weights the tokens of a transformer; the library divides by their sum,"
+        " which only scaled vectors without a projection bear": settings.pooling == "idf" and not is_scaled,
+    }
+    refuse(
+        {} if is_static(model.ctx_model.backbone) else weighted,
+        source,
+        hint="to=onnx writes it for onnxruntime",
+    )
 
 
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
@@ -92,11 +109,19 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     if needs_own_code(model):
         with durable_file(folder / _CODE.name, "wb") as file:
             file.write(_CODE.read_bytes())
-    versions = {name: version_of(package) for name, package in (("transformers", "transformers"), ("pytorch", "torch"))}
+    versions = {
+        name: version_of(package)
+        for name, package in (("transformers", "transformers"), ("pytorch", "torch"))
+    }
     versions["sentence_transformers"] = version_of("sentence-transformers") or "5.4.0"
     others: dict[str, Any] = {"model_type": "SentenceTransformer", "__version__": versions}
     if _has_two_lengths(model):
-        others["requirements"] = {"sentence-transformers": {"specifier": ">=6.0", "reason": "queries and documents have different lengths"}}
+        others["requirements"] = {
+            "sentence-transformers": {
+                "specifier": ">=6.0",
+                "reason": "queries and documents have different lengths",
+            }
+        }
     width = model.dimension if _truncates(model) else None
     write_library_settings(folder, model.settings, similarity=model.similarity, width=width, others=others)
 
@@ -111,19 +136,26 @@ def _has_two_lengths(model: BiEncoder) -> bool:
 
 
 def _truncates(model: BiEncoder) -> bool:
-    """Whether the library cuts vectors, which it does after all modules. Before scaling, and behind a projection, a layer does."""
-    return bool(model.settings.dimensions) and not model.settings.normalize and model.ctx_model.encode_proj is None
+    """Whether the library cuts vectors, which it does after all modules. Before scaling, and behind a
+    projection, a layer does."""
+    return (
+        bool(model.settings.dimensions)
+        and not model.settings.normalize
+        and model.ctx_model.encode_proj is None
+    )
 
 
 def _is_bag(model: BiEncoder) -> bool:
-    """Whether it can be a ``StaticEmbedding``, the mean over the words of one text without special tokens, or our own kind of one."""
+    """Whether it can be a ``StaticEmbedding``, the mean over the words of one text without special tokens, or
+    our own kind of one."""
     adds_nothing = model.tensorizer.tokenizer.num_special_tokens_to_add(pair=False) == 0
     is_mean = adds_nothing and standard_pooling(model) == "mean"
     return is_static(model.ctx_model.backbone) and (is_mean or needs_own_code(model))
 
 
 def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
-    """Writes the modules of a tower; returns their types by the names of their folders, in order. Routes share what has no weights."""
+    """Writes the modules of a tower; returns their types by the names of their folders, in order. Routes
+    share what has no weights."""
     tower, settings = side.tower, model.settings
     prefix = f"{side.folder}_" if side.folder else ""
     if _is_bag(model):
@@ -144,50 +176,70 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
         is_table = settings.static_questions and tower is model.question_model
         route[name := f"{prefix if is_table else ''}{len(route)}_{POOLING}"] = type_of(POOLING)
         pooled_by = "mean" if is_table else standard_pooling(model)
-        write_module(folder / name, pooling_settings(pooled_by, backbone.config.hidden_size, include_prompt=settings.pool_prompts), {})
+        write_module(
+            folder / name,
+            pooling_settings(pooled_by, backbone.config.hidden_size, include_prompt=settings.pool_prompts),
+            {},
+        )
     if (dense := _dense(model, tower)) is not None:
         route[name := f"{prefix}{len(route)}_{DENSE}"] = type_of(DENSE)
-        write_dense(folder / name, *dense, "none" if tower.encode_proj is None else settings.projection_activation)
+        write_dense(
+            folder / name, *dense, "none" if tower.encode_proj is None else settings.projection_activation
+        )
     if settings.normalize:
         route[f"{len(route)}_{NORMALIZE}"] = type_of(NORMALIZE)
     return route
 
 
 def _word_weights(model: BiEncoder, pooling: IdfPooling) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The weights of ``idf``, by token. The library divides by their sum where the model divides by the number of tokens; what scales
-    vectors makes up for it."""
+    """The weights of ``idf``, by token. The library divides by their sum where the model divides by the
+    number of tokens; what scales vectors makes up for it."""
     weights = pooling.token_weights.detach().cpu().float()
     tokens = model.tensorizer.tokenizer.convert_ids_to_tokens(range(len(weights)))
     words = [f"[no token {number}]" if token is None else token for number, token in enumerate(tokens)]
-    config = {"vocab": words, "word_weights": dict(zip(words, weights.tolist(), strict=True)), "unknown_word_weight": 1}
+    config = {
+        "vocab": words,
+        "word_weights": dict(zip(words, weights.tolist(), strict=True)),
+        "unknown_word_weight": 1,
+    }
     return config, {"emb_layer.weight": weights[:, None].contiguous()}
 
 
 def _dense(model: BiEncoder, tower: Encoder) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """Matrix and bias of the linear layer behind the pooling, with the rows of the dimensions that are kept: the projection, or what cuts
-    before scaling."""
+    """Matrix and bias of the linear layer behind the pooling, with the rows of the dimensions that are kept:
+    the projection, or what cuts before scaling."""
     if tower.encode_proj is not None:
         layer = tower.encode_proj
-        return layer.weight[: tower.dimension].detach().float(), layer.bias[: tower.dimension].detach().float()
+        return (
+            layer.weight[: tower.dimension].detach().float(),
+            layer.bias[: tower.dimension].detach().float(),
+        )
     if model.settings.dimensions and not _truncates(model):
         return torch.eye(tower.dimension, tower.pooled_width), None
     return None
 
 
 def write_graphs(model: BiEncoder, folder: Path, *, source: str) -> None:
-    """Writes ``onnx/model.onnx`` beside each transformer in a written folder: the states that its other modules pool.
+    """Writes ``onnx/model.onnx`` beside each transformer in a written folder: the states that its other
+    modules pool.
 
     Raises:
         ConfigError: the packages of the extra ``onnx`` are not installed.
         InputError: there is no transformer, or it cannot be traced.
     """
-    refuse({"it has no transformer for a graph of ONNX": _is_bag(model)}, source, hint="leave out onnx=true; to=onnx has its vectors")
+    refuse(
+        {"it has no transformer for a graph of ONNX": _is_bag(model)},
+        source,
+        hint="leave out onnx=true; to=onnx has its vectors",
+    )
     for side in sides(model):
         (file := folder / side.folder / GRAPH).parent.mkdir()
         write_states_graph(standard_backbone(side.tower, side.longest), file, source=source)
 
 
-def write_lower_graphs(model: BiEncoder, folder: Path, precisions: Sequence[str], texts: Texts) -> dict[str, dict[str, float]]:
+def write_lower_graphs(
+    model: BiEncoder, folder: Path, precisions: Sequence[str], texts: Texts
+) -> dict[str, dict[str, float]]:
     """As ``write_precisions``, under the names by which transformers.js finds them."""
     parts, tensorizer = sides(model), model.tensorizer
     tokens = tensorizer.question_tokens(texts.questions), tensorizer.passage_tokens(texts.passages)
@@ -199,7 +251,11 @@ def write_lower_graphs(model: BiEncoder, folder: Path, precisions: Sequence[str]
         of_sides = []
         for part, sequences in zip((parts[0], parts[-1]), tokens, strict=True):
             file = named(folder / part.folder / GRAPH, precision)
-            of_sides.append(GraphEncoder(file, pad_id=pad_id(part.tower.config), output=STATES).encode(sequences, part.tower))
+            of_sides.append(
+                GraphEncoder(file, pad_id=pad_id(part.tower.config), output=STATES).encode(
+                    sequences, part.tower
+                )
+            )
         return of_sides[0], of_sides[1]
 
     return write_precisions([folder / part.folder / GRAPH for part in parts], precisions, named, vectors)
@@ -218,14 +274,20 @@ def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> A
 
 
 def _loaded(folder: Path) -> Any:
-    """What ``write`` wrote. The library runs the folder's code if that is, byte for byte, this toolkit's own."""
-    library = require("sentence_transformers", extra="sentence-transformers", purpose="encoding with sentence-transformers")
+    """What ``write`` wrote. The library runs the folder's code if that is, byte for byte, this toolkit's
+    own."""
+    library = require(
+        "sentence_transformers", extra="sentence-transformers", purpose="encoding with sentence-transformers"
+    )
     code = folder / _CODE.name
     is_own = code.is_file() and code.read_bytes() == _CODE.read_bytes()
     with no_downloads(), tempfile.TemporaryDirectory() as beside:
-        # The library keeps a copy of the code under the folder's name and its hash: by this name, one copy for all exports.
+        # The library keeps a copy of the code under the folder's name and its hash: by this name, one copy
+        # for all exports.
         (named := Path(beside, "exported")).symlink_to(folder.absolute())
-        return library.SentenceTransformer(str(named), device="cpu", local_files_only=True, trust_remote_code=is_own)
+        return library.SentenceTransformer(
+            str(named), device="cpu", local_files_only=True, trust_remote_code=is_own
+        )
 
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
@@ -247,7 +309,9 @@ def usage(model: BiEncoder) -> str:
     """How it is loaded."""
     template = model.settings.title_template
     pair = repr(template.format(title="A title", text="A text.")) if template else '("A title", "A text.")'
-    trusted = f", trust_remote_code=True)  # {ROOT_MODULE}.py in this folder" if needs_own_code(model) else ")"
+    trusted = (
+        f", trust_remote_code=True)  # {ROOT_MODULE}.py in this folder" if needs_own_code(model) else ")"
+    )
     return f"""from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("PATH"{trusted}
@@ -257,4 +321,6 @@ scores = model.similarity(questions, passages)
 """
 
 
-FORMAT = Format(require_sayable, write, encode, usage, library="sentence_transformers", install="sentence-transformers")
+FORMAT = Format(
+    require_sayable, write, encode, usage, library="sentence_transformers", install="sentence-transformers"
+)

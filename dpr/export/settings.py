@@ -34,11 +34,11 @@ class StoreSettings(Settings, requires=_TO_STORES):
     vectors: Any = setting(None, path="input")
     """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*."""
     ctx_datasets: Any = setting(None, path="input")
-    """For a vector store: the passages that were embedded, whose titles and texts it gets too: names of ``ctx_sources`` or paths. Absent =
-    ids and vectors alone."""
+    """For a vector store: the passages that were embedded, whose titles and texts it gets too: names of
+    ``ctx_sources`` or paths. Absent = ids and vectors alone."""
     metadata: Any = None
-    """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or name:kind with kind text, int, float
-    or bool, e.g. metadata=[url,year:int]. Absent = none."""
+    """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or
+    name:kind with kind text, int, float or bool, e.g. metadata=[url,year:int]. Absent = none."""
     table: str = setting("passages", requires="to=lancedb|pgvector")
     """For lancedb and pgvector: the table to fill."""
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
@@ -63,11 +63,15 @@ class StoreSettings(Settings, requires=_TO_STORES):
             name, _, kind = item.partition(":")
             kind = kind or "text"
             if kind not in _KINDS:
-                raise ConfigError(f"metadata: {item} is of no known kind; choose one of {', '.join(_KINDS)}, e.g. {name}:int")
+                raise ConfigError(
+                    f"metadata: {item} is of no known kind; choose one of {', '.join(_KINDS)}, e.g."
+                    f" {name}:int"
+                )
             if not _NAME.fullmatch(name) or name in _OWN_COLUMNS or name in kinds:
                 reason = "is given twice" if name in kinds else "cannot be a column"
                 raise ConfigError(
-                    f"metadata: {name!r} {reason}; a name has letters, digits and _, and is none of {', '.join(_OWN_COLUMNS)}"
+                    f"metadata: {name!r} {reason}; a name has letters, digits and _, and is none of"
+                    f" {', '.join(_OWN_COLUMNS)}"
                 )
             kinds[name] = kind
         return kinds
@@ -75,9 +79,14 @@ class StoreSettings(Settings, requires=_TO_STORES):
     def check_store(self) -> None:
         """Checks the settings of an export to a vector store."""
         if self.metadata_kinds() and not self.passage_names():
-            raise ConfigError("ctx_datasets is not set; metadata is read from the passages, e.g. ctx_datasets=[corpus.jsonl]")
+            raise ConfigError(
+                "ctx_datasets is not set; metadata is read from the passages, e.g."
+                " ctx_datasets=[corpus.jsonl]"
+            )
         if not _NAME.fullmatch(self.table):
-            raise ConfigError(f"table={self.table!r} is not a name of letters, digits and _, e.g. table=passages")
+            raise ConfigError(
+                f"table={self.table!r} is not a name of letters, digits and _, e.g. table=passages"
+            )
 
 
 @dataclass
@@ -85,41 +94,54 @@ class ExportConfig(StoreSettings):
     """Writes a model, or vectors, in another format."""
 
     to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS, *STORES))
-    """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters merged; peft: its adapters, each
-    in a folder as peft writes it; vectors: folders of vectors from the original's embedding files; sentence-transformers, transformers and
-    hf-dpr (its DPRQuestionEncoder and DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs
-    that onnxruntime serves without torch; pyserini: an encoder of questions for its dense search; lancedb, pgvector, parquet, faiss,
-    qdrant-jsonl and milvus-parquet: a vector store filled with ``vectors`` and their passages."""
+    """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters
+    merged; peft: its adapters, each in a folder as peft writes it; vectors: folders of vectors from the
+    original's embedding files; sentence-transformers, transformers and hf-dpr (its DPRQuestionEncoder and
+    DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs that
+    onnxruntime serves without torch; pyserini: an encoder of questions for its dense search; lancedb,
+    pgvector, parquet, faiss, qdrant-jsonl and milvus-parquet: a vector store filled with ``vectors`` and
+    their passages."""
     model_file: str | None = setting(None, excludes=_TO_STORES, path="input")
-    """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original
+    DPR."""
     out_file: str | None = setting(None, path="output")
-    """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added; for
-    pgvector the address of the database, e.g. postgresql://user@host/database."""
+    """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to
+    which ``_<n>`` is added; for pgvector the address of the database, e.g.
+    postgresql://user@host/database."""
     out: str | None = setting(None, path="output")
     """Short for out_file."""
     check_texts: str | None = setting(None, requires=_TO_FOLDERS, path="input")
-    """File of texts, one a line, perhaps with a title and a tab before it: encoded by the other library too, besides texts on which two
-    libraries usually differ. For folders that other libraries load."""
+    """File of texts, one a line, perhaps with a title and a tab before it: encoded by the other library too,
+    besides texts on which two libraries usually differ. For folders that other libraries load."""
     dimensions: int = setting(0, unit="dimensions", least=0, requires=_TO_FOLDERS + "|model")
-    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
-    precisions: list[str] | None = setting(None, choices=("fp16", "int8"), requires="to=onnx|sentence-transformers")
-    """For to=onnx, and beside onnx=true: further graphs with numbers of 16 bits or weights of 8; the log and the model card say how many of
-    the ten best passages stay the same, on check_texts or on made-up texts."""
+    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
+    has them."""
+    precisions: list[str] | None = setting(
+        None, choices=("fp16", "int8"), requires="to=onnx|sentence-transformers"
+    )
+    """For to=onnx, and beside onnx=true: further graphs with numbers of 16 bits or weights of 8; the log and
+    the model card say how many of the ten best passages stay the same, on check_texts or on made-up texts."""
     onnx: bool = setting(False, requires="to=sentence-transformers")
-    """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that serve such folders look."""
+    """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that
+    serve such folders look."""
     license: str | None = setting(None, requires=_TO_FOLDERS)
-    """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0; absent = none is named."""
+    """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0;
+    absent = none is named."""
     results: list[str] | None = setting(None, requires=_TO_FOLDERS, path="input")
     """For the model card: metrics files of dpr retrieve (metrics_file=...) whose metrics it shows."""
     encoded_ctx_files: Any = setting(None, requires="to=vectors", path="input")
-    """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your word."""
+    """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your
+    word."""
     allow_other_vectors: bool = setting(False, requires="to=dpr")
-    """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at the end of the window."""
+    """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at
+    the end of the window."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, excludes=_TO_STORES)
 
     def check_together(self, prefix: str) -> None:
         if self.out is not None and self.out_file not in (None, self.out):
-            raise ConfigError(f"out={self.out} and out_file={self.out_file} are mutually exclusive; leave one of them out")
+            raise ConfigError(
+                f"out={self.out} and out_file={self.out_file} are mutually exclusive; leave one of them out"
+            )
         self.out_file = self.out_file or self.out
         if self.precisions and self.to == "sentence-transformers" and not self.onnx:
             raise ConfigError("precisions are those of graphs; set onnx=true, or leave precisions out")
@@ -138,8 +160,8 @@ class ExportConfig(StoreSettings):
 
 @dataclass
 class MergeConfig(DeviceSettings):
-    """Writes a model whose weights lie between those of a tuned model and of the base that it was tuned from, or are the mean of several.
-    Dev questions choose, by a search of their corpus with each candidate."""
+    """Writes a model whose weights lie between those of a tuned model and of the base that it was tuned from,
+    or are the mean of several. Dev questions choose, by a search of their corpus with each candidate."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr merge base=models/base tuned=runs/first out=models/merged set=data/dev
@@ -147,18 +169,21 @@ dpr merge base=models/base tuned=runs/first out=models/merged weights=0.5
 dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step1000 out=models/merged
 """
     base: str | None = setting(None, path="input")
-    """The model that was tuned: a folder or file as for model_file of other commands. Absent = the mean of the tuned ones alone."""
+    """The model that was tuned: a folder or file as for model_file of other commands. Absent = the mean of
+    the tuned ones alone."""
     tuned: list[str] = setting(list, takes_words=True, path="input")
-    """The tuned model, or several. With set, these are joined greedily: best first, the next one where the mean with it is no worse (model
-    soups); without, their mean is taken."""
+    """The tuned model, or several. With set, these are joined greedily: best first, the next one where the
+    mean with it is no worse (model soups); without, their mean is taken."""
     out: str | None = setting(None, path="output")
-    """Model folder to write, which every command takes as model_file. merge.json in it says what it is made of, candidates.jsonl how good
-    each candidate was."""
-    weights: list[float] = setting(lambda: [step / 10 for step in range(11)], least=0, most=1, requires="base")
+    """Model folder to write, which every command takes as model_file. merge.json in it says what it is made
+    of, candidates.jsonl how good each candidate was."""
+    weights: list[float] = setting(
+        lambda: [step / 10 for step in range(11)], least=0, most=1, requires="base"
+    )
     """Shares of the tuned model that are tried: 0 = the base, 1 = the tuned model."""
     set: str | None = setting(None, path="input")
-    """Dev data to choose by, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML that lists them, or a file of training
-    data. Of several sets, the mean decides."""
+    """Dev data to choose by, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML that
+    lists them, or a file of training data. Of several sets, the mean decides."""
     split: str = setting("dev", requires="set")
     """Which qrels/<split>.tsv of a folder."""
     metric: str = setting("ndcg@10", requires="set")
@@ -170,8 +195,14 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
     def check_together(self, prefix: str) -> None:
         require_set(self, {"tuned": "runs/first", "out": "models/merged"})
         if self.base is None and len(self.tuned) < 2:
-            raise ConfigError("base is not set, and tuned names one model; set base=<the model that it was tuned from>, or name several")
+            raise ConfigError(
+                "base is not set, and tuned names one model; set base=<the model that it was tuned from>, or"
+                " name several"
+            )
         if not self.weights:
             raise ConfigError("weights is empty, e.g. weights=0.5")
         if self.base is not None and self.set is None and len(self.weights) > 1:
-            raise ConfigError(f"set is not set, so nothing chooses among {len(self.weights)} weights; e.g. set=data/dev, or weights=0.5")
+            raise ConfigError(
+                f"set is not set, so nothing chooses among {len(self.weights)} weights; e.g. set=data/dev, or"
+                " weights=0.5"
+            )

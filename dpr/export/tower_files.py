@@ -1,4 +1,5 @@
-"""A tower as the files of a Hugging Face model: config, weights and tokenizer, as plain transformers loads them."""
+"""A tower as the files of a Hugging Face model: config, weights and tokenizer, as plain transformers loads
+them."""
 
 from __future__ import annotations
 
@@ -25,10 +26,17 @@ _FILLERS = ("pad_token", "eos_token", "bos_token", "unk_token", "cls_token", "se
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
-def refuse(problems: dict[str, bool], source: str, *, expected: str | None = None, hint: str | None = None) -> None:
+def refuse(
+    problems: dict[str, bool], source: str, *, expected: str | None = None, hint: str | None = None
+) -> None:
     """Raises InputError that names the reasons which hold."""
     if reasons := [reason for reason, holds in problems.items() if holds]:
-        raise InputError(f"cannot be said in this format: {', and '.join(reasons)}", file=source, expected=expected, hint=hint)
+        raise InputError(
+            f"cannot be said in this format: {', and '.join(reasons)}",
+            file=source,
+            expected=expected,
+            hint=hint,
+        )
 
 
 def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
@@ -39,24 +47,35 @@ def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
         "it reads the original's [SEP] at the end of the window": settings.dpr_trailing_sep,
         "its words reach the pooling past the layers (encoder.residual_words)": settings.residual_words,
     }
-    refuse(problems, source, hint="to=model writes it for this toolkit, and to=onnx for onnxruntime where that can say it")
+    refuse(
+        problems,
+        source,
+        hint="to=model writes it for this toolkit, and to=onnx for onnxruntime where that can say it",
+    )
 
 
 def weights_tokens(model: BiEncoder) -> bool:
-    """Whether weights of tokens, or their counts in a text, decide vectors in a way that the rows of a table cannot say."""
+    """Whether weights of tokens, or their counts in a text, decide vectors in a way that the rows of a table
+    cannot say."""
     pooling = model.ctx_model.pooling
-    return isinstance(pooling, RootIdfPooling) or (isinstance(pooling, IdfPooling) and not is_static(model.ctx_model.backbone))
+    return isinstance(pooling, RootIdfPooling) or (
+        isinstance(pooling, IdfPooling) and not is_static(model.ctx_model.backbone)
+    )
 
 
 def refuse_token_weights(model: BiEncoder, source: str) -> None:
     """InputError where ``weights_tokens``, or tokens of prompts do not count."""
     reason = f"its pooling ({model.settings.pooling}) weights tokens"
-    problems = {reason: weights_tokens(model), "its pooling leaves out the tokens of prompts": not model.settings.pool_prompts}
+    problems = {
+        reason: weights_tokens(model),
+        "its pooling leaves out the tokens of prompts": not model.settings.pool_prompts,
+    }
     refuse(problems, source, hint="to=sentence-transformers writes most such models, to=onnx all")
 
 
 def tells_apostrophes_apart(model: BiEncoder) -> bool:
-    """Whether questions are changed by the rule about typographic apostrophes, as this vocabulary sees them."""
+    """Whether questions are changed by the rule about typographic apostrophes, as this vocabulary sees
+    them."""
     texts = [f"don{TYPOGRAPHIC_APOSTROPHE}t {TYPOGRAPHIC_APOSTROPHE}", "don't '"]
     first, second = model.tensorizer.bare_tokens(texts)
     return model.settings.plain_apostrophes and first != second
@@ -64,14 +83,20 @@ def tells_apostrophes_apart(model: BiEncoder) -> bool:
 
 def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
     """InputError where one tokenizer would have to change questions alone."""
-    problem = {"questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone": True}
+    problem = {
+        "questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone": (
+            True
+        )
+    }
     if model.settings.shared and tells_apostrophes_apart(model):
         hint = "encoder.plain_apostrophes=false encoder.allow_other_prompts=true writes it without that rule"
         refuse(problem, source, hint=hint)
     if not model.settings.shared and model.settings.plain_apostrophes:
         prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
         has_one = any(TYPOGRAPHIC_APOSTROPHE in prompt for prompt in prompts)
-        refuse({"its prompts have typographic apostrophes, and those of questions become plain": has_one}, source)
+        refuse(
+            {"its prompts have typographic apostrophes, and those of questions become plain": has_one}, source
+        )
 
 
 class Side(NamedTuple):
@@ -90,13 +115,17 @@ def sides(model: BiEncoder, *, apart: bool = False) -> list[Side]:
     settings = model.settings
     if settings.shared and not apart:
         return [Side("", model.question_model, settings.sequence_length, plain_apostrophes=False)]
-    question = Side(QUESTION, model.question_model, model.tensorizer.question_length, settings.plain_apostrophes)
+    question = Side(
+        QUESTION, model.question_model, model.tensorizer.question_length, settings.plain_apostrophes
+    )
     return [question, Side(CTX, model.ctx_model, settings.sequence_length, plain_apostrophes=False)]
 
 
-def write_tower(model: BiEncoder, side: Side, target: Path, backbone: Any = None, **tokenizer_config: Any) -> Any:
-    """Writes config, weights and tokenizer of a side; returns the backbone that was written, by default the side's as transformers knows
-    it."""
+def write_tower(
+    model: BiEncoder, side: Side, target: Path, backbone: Any = None, **tokenizer_config: Any
+) -> Any:
+    """Writes config, weights and tokenizer of a side; returns the backbone that was written, by default the
+    side's as transformers knows it."""
     backbone = backbone or standard_backbone(side.tower, max(side.longest, model.settings.sequence_length))
     write_backbone(backbone, target / side.folder)
     write_tokenizer(model.tensorizer, side, target, **tokenizer_config)
@@ -104,8 +133,8 @@ def write_tower(model: BiEncoder, side: Side, target: Path, backbone: Any = None
 
 
 def write_backbone(backbone: Any, folder: Path) -> None:
-    """Writes config.json and model.safetensors. A pooler, which some families have and no vector needs, is written as zeros: without one,
-    transformers would make a random one and warn of it."""
+    """Writes config.json and model.safetensors. A pooler, which some families have and no vector needs, is
+    written as zeros: without one, transformers would make a random one and warn of it."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu() for name, tensor in backbone.state_dict().items()}
     with without_bars():
@@ -123,7 +152,11 @@ def _pooler(backbone: Any) -> dict[str, Tensor]:
     if type(whole) is not type(backbone):
         return {}
     own = backbone.state_dict().keys()
-    return {name: torch.zeros(tensor.shape) for name, tensor in whole.state_dict().items() if name not in own and "pooler" in name}
+    return {
+        name: torch.zeros(tensor.shape)
+        for name, tensor in whole.state_dict().items()
+        if name not in own and "pooler" in name
+    }
 
 
 @contextmanager
@@ -143,36 +176,53 @@ def without_bars() -> Iterator[None]:
 def standard_backbone(tower: Encoder, longest: int) -> Any:
     """The backbone as a family that transformers knows.
 
-    A static encoder becomes a GPT without layers, whose positions, ``longest`` of them, are zeros: its states are the rows of its table.
-    The weights of ``idf`` pooling become part of the rows.
+    A static encoder becomes a GPT without layers, whose positions, ``longest`` of them, are zeros: its states
+    are the rows of its table. The weights of ``idf`` pooling become part of the rows.
     """
     from transformers import OpenAIGPTConfig, OpenAIGPTModel
 
     if not is_static(tower.backbone):
         return tower.backbone
     rows = static_rows(tower)
-    sizes: dict[str, Any] = {"vocab_size": len(rows), "n_embd": rows.shape[1], "n_positions": longest, "n_layer": 0, "n_head": 1}
+    sizes: dict[str, Any] = {
+        "vocab_size": len(rows),
+        "n_embd": rows.shape[1],
+        "n_positions": longest,
+        "n_layer": 0,
+        "n_head": 1,
+    }
     backbone = OpenAIGPTModel(OpenAIGPTConfig(**sizes, pad_token_id=tower.config.pad_token_id))
-    backbone.load_state_dict({"tokens_embed.weight": rows, "positions_embed.weight": torch.zeros(longest, rows.shape[1])})
+    backbone.load_state_dict(
+        {"tokens_embed.weight": rows, "positions_embed.weight": torch.zeros(longest, rows.shape[1])}
+    )
     return backbone.eval()
 
 
 def standard_pooling(model: BiEncoder) -> str:
-    """The pooling over the states of ``standard_backbone``; that of passages where questions go through a table, which has a mean."""
+    """The pooling over the states of ``standard_backbone``; that of passages where questions go through a
+    table, which has a mean."""
     return "mean" if model.settings.pooling == "idf" else model.settings.pooling
 
 
 def static_rows(tower: Encoder) -> Tensor:
-    """The table (V, D) of a static encoder, whose mean over the tokens of a text is its vector before the projection."""
+    """The table (V, D) of a static encoder, whose mean over the tokens of a text is its vector before the
+    projection."""
     rows: Tensor = tower.backbone.get_input_embeddings().weight.detach().cpu().float()
-    return rows * tower.pooling.token_weights.detach().cpu()[:, None] if isinstance(tower.pooling, IdfPooling) else rows
+    return (
+        rows * tower.pooling.token_weights.detach().cpu()[:, None]
+        if isinstance(tower.pooling, IdfPooling)
+        else rows
+    )
 
 
-def write_tokenizer(tensorizer: Tensorizer, side: Side, target: Path, *, truncated: bool = False, **config: Any) -> None:
+def write_tokenizer(
+    tensorizer: Tensorizer, side: Side, target: Path, *, truncated: bool = False, **config: Any
+) -> None:
     """Writes tokenizer.json and tokenizer_config.json of a side; ``config`` adds to the latter.
 
-    The class is the general one, which takes tokenizer.json as it is: that of a family rebuilds parts of it. Token types are left out.
-    ``truncated`` also writes the length into tokenizer.json, for libraries that read nothing else.
+    The class is the general one, which takes tokenizer.json as it is: that of a family rebuilds parts of it.
+    Token types are left out. ``truncated`` also writes the length into tokenizer.json, for libraries that
+    read nothing else.
     """
     tokenizer, folder = tensorizer.tokenizer, target / side.folder
     state = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -183,13 +233,22 @@ def write_tokenizer(tensorizer: Tensorizer, side: Side, target: Path, *, truncat
         state["normalizer"] = {"type": "Sequence", "normalizers": [plain, *own]}
     if truncated:
         direction = tokenizer.truncation_side.capitalize()
-        state["truncation"] = {"direction": direction, "max_length": side.longest, "strategy": "LongestFirst", "stride": 0}
+        state["truncation"] = {
+            "direction": direction,
+            "max_length": side.longest,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        }
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints.write_json_file(folder, "tokenizer.json", state)
     special = {name: str(token) for name in _SPECIAL if (token := getattr(tokenizer, name)) is not None}
     filler = next((token for name in _FILLERS if (token := getattr(tokenizer, name)) is not None), None)
     if filler is None:
-        raise InputError("its tokenizer has no special token to fill batches up with", expected="a pad_token", file=folder.name)
+        raise InputError(
+            "its tokenizer has no special token to fill batches up with",
+            expected="a pad_token",
+            file=folder.name,
+        )
     stated = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": side.longest,

@@ -50,7 +50,11 @@ def require_sayable(model: BiEncoder, source: str) -> None:
     refuse_token_weights(model, source)
     refuse_one_sided_apostrophes(model, source)
     has_projection = model.ctx_model.encode_proj is not None
-    refuse({"its questions go through a static table": model.settings.static_questions}, source, hint="to=sentence-transformers can say it")
+    refuse(
+        {"its questions go through a static table": model.settings.static_questions},
+        source,
+        hint="to=sentence-transformers can say it",
+    )
     refuse({"AutoModel has no projection": has_projection}, source, hint="to=sentence-transformers writes it")
 
 
@@ -103,9 +107,13 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
         parts = []
         for tokens in token_batches(tokenizer, texts, truncation=True, max_length=length):
             states = model(**tokens).last_hidden_state
-            parts.append(pooled(states, tokens["attention_mask"], stated["pooling"])[:, : stated["dimensions"]])
+            parts.append(
+                pooled(states, tokens["attention_mask"], stated["pooling"])[:, : stated["dimensions"]]
+            )
         stacked = torch.cat(parts)
-        return np.asarray(torch.nn.functional.normalize(stacked, dim=-1) if stated["normalize"] else stacked, np.float32)
+        return np.asarray(
+            torch.nn.functional.normalize(stacked, dim=-1) if stated["normalize"] else stacked, np.float32
+        )
 
     def of_passages(passages: list[Passage]) -> np.ndarray:
         shown = [presented(passage, text) for passage in passages]
@@ -118,7 +126,8 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
 
 
 def pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) -> torch.Tensor:
-    """States (N, L, H) pooled: (N, V); ``pooling`` by its name here, ``attention_mask`` (N, L) 1 at real tokens."""
+    """States (N, L, H) pooled: (N, V); ``pooling`` by its name here, ``attention_mask`` (N, L) 1 at real
+    tokens."""
     if "+" in pooling:
         return torch.cat([pooled(states, attention_mask, part) for part in pooling.split("+")], dim=1)
     if pooling == "cls":
@@ -139,7 +148,10 @@ def usage(model: BiEncoder) -> str:
     of_question, of_passage = ("PATH", "PATH") if settings.shared else (f"PATH/{QUESTION}", f"PATH/{CTX}")
     title, text = repr(f"{settings.passage_prompt}A title"), '"A text."'
     if settings.title_template:
-        title, text = repr(settings.passage_prompt + settings.title_template.format(title="A title", text="A text.")), ""
+        title, text = (
+            repr(settings.passage_prompt + settings.title_template.format(title="A title", text="A text.")),
+            "",
+        )
     scaled = "torch.nn.functional.normalize(vectors, dim=-1)" if settings.normalize else "vectors"
     loads, parts = _class(model), [_POOLED[name] for name in standard_pooling(model).split("+")]
     return f"""import torch

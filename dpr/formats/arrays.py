@@ -1,11 +1,15 @@
-"""Arrays in ``.npy`` files: mapped and checked, ids of vectors, and the number types in which vectors are stored.
+"""Arrays in ``.npy`` files: mapped and checked, ids of vectors, and the number types in which vectors are
+stored.
 
-Every vector is coded alone: there is no pass over the corpus, and the bytes do not depend on what else is stored.
+Every vector is coded alone: there is no pass over the corpus, and the bytes do not depend on what else is
+stored.
 
     float32, float16   the numbers
     int8               c = round(x / s) in -127 ... 127 with s = max|x| / 127; read as s * c
-    binary             one bit per number, 1 where x >= 0, padded to whole bytes with 0, the first number in the highest bit;
-                       read as s or -s with s = |x|^2 / sum|x|, so that the product of x with what is read is |x|^2
+    binary             one bit per number, 1 where x >= 0, padded to whole bytes with 0, the first number in
+    the highest bit;
+                       read as s or -s with s = |x|^2 / sum|x|, so that the product of x with what is read is
+                       |x|^2
 
 The scale s is float32, one per vector, in a file of its own.
 """
@@ -24,7 +28,9 @@ from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES
 
 DTYPES = ("float32", "float16", "int8", "binary")
-_NUMBERS: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in zip(DTYPES, ("<f4", "<f2", "i1", "u1"), strict=True)}
+_NUMBERS: dict[str, np.dtype[Any]] = {
+    name: np.dtype(code) for name, code in zip(DTYPES, ("<f4", "<f2", "i1", "u1"), strict=True)
+}
 _IDS_AT_ONCE = 1 << 16
 _ROWS = 1024  # coded at a time: float64 takes more memory than the codes
 _LEAST_SCALE = float(np.finfo(np.float32).smallest_normal)
@@ -42,12 +48,16 @@ def array_names(dtype: str) -> tuple[str, ...]:
 
 
 def encode(vectors: np.ndarray, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Arrays by name for vectors (n, D), n at least 1, and which rows (n,) they cannot hold: not finite, or all zeros."""
+    """Arrays by name for vectors (n, D), n at least 1, and which rows (n,) they cannot hold: not finite, or
+    all zeros."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if not is_coded(dtype):
             stored = np.ascontiguousarray(vectors, dtype=_NUMBERS[dtype])
             return {"vectors": stored}, ~np.isfinite(stored).all(axis=1), np.asarray(~stored.any(axis=1))
-        parts = [_coded(vectors[start : start + _ROWS].astype(np.float64), dtype) for start in range(0, len(vectors), _ROWS)]
+        parts = [
+            _coded(vectors[start : start + _ROWS].astype(np.float64), dtype)
+            for start in range(0, len(vectors), _ROWS)
+        ]
     codes, scales, is_bad, is_zero = (np.concatenate(column) for column in zip(*parts, strict=True))
     return {"vectors": codes, "scales": scales}, is_bad, is_zero
 
@@ -79,7 +89,8 @@ def decode(arrays: dict[str, np.ndarray], dtype: str, dimension: int) -> np.ndar
 
 
 def map_array(path: Path) -> np.ndarray:
-    """A memory-mapped ``.npy`` file. Its header is checked against the size of the file; nothing is allocated for what it claims.
+    """A memory-mapped ``.npy`` file. Its header is checked against the size of the file; nothing is allocated
+    for what it claims.
 
     Raises:
         InputError: it is missing, damaged, or holds objects.
@@ -110,9 +121,15 @@ def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray
     row = () if name == "scales" else (-(-dimension // 8) if dtype == "binary" else dimension,)
     if array.ndim != 1 + len(row) or array.shape[1:] != row or array.dtype != expected:
         shape = str(("n", *row)).replace("'", "")
-        raise InputError(f"holds {array.dtype} {array.shape}", file=path, expected=f"{expected} of shape {shape}")
+        raise InputError(
+            f"holds {array.dtype} {array.shape}", file=path, expected=f"{expected} of shape {shape}"
+        )
     if not array.flags.c_contiguous:
-        raise InputError("is in Fortran order", file=path, expected="the numbers of each vector side by side (numpy.ascontiguousarray)")
+        raise InputError(
+            "is in Fortran order",
+            file=path,
+            expected="the numbers of each vector side by side (numpy.ascontiguousarray)",
+        )
     return array
 
 
@@ -123,24 +140,33 @@ IdChunks = Callable[[], Iterable[np.ndarray]]
 def write_ids(out: IO[bytes], chunks: IdChunks) -> None:
     """Writes ids as a ``.npy`` file; one chunk is held at a time, and ``chunks`` is called three times.
 
-    They are stored as whichever is smaller: fixed-width bytes (n,), or uint8 numbers, all in one row: where each of the ids begins and
-    where the last one ends, n + 1 little-endian uint32 counted from the first number on, and then their bytes. Where these places exceed
-    32 bits, they are uint64, and a uint64 of 0 stands before them.
+    They are stored as whichever is smaller: fixed-width bytes (n,), or uint8 numbers, all in one row: where
+    each of the ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first
+    number on, and then their bytes. Where these places exceed 32 bits, they are uint64, and a uint64 of 0
+    stands before them.
     """
     count = size = 0
     width = 1
     for ids in chunks():
         lengths = np.char.str_len(ids)
-        count, size, width = count + len(ids), size + int(lengths.sum()), max(width, int(lengths.max(initial=1)))
+        count, size, width = (
+            count + len(ids),
+            size + int(lengths.sum()),
+            max(width, int(lengths.max(initial=1))),
+        )
     kind, start = "<u4", 4 * (count + 1)
     if start + size >= _NARROW:
         kind, start = "<u8", 8 * (count + 2)
     if start + size >= count * width:
-        np.lib.format.write_array_header_1_0(out, {"descr": f"|S{width}", "fortran_order": False, "shape": (count,)})
+        np.lib.format.write_array_header_1_0(
+            out, {"descr": f"|S{width}", "fortran_order": False, "shape": (count,)}
+        )
         for ids in chunks():
             out.write(ids.astype(f"S{width}").tobytes())
         return
-    np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": (start + size,)})
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": "|u1", "fortran_order": False, "shape": (start + size,)}
+    )
     out.write(np.array([0, start] if kind == "<u8" else [start], dtype=kind).tobytes())
     for ids in chunks():
         ends = start + np.cumsum(np.char.str_len(ids), dtype=np.int64)
@@ -159,10 +185,12 @@ def pack_ids(chunks: IdChunks) -> np.ndarray:
 
 
 class PackedIds:
-    """Ids as ``pack_ids`` gives them; a slice of them, or the ids of some rows, is an array (n,) of fixed-width bytes.
+    """Ids as ``pack_ids`` gives them; a slice of them, or the ids of some rows, is an array (n,) of
+    fixed-width bytes.
 
     Raises:
-        InputError: the array holds anything but texts of at most MAX_ID_BYTES bytes; ``file`` is where it comes from.
+        InputError: the array holds anything but texts of at most MAX_ID_BYTES bytes; ``file`` is where it
+        comes from.
     """
 
     def __init__(self, array: np.ndarray, *, file: Path | None = None) -> None:
@@ -199,13 +227,22 @@ class PackedIds:
         if not len(starts):
             return np.empty(0, dtype="S1")
         lengths = ends - starts
-        if lengths.min() < 1 or lengths.max() > MAX_ID_BYTES or starts.min() < self._first or ends.max() > len(self._bytes):
+        if (
+            lengths.min() < 1
+            or lengths.max() > MAX_ID_BYTES
+            or starts.min() < self._first
+            or ends.max() > len(self._bytes)
+        ):
             raise InputError(
-                "an id does not begin where the one before it ends", file=self._file, expected=f"1 to {MAX_ID_BYTES} bytes each"
+                "an id does not begin where the one before it ends",
+                file=self._file,
+                expected=f"1 to {MAX_ID_BYTES} bytes each",
             )
         if not isinstance(part, slice):
             text = self._bytes.data  # is sliced faster than an array
-            return np.array([text[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
+            return np.array(
+                [text[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+            )
         rows = np.zeros((len(starts), int(lengths.max())), dtype=np.uint8)
         rows[np.arange(rows.shape[1]) < lengths[:, None]] = self._bytes[starts[0] : ends[-1]]
         return rows.view(f"S{rows.shape[1]}")[:, 0]

@@ -1,4 +1,5 @@
-"""Rows in a memory-mapped Arrow stream of record batches (also readable with ``datasets.Dataset.from_file``)."""
+"""Rows in a memory-mapped Arrow stream of record batches (also readable with
+``datasets.Dataset.from_file``)."""
 
 from __future__ import annotations
 
@@ -14,12 +15,18 @@ BATCH_CHARACTERS = 4 * 2**20
 BATCH_ROWS = 10_000
 
 
-def write_batches(file: Path, schema: pa.Schema, rows: Iterable[Sequence[Any]], size_of: Callable[[Any], int]) -> None:
-    """Writes rows, each a value per column; ``size_of`` gives the characters of one. One batch is held in memory."""
+def write_batches(
+    file: Path, schema: pa.Schema, rows: Iterable[Sequence[Any]], size_of: Callable[[Any], int]
+) -> None:
+    """Writes rows, each a value per column; ``size_of`` gives the characters of one. One batch is held in
+    memory."""
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
 
         def write() -> None:
-            columns = [pa.array(values, type=field.type) for values, field in zip(zip(*batch, strict=True), schema, strict=True)]
+            columns = [
+                pa.array(values, type=field.type)
+                for values, field in zip(zip(*batch, strict=True), schema, strict=True)
+            ]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
 
         batch: list[Sequence[Any]] = []

@@ -1,16 +1,15 @@
-"""Checkpoint folders: what a model needs to be used anywhere, and what a run needs to resume. No pickle, every file hashed.
+"""Checkpoint folders: what a model needs to be used anywhere, and what a run needs to resume. No pickle,
+every file hashed.
 
 Only checkpoints of a training run have the last five files. The manifest is written last.
 
-    model.safetensors        weights, keys `question_model.` and `ctx_model.` (only the first with a shared tower)
-    encoder/                 backbone config (of passages, if questions have a table) and tokenizer files, as Hugging Face writes them
-    encoder_settings.json    pooling, lengths: all other settings that decide a vector
-    manifest.json            sizes and SHA-256 of all files
-    optimizer.safetensors    optimizer state by parameter name; or the folder optimizer/, in parts (``write_parts``)
-    scaler.json              loss scale of fp16
-    callbacks.json           what callbacks remember, by class name
-    trainer_state.json       progress, identity of the run, best value
-    config.json              the resolved configuration of the run
+    model.safetensors        weights, keys `question_model.` and `ctx_model.` (only the first with a shared
+    tower) encoder/                 backbone config (of passages, if questions have a table) and tokenizer
+    files, as Hugging Face writes them encoder_settings.json    pooling, lengths: all other settings that
+    decide a vector manifest.json            sizes and SHA-256 of all files optimizer.safetensors    optimizer
+    state by parameter name; or the folder optimizer/, in parts (``write_parts``) scaler.json
+    loss scale of fp16 callbacks.json           what callbacks remember, by class name trainer_state.json
+    progress, identity of the run, best value config.json              the resolved configuration of the run
 """
 
 from __future__ import annotations
@@ -28,7 +27,15 @@ from typing import TYPE_CHECKING, Any
 from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.text_input import iter_raw_lines, open_input
-from dpr.storage.durable import describe_file, differences, json_text, read_json, sealed, verify_folder, write_json
+from dpr.storage.durable import (
+    describe_file,
+    differences,
+    json_text,
+    read_json,
+    sealed,
+    verify_folder,
+    write_json,
+)
 from dpr.storage.inside import inside, is_below
 from dpr.storage.strict_json import describe
 
@@ -52,7 +59,8 @@ RUN_FOLDER = "model"
 VERDICT_FILE = "verdict.json"
 METRICS_LINES = "metrics.jsonl"
 METRICS_RECORD = "metrics_lines"
-"""Under this key ``run.json`` has size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines follow."""
+"""Under this key ``run.json`` has size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines
+follow."""
 FILES_RECORD = "files"
 """Under this key, once the run has ended, those of the other JSON files beside it, by name."""
 _CHUNK = 2**20
@@ -73,7 +81,9 @@ def write_tensors(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     try:
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, str(folder / name))
+        save_file(
+            {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, str(folder / name)
+        )
     except SafetensorError as error:
         raise OSError(f"{name}: {error}") from error
 
@@ -96,14 +106,18 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
         with open(folder / name, "rb"):  # safetensors calls whatever it cannot open absent
             return load_file(str(folder / name))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot be read ({error})", file=folder / name, expected="a safetensors file") from error
+        raise CheckpointError(
+            f"cannot be read ({error})", file=folder / name, expected="a safetensors file"
+        ) from error
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes this process's parts of tensors into a folder that all processes write, and that ``durable_folder`` is about to publish.
+    """Writes this process's parts of tensors into a folder that all processes write, and that
+    ``durable_folder`` is about to publish.
 
-    Safetensors files, one a process, whose headers say which part of a tensor they hold; written and read by torch.distributed.checkpoint,
-    whose own format, a pickle, is not used. Any number of processes can read them; its plans travel between those as objects.
+    Safetensors files, one a process, whose headers say which part of a tensor they hold; written and read by
+    torch.distributed.checkpoint, whose own format, a pickle, is not used. Any number of processes can read
+    them; its plans travel between those as objects.
 
     Raises:
         OSError: some process cannot write; on all processes.
@@ -115,7 +129,9 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         checkpoint.save(dict(tensors), storage_writer=writer)
     except checkpoint.CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
-        raise OSError(getattr(first, "errno", None), getattr(first, "strerror", None) or str(first)) from error
+        raise OSError(
+            getattr(first, "errno", None), getattr(first, "strerror", None) or str(first)
+        ) from error
 
 
 def stored_shapes(folder: Path) -> dict[str, torch.Size]:
@@ -131,7 +147,9 @@ def stored_shapes(folder: Path) -> dict[str, torch.Size]:
         metadata = checkpoint.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         return {name: stored.size for name, stored in metadata.items()}  # type: ignore[union-attr]
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"cannot be read ({error})", file=folder, expected="safetensors files of several processes") from error
+        raise CheckpointError(
+            f"cannot be read ({error})", file=folder, expected="safetensors files of several processes"
+        ) from error
 
 
 def read_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -147,11 +165,17 @@ def check_whole(folder: Path) -> None:
     """Raises CheckpointError unless every file of the folder is as its manifest says."""
     if problems := verify_folder(folder):
         listed = "; ".join([*problems[:3], *([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])])
-        raise CheckpointError(listed, file=folder, expected="the files its manifest lists", hint="use another checkpoint of the run")
+        raise CheckpointError(
+            listed,
+            file=folder,
+            expected="the files its manifest lists",
+            hint="use another checkpoint of the run",
+        )
 
 
 def metrics_lines(file: Path) -> Iterator[str | None]:
-    """The lines of a ``metrics.jsonl``, without newline; None for one that is longer than any line of metrics.
+    """The lines of a ``metrics.jsonl``, without newline; None for one that is longer than any line of
+    metrics.
 
     Raises:
         InputError: it cannot be read.
@@ -162,7 +186,8 @@ def metrics_lines(file: Path) -> Iterator[str | None]:
 
 
 def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
-    """Size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all); a missing file counts as empty."""
+    """Size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all); a missing file
+    counts as empty."""
     file, digest, read = run / METRICS_LINES, hashlib.sha256(), 0
     if file.exists():
         with open(file, "rb") as data:
@@ -180,19 +205,30 @@ def write_run(run: Path, facts: Mapping[str, Any]) -> None:
 def seal_run(run: Path) -> None:
     """At the end of a run, notes in ``run.json`` what the other JSON files of its folder hold."""
     if (run / RUN_FILE).is_file():
-        files = {file.name: describe_file(file) for file in sorted(run.glob("*.json")) if file.name != RUN_FILE}
+        files = {
+            file.name: describe_file(file) for file in sorted(run.glob("*.json")) if file.name != RUN_FILE
+        }
         write_run(run, {**read_json(run / RUN_FILE), FILES_RECORD: files})
 
 
 def run_problems(run: Path) -> dict[str, list[str]]:
-    """Problems of those files of a run's folder, beside its checkpoints, that ``run.json`` knows, by name; empty lists are good."""
+    """Problems of those files of a run's folder, beside its checkpoints, that ``run.json`` knows, by name;
+    empty lists are good."""
     problems: dict[str, list[str]] = {}
     try:
         facts = read_json(run / RUN_FILE)
         if "sha256" in facts:
-            is_whole = (run / RUN_FILE).read_text(encoding="utf-8") == json_text(sealed(facts), indent=2) + "\n"
-            problems[RUN_FILE] = [] if is_whole else ["content has changed (SHA-256 differs from the one it states)"]
-        problems |= {name: differences(run / name, entry) for name, entry in facts.get(FILES_RECORD, {}).items() if is_below(name)}
+            is_whole = (run / RUN_FILE).read_text(encoding="utf-8") == json_text(
+                sealed(facts), indent=2
+            ) + "\n"
+            problems[RUN_FILE] = (
+                [] if is_whole else ["content has changed (SHA-256 differs from the one it states)"]
+            )
+        problems |= {
+            name: differences(run / name, entry)
+            for name, entry in facts.get(FILES_RECORD, {}).items()
+            if is_below(name)
+        }
     except InputError as error:
         problems[RUN_FILE] = [error.found]
     except (AttributeError, TypeError, KeyError, ValueError) as error:
@@ -203,7 +239,8 @@ def run_problems(run: Path) -> dict[str, list[str]]:
 
 
 def metrics_problems(run: Path) -> list[str] | None:
-    """Problems of a run's ``metrics.jsonl`` up to its last checkpoint; None where ``run.json`` does not record it."""
+    """Problems of a run's ``metrics.jsonl`` up to its last checkpoint; None where ``run.json`` does not
+    record it."""
     try:
         facts = read_json(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
         if not isinstance(facts, dict) or METRICS_RECORD not in facts:
@@ -224,27 +261,42 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"is {describe(settings)}", file=folder / SETTINGS_FILE, expected="an object")
     version = settings.pop("format_version", None)
     if version != FORMAT_VERSION:
-        raise CheckpointError(f"format_version is {version!a:.40}", file=folder / SETTINGS_FILE, expected=str(FORMAT_VERSION))
+        raise CheckpointError(
+            f"format_version is {version!a:.40}", file=folder / SETTINGS_FILE, expected=str(FORMAT_VERSION)
+        )
     return dict(settings)
 
 
 def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
     """The checkpoints of a run, newest (highest step) first."""
-    steps = {path: re.fullmatch(re.escape(name) + r"\.step(\d+)", path.name) for path in output_dir.glob(f"{name}.step*") if path.is_dir()}
-    return [path for _, path in sorted(((int(match[1]), path) for path, match in steps.items() if match), reverse=True)]
+    steps = {
+        path: re.fullmatch(re.escape(name) + r"\.step(\d+)", path.name)
+        for path in output_dir.glob(f"{name}.step*")
+        if path.is_dir()
+    }
+    return [
+        path
+        for _, path in sorted(((int(match[1]), path) for path, match in steps.items() if match), reverse=True)
+    ]
 
 
 def warn_of_verdict(checkpoint: Path) -> None:
     """Says where the best checkpoint of a run was found worse than what the run started from."""
     with suppress(DprError):
         verdict = read_json(checkpoint.parent / VERDICT_FILE)
-        if isinstance(verdict, dict) and verdict.get("best_checkpoint") == checkpoint.name and verdict.get("verdict") == "worse":
-            logger.warning("%s is %s; train.keep=better opens the start in its place", checkpoint, verdict.get("line"))
+        if (
+            isinstance(verdict, dict)
+            and verdict.get("best_checkpoint") == checkpoint.name
+            and verdict.get("verdict") == "worse"
+        ):
+            logger.warning(
+                "%s is %s; train.keep=better opens the start in its place", checkpoint, verdict.get("line")
+            )
 
 
 def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
-    """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no best or it is not preferred.
-    The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
+    """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no
+    best or it is not preferred. The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
 
     Raises:
         CheckpointError: there is none.
@@ -260,9 +312,16 @@ def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
             name = run.get(key)
             if name is None:
                 continue
-            if os.path.isdir(checkpoint := inside(path, name, stated_in=RUN_FILE)):  # unlike Path.is_dir, False for names that cannot be
+            if os.path.isdir(
+                checkpoint := inside(path, name, stated_in=RUN_FILE)
+            ):  # unlike Path.is_dir, False for names that cannot be
                 if missing:
-                    logger.warning("%s: its best checkpoint %s is missing; the last one, %s, is used", path, missing, name)
+                    logger.warning(
+                        "%s: its best checkpoint %s is missing; the last one, %s, is used",
+                        path,
+                        missing,
+                        name,
+                    )
                 return checkpoint
             missing = name
         raise CheckpointError("the run has no checkpoint yet", file=path)

@@ -1,4 +1,5 @@
-"""Names of columns and keys in the tables and records of this and of other toolkits, and the columns that a header names, in any order."""
+"""Names of columns and keys in the tables and records of this and of other toolkits, and the columns that a
+header names, in any order."""
 
 from __future__ import annotations
 
@@ -13,8 +14,20 @@ from dpr.formats.text_input import warn_of_file
 
 _COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
 
-# The first one that is there counts. A passage's own id stands before that of the document it was cut from: MS MARCO's have pid and docid.
-PASSAGE_IDS = ("_id", "id", "passage_id", "psg_id", "pid", "docid", "doc_id", "document_id", "docno", "corpus_id")
+# The first one that is there counts. A passage's own id stands before that of the document it was cut from:
+# MS MARCO's have pid and docid.
+PASSAGE_IDS = (
+    "_id",
+    "id",
+    "passage_id",
+    "psg_id",
+    "pid",
+    "docid",
+    "doc_id",
+    "document_id",
+    "docno",
+    "corpus_id",
+)
 # fmt: off
 PASSAGE_TEXTS = (
     "text", "contents", "content", "passage", "passage_text",
@@ -25,15 +38,47 @@ TITLES = ("title", "passage_title", "document_title", "doc_title")
 QUESTION_IDS = ("_id", "id", "query_id", "qid", "question_id", "topic_id")
 QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
 ANSWERS = ("answers", "answer")
-POSITIVES = ("positive", "positives", "pos", "positive_passages", "positive_ctxs", "pos_doc", "pos_docs", "passage", "context", "document")
+POSITIVES = (
+    "positive",
+    "positives",
+    "pos",
+    "positive_passages",
+    "positive_ctxs",
+    "pos_doc",
+    "pos_docs",
+    "passage",
+    "context",
+    "document",
+)
 NEGATIVES = ("negative", "neg", "hard_negative")
-GRADES = ("score", "grade", "rel", "relevance", "relevancy", "label", "rating", "judgement", "judgment", "qrel")
+GRADES = (
+    "score",
+    "grade",
+    "rel",
+    "relevance",
+    "relevancy",
+    "label",
+    "rating",
+    "judgement",
+    "judgment",
+    "qrel",
+)
 # fmt: off
 LABELS = (
     "label", "labels", "relevance", "is_relevant", "relevant", "grade", "rating", "score", "scores", "similarity", "similarity_score",
 )
 # fmt: on
-ALL_NAMES = {*PASSAGE_IDS, *PASSAGE_TEXTS, *TITLES, *QUESTION_IDS, *QUESTIONS, *ANSWERS, *POSITIVES, *NEGATIVES, *GRADES}
+ALL_NAMES = {
+    *PASSAGE_IDS,
+    *PASSAGE_TEXTS,
+    *TITLES,
+    *QUESTION_IDS,
+    *QUESTIONS,
+    *ANSWERS,
+    *POSITIVES,
+    *NEGATIVES,
+    *GRADES,
+}
 
 
 def keys_of(record: Mapping[str, Any]) -> str:
@@ -53,7 +98,9 @@ def require_name(record: Mapping[str, Any], names: Sequence[str], what: str) -> 
     if name := name_in(record, names):
         return name
     listed = ", ".join(dict.fromkeys(names))
-    raise ValueError(f"no {what} among the keys {keys_of(record)}, expected {'one of ' if ',' in listed else ''}{listed}")
+    raise ValueError(
+        f"no {what} among the keys {keys_of(record)}, expected {'one of ' if ',' in listed else ''}{listed}"
+    )
 
 
 def normal_name(field: str) -> str:
@@ -62,14 +109,21 @@ def normal_name(field: str) -> str:
 
 
 def are_names(row: Sequence[str]) -> bool:
-    """Whether a row may be a header: each field is one word or two, or empty as above a column of row numbers."""
+    """Whether a row may be a header: each field is one word or two, or empty as above a column of row
+    numbers."""
     return any(row) and all(not field or _COLUMN_NAME.fullmatch(field.strip()) for field in row)
 
 
 def named_columns(
-    row: Sequence[str], needed: Mapping[str, tuple[str, ...]], optional: Mapping[str, tuple[str, ...]], *, file: Path, line: int
+    row: Sequence[str],
+    needed: Mapping[str, tuple[str, ...]],
+    optional: Mapping[str, tuple[str, ...]],
+    *,
+    file: Path,
+    line: int,
 ) -> dict[str, int] | None:
-    """The columns that a header names, by role, in any order; None if the row is no header, or lacks a name that is known and needed.
+    """The columns that a header names, by role, in any order; None if the row is no header, or lacks a name
+    that is known and needed.
 
     Raises:
         InputError: a known name is there twice.
@@ -80,7 +134,9 @@ def named_columns(
     roles = {**needed, **optional}
     columns: dict[str, int] = {}
     for role, known in roles.items():
-        name = next((name for name in known if name in names and names.index(name) not in columns.values()), None)
+        name = next(
+            (name for name in known if name in names and names.index(name) not in columns.values()), None
+        )
         if name is not None:
             columns[role] = names.index(name)
         elif role in needed:
@@ -94,11 +150,16 @@ def require_distinct(known: Collection[str], names: Sequence[str], *, file: Path
     for name, count in Counter(names).items():
         if count > 1 and name in known:
             places = " and ".join(str(number) for number, other in enumerate(names, 1) if other == name)
-            raise InputError(f"columns {places} are both called {name!r}", file=file, line=line, expected="each name once")
+            raise InputError(
+                f"columns {places} are both called {name!r}", file=file, line=line, expected="each name once"
+            )
 
 
-def require_known_names(rows: Sequence[tuple[int, list[str]]], needed: Mapping[str, tuple[str, ...]], *, file: Path) -> None:
-    """Refuses a first row that seems to be a header and lacks a name that is needed; warns where only the look of the row speaks for it.
+def require_known_names(
+    rows: Sequence[tuple[int, list[str]]], needed: Mapping[str, tuple[str, ...]], *, file: Path
+) -> None:
+    """Refuses a first row that seems to be a header and lacks a name that is needed; warns where only the
+    look of the row speaks for it.
 
     ``rows`` are the first two, of which a header is the only one that consists of single words.
     """
@@ -109,7 +170,13 @@ def require_known_names(rows: Sequence[tuple[int, list[str]]], needed: Mapping[s
     expected = " and ".join(f"a column of {role} ({', '.join(known)})" for role, known in needed.items())
     if {normal_name(field) for field in row} & {name for known in needed.values() for name in known}:
         hint = "rename the columns; if this row is data, write a header above it"
-        raise InputError(f"the header {shown} has names that are not known", file=file, line=line, expected=expected, hint=hint)
+        raise InputError(
+            f"the header {shown} has names that are not known",
+            file=file,
+            line=line,
+            expected=expected,
+            hint=hint,
+        )
     warn_of_file(file, line, f"{shown} is read as data; if it is a header, it needs {expected}")
 
 
@@ -119,4 +186,6 @@ def _are_words(row: Sequence[str]) -> bool:
 
 def warn_of_header(path: Path, line: int, row: Sequence[str]) -> None:
     """Warns that a row is left out as a header although its names are not known."""
-    warn_of_file(path, line, f"{', '.join(map(repr, row))} is read as a header; if it is data, write a header above it")
+    warn_of_file(
+        path, line, f"{', '.join(map(repr, row))} is read as a header; if it is data, write a header above it"
+    )

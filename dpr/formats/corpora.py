@@ -1,4 +1,5 @@
-"""Passage collections: DPR's TSV (id, text, title), BEIR's ``corpus.jsonl`` and Parquet, read as a stream of any length."""
+"""Passage collections: DPR's TSV (id, text, title), BEIR's ``corpus.jsonl`` and Parquet, read as a stream of
+any length."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ from dpr.storage.strict_json import describe
 
 _HELD_HASHES = 1 << 20
 _HEADER = ("id", "text", "title")
-_NAMES = {"ids": (*PASSAGE_IDS, *QUESTION_IDS), "texts": (*PASSAGE_TEXTS, *QUESTIONS)}  # files of questions are looked up too
+# files of questions are looked up too
+_NAMES = {
+    "ids": (*PASSAGE_IDS, *QUESTION_IDS),
+    "texts": (*PASSAGE_TEXTS, *QUESTIONS),
+}
 DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
 Columns = tuple[int, int, int]
 _Row = tuple[int, str, str, str, Origin | None]  # line, id, text, title, where it was taken from
@@ -69,29 +74,39 @@ def read_passages(
     stop: int | None = None,
     place: LinePlace | None = None,
 ) -> Iterator[Passage]:
-    """Passages number ``start`` to ``stop`` of a file, in order; counted from ``place``, which is that of a row, where it is given.
+    """Passages number ``start`` to ``stop`` of a file, in order; counted from ``place``, which is that of a
+    row, where it is given.
 
-    TSV as DPR reads it: quoting as in ``dpr.formats.delimited``; in a quoted file all ``"`` around the text are stripped. A first row that
-    names columns of ids and texts (``id``, ``docid``, ``pid``; ``text``, ``contents``, ``passage`` ...) is a header, there and wherever it
-    is repeated, and says where they are, unless others than the default are given. There are no titles if ``title_col`` is negative or
-    beyond the row. Empty texts are passed on. A .csv file without a tab in its first line is separated by commas. Names in .json/.jsonl
-    and .parquet hold records: BEIR's ``_id``, ``title``, ``text``, or other tools' names for these (``dpr.formats.column_names``). Plain or
-    gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
+    TSV as DPR reads it: quoting as in ``dpr.formats.delimited``; in a quoted file all ``"`` around the text
+    are stripped. A first row that names columns of ids and texts (``id``, ``docid``, ``pid``; ``text``,
+    ``contents``, ``passage`` ...) is a header, there and wherever it is repeated, and says where they are,
+    unless others than the default are given. There are no titles if ``title_col`` is negative or beyond the
+    row. Empty texts are passed on. A .csv file without a tab in its first line is separated by commas. Names
+    in .json/.jsonl and .parquet hold records: BEIR's ``_id``, ``title``, ``text``, or other tools' names for
+    these (``dpr.formats.column_names``). Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix
+    included.
 
     Raises:
         InputError: names the file and line.
     """
     file = user_path(path)
-    rows = _record_rows(file, start, place) if has_records(file) else _tsv_rows(file, (id_col, text_col, title_col), place)
+    rows = (
+        _record_rows(file, start, place)
+        if has_records(file)
+        else _tsv_rows(file, (id_col, text_col, title_col), place)
+    )
     for line, key, text, title, origin in islice(rows, start, stop):
         whole = id_prefix + key
         if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
-            raise InputError(f"a passage id of {size} bytes", file=file, line=line, expected=f"at most {MAX_ID_BYTES}")
+            raise InputError(
+                f"a passage id of {size} bytes", file=file, line=line, expected=f"at most {MAX_ID_BYTES}"
+            )
         yield Passage(text, title, whole, origin=origin)
 
 
 def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
-    """Checks that no id occurs twice, and returns the number of passages. Memory does not grow with the corpus.
+    """Checks that no id occurs twice, and returns the number of passages. Memory does not grow with the
+    corpus.
 
     Raises:
         InputError: an id occurs twice (names it and its two lines), or there is no room for a temporary file.
@@ -119,16 +134,23 @@ def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, ti
 
 def repeated_id(file: Path, key: str, line: int, first_line: int) -> InputError:
     """The error of an id that occurs twice."""
-    return InputError(f"passage id {key!r} is already used at line {first_line}", file=file, line=line, expected="unique ids")
+    return InputError(
+        f"passage id {key!r} is already used at line {first_line}",
+        file=file,
+        line=line,
+        expected="unique ids",
+    )
 
 
 def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
-    """Writes a corpus, TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed. Returns how many.
+    """Writes a corpus, TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed.
+    Returns how many.
 
     Where a passage was taken from is written in JSON lines only, into BEIR's object ``metadata``.
 
     Raises:
-        InputError: a passage that would not be read back the same (no id; in TSV also one like the header, or with quotes around the text).
+        InputError: a passage that would not be read back the same (no id; in TSV also one like the header, or
+        with quotes around the text).
     """
     file = user_path(path)
     count = 0
@@ -148,8 +170,15 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
                 continue
             row = (passage.id, passage.text, passage.title)
             if row == _HEADER or passage.text != passage.text.strip('"') or "\r" in "".join(row):
-                reason = "column names, quotes around a text, and carriage returns do not survive in a passages TSV"
-                raise InputError(f"passage {passage.id!r} cannot be written: {reason}", file=file, hint="write .jsonl instead")
+                reason = (
+                    "column names, quotes around a text, and carriage returns do not survive in a"
+                    " passages TSV"
+                )
+                raise InputError(
+                    f"passage {passage.id!r} cannot be written: {reason}",
+                    file=file,
+                    hint="write .jsonl instead",
+                )
             require_readable(row, file)
             writer.writerow(row)
     return count
@@ -158,12 +187,17 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
 def require_word(value: str, file: Path, *, hint: str | None = None) -> None:
     """Refuses an id that columns separated by spaces or tabs cannot hold."""
     if value.split() != [value]:
-        raise InputError(f"the id {value!r} is empty or holds white space, which this format cannot hold", file=file, hint=hint)
+        raise InputError(
+            f"the id {value!r} is empty or holds white space, which this format cannot hold",
+            file=file,
+            hint=hint,
+        )
 
 
 @contextmanager
 def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator[IO[str]]:
-    """A durable UTF-8 text file; ``.gz`` is packed (without a time stamp, so that equal content gives equal bytes)."""
+    """A durable UTF-8 text file; ``.gz`` is packed (without a time stamp, so that equal content gives equal
+    bytes)."""
     try:
         if path.name.endswith(".gz"):
             with (
@@ -176,7 +210,9 @@ def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterat
             with durable_file(path, note=note) as out:
                 yield out
     except UnicodeEncodeError as error:
-        raise InputError(f"half a character ({error.object[error.start]!a}) cannot be written as UTF-8", file=path) from None
+        raise InputError(
+            f"half a character ({error.object[error.start]!a}) cannot be written as UTF-8", file=path
+        ) from None
 
 
 def has_records(path: Path) -> bool:
@@ -185,7 +221,8 @@ def has_records(path: Path) -> bool:
 
 
 def read_records(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and value of every record of such a file, in the order of its passages; of JSON lines, from ``place`` on."""
+    """Line and value of every record of such a file, in the order of its passages; of JSON lines, from
+    ``place`` on."""
     if is_json_name(path):
         return iter_json_objects(path, place)
     from dpr.formats.training_files.arrow_rows import arrow_rows  # for this format alone
@@ -220,7 +257,14 @@ def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator
         if len(row) != width or width < least:
             if width < least:
                 raise wrong_columns(path, line, row, form, f"at least {least}")
-            raise wrong_columns(path, line, row, form, f"{width}, as in the first row", hint="check the quotes above this line")
+            raise wrong_columns(
+                path,
+                line,
+                row,
+                form,
+                f"{width}, as in the first row",
+                hint="check the quotes above this line",
+            )
         key = row[id_col]
         if row == header:  # headers stand in the middle of files that were joined
             continue
@@ -228,11 +272,18 @@ def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator
             raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
         text = row[text_col]
         # Quotes that are left around the text of a quoted file go, as in DPR.
-        yield line, key, text if form.is_quoted is False else text.strip('"'), row[title_col] if has_titles else "", None
+        yield (
+            line,
+            key,
+            text if form.is_quoted is False else text.strip('"'),
+            row[title_col] if has_titles else "",
+            None,
+        )
 
 
 def _columns(form: TableForm, columns: Columns, path: Path) -> tuple[Columns, list[str] | None]:
-    """The columns, as a header names them if ``columns`` are the default; and the first row if it is a header."""
+    """The columns, as a header names them if ``columns`` are the default; and the first row if it is a
+    header."""
     if not form.rows:
         return columns, None
     line, first = form.rows[0]
@@ -263,7 +314,8 @@ def _record_rows(path: Path, start: int, place: LinePlace | None) -> Iterator[_R
 
 
 def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:
-    """The id under the first of ``names`` that the record has, as a string; ``default`` if there is none or it is null.
+    """The id under the first of ``names`` that the record has, as a string; ``default`` if there is none or
+    it is null.
 
     Raises:
         ValueError: there is no usable id.

@@ -1,4 +1,5 @@
-"""Chosen fields of a corpus beside id, title and text: in its records, or in BEIR's object ``metadata`` inside them."""
+"""Chosen fields of a corpus beside id, title and text: in its records, or in BEIR's object ``metadata``
+inside them."""
 
 from __future__ import annotations
 
@@ -18,14 +19,20 @@ _LARGEST_INT = 2**63 - 1
 
 
 def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
-    """The values of the fields ``kinds``, name -> kind, for every passage of a corpus in order; None where a record has none.
+    """The values of the fields ``kinds``, name -> kind, for every passage of a corpus in order; None where a
+    record has none.
 
     Raises:
         InputError: the corpus has no named fields, or a value is of another kind (file and line).
     """
     if not has_records(path):
         hint = "write the corpus as .jsonl or .parquet, or leave metadata out"
-        raise InputError("has no fields besides id, title and text", file=path, expected=f"a corpus with {', '.join(kinds)}", hint=hint)
+        raise InputError(
+            "has no fields besides id, title and text",
+            file=path,
+            expected=f"a corpus with {', '.join(kinds)}",
+            hint=hint,
+        )
     for line, value in read_records(path):
         with located(path, line):
             yield tuple(checked_field(name, kind, field_of(value, name)) for name, kind in kinds.items())
@@ -37,7 +44,9 @@ def checked_field(name: str, kind: str, value: Any) -> Any:
         return None
     is_kind = isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "bool")
     if not is_kind or not _fits(kind, value):
-        raise ValueError(f"{name} is {describe(value)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}")
+        raise ValueError(
+            f"{name} is {describe(value)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}"
+        )
     return float(value) if kind == "float" else value
 
 

@@ -1,10 +1,13 @@
-"""Where the rows of a corpus begin, and hashes of their ids: a large file is read by several processes, each some of its byte ranges.
+"""Where the rows of a corpus begin, and hashes of their ids: a large file is read by several processes, each
+some of its byte ranges.
 
-In a TSV only what is before a line says whether it begins a row or is inside quotes. So a range is read from a line that looks like a row,
-and what was found counts only if its first row is the one at which the rows before it ended. If not, or if its process found a fault or
-died, the range is read again from there. The result is that of one reading, whatever the number of processes.
+In a TSV only what is before a line says whether it begins a row or is inside quotes. So a range is read from
+a line that looks like a row, and what was found counts only if its first row is the one at which the rows
+before it ended. If not, or if its process found a fault or died, the range is read again from there. The
+result is that of one reading, whatever the number of processes.
 
-``python -m dpr.formats.corpus_ranges`` is one of these processes. It writes what it finds to its standard output.
+``python -m dpr.formats.corpus_ranges`` is one of these processes. It writes what it finds to its standard
+output.
 """
 
 from __future__ import annotations
@@ -36,13 +39,15 @@ _LEAST_RANGES = 4
 _MOST_PROCESSES = 32
 _BLOCK_ROWS = 1 << 16
 _TRIED_LINES, _TRIED_ROWS = 64, 3
-_HEAD = struct.Struct("<qqq")  # number of rows, line and byte of the row after them; -1: there is none, or no row could be read
+# number of rows, line and byte of the row after them; -1: there is none, or no row could be read
+_HEAD = struct.Struct("<qqq")
 
 _Rows = Generator[np.ndarray, None, LinePlace | None]
 
 
 def row_blocks(file: Path, columns: Columns, processes: int) -> Iterator[np.ndarray]:
-    """Of all rows in order, some at a time: hash of the id, line, and byte at which the row begins, (m, 3) uint64.
+    """Of all rows in order, some at a time: hash of the id, line, and byte at which the row begins, (m, 3)
+    uint64.
 
     Raises:
         InputError: a row is bad (file and line).
@@ -56,7 +61,9 @@ def row_blocks(file: Path, columns: Columns, processes: int) -> Iterator[np.ndar
     with _readers(ranges, processes) as streams:
         for number in range(ranges.num_ranges):
             block = _received(streams[number % processes])
-            if block is not None and (number == 0 or (block.first is not None and block.first.offset == place.offset)):
+            if block is not None and (
+                number == 0 or (block.first is not None and block.first.offset == place.offset)
+            ):
                 lines = place.line - block.first.line if number and block.first else 0
                 block.rows[:, 1] += np.uint64(lines)
                 yield block.rows
@@ -90,7 +97,8 @@ class _Ranges:
         self.num_ranges = -(-self._size // range_bytes)
 
     def start(self, number: int) -> int | None:
-        """The byte at which a range begins: a line that looks like the first of a row; None after the last range."""
+        """The byte at which a range begins: a line that looks like the first of a row; None after the last
+        range."""
         if number in (0, self.num_ranges):
             return None if number else 0
         with open(self.file, "rb") as stream:
@@ -103,7 +111,10 @@ class _Ranges:
             for _ in range(_TRIED_LINES):
                 place = LinePlace(1, stream.tell())
                 try:
-                    if all(len(row) == form.width for _, row in islice(table_rows(self.file, form, replace(place)), _TRIED_ROWS)):
+                    if all(
+                        len(row) == form.width
+                        for _, row in islice(table_rows(self.file, form, replace(place)), _TRIED_ROWS)
+                    ):
                         return place.offset
                 except InputError:
                     pass
@@ -111,7 +122,8 @@ class _Ranges:
         return first
 
     def rows(self, place: LinePlace, stop: int | None) -> _Rows:
-        """Yields the rows from ``place`` on that begin before byte ``stop``, as ``row_blocks``, and returns where the next one is."""
+        """Yields the rows from ``place`` on that begin before byte ``stop``, as ``row_blocks``, and returns
+        where the next one is."""
         held = array("Q")
         for _, key in numbered_ids(self.file, self.columns, place):
             if stop is not None and place.offset >= stop:
@@ -125,7 +137,8 @@ class _Ranges:
         return None
 
     def found(self, number: int) -> _RangeRows | None:
-        """The rows of a range, if it begins where it seems to begin; None where none could be read from there."""
+        """The rows of a range, if it begins where it seems to begin; None where none could be read from
+        there."""
         blocks, rows = [], self.rows(LinePlace(1, self.start(number) or 0), self.start(number + 1))
         try:
             while True:
@@ -138,15 +151,24 @@ class _Ranges:
 
 @contextmanager
 def _readers(ranges: _Ranges, processes: int) -> Iterator[list[IO[bytes]]]:
-    """The outputs of processes of which each reads every ``processes``-th range, one ahead of what is taken from it."""
+    """The outputs of processes of which each reads every ``processes``-th range, one ahead of what is taken
+    from it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     started: list[subprocess.Popen[bytes]] = []
     try:
         for number in range(processes):
-            told = json.dumps([str(ranges.file.absolute()), ranges.columns, ranges.range_bytes, number, processes])
+            told = json.dumps(
+                [str(ranges.file.absolute()), ranges.columns, ranges.range_bytes, number, processes]
+            )
             command = [sys.executable, "-m", "dpr.formats.corpus_ranges", told]
             started.append(
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=environment,
+                )
             )
         yield [process.stdout for process in started if process.stdout is not None]
     finally:
@@ -162,7 +184,9 @@ def _received(stream: IO[bytes]) -> _RangeRows | None:
     content = bytearray(stream.read(24 * max(num_rows, 0)))
     if num_rows < 0 or len(content) < 24 * num_rows:
         return None
-    return _RangeRows(np.frombuffer(content, dtype=np.uint64).reshape(-1, 3), None if line < 0 else LinePlace(line, offset))
+    return _RangeRows(
+        np.frombuffer(content, dtype=np.uint64).reshape(-1, 3), None if line < 0 else LinePlace(line, offset)
+    )
 
 
 def _send(block: _RangeRows | None, out: IO[bytes]) -> None:

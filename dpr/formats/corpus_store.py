@@ -1,12 +1,14 @@
-"""Passages of a corpus by row and by id, without reading what is before them: facts of the file that are found once and kept in the cache.
+"""Passages of a corpus by row and by id, without reading what is before them: facts of the file that are
+found once and kept in the cache.
 
 corpus-<key>/
   places.npy     (m, 2) int64: line and byte where row 0, 16, 32 ... begins
   ids.npy        (n, 2) uint64: hash of the id and row, sorted by both
   manifest.json  number of passages, and the first id that occurs twice
 
-All is mapped, 17 bytes a passage, so memory does not grow with the corpus; the texts stay where they are. Files in which no place can be
-found (packed ones, JSON arrays, Parquet) are first written to the cache as JSON lines.
+All is mapped, 17 bytes a passage, so memory does not grow with the corpus; the texts stay where they are.
+Files in which no place can be found (packed ones, JSON arrays, Parquet) are first written to the cache as
+JSON lines.
 
 unpacked-<key>/passages.jsonl
 """
@@ -109,7 +111,15 @@ class _Rows:
         id_col, text_col, title_col = self._columns
         place, skipped = self._place(start)
         stop += skipped - start
-        return read_passages(self._file, id_col=id_col, text_col=text_col, title_col=title_col, start=skipped, stop=stop, place=place)
+        return read_passages(
+            self._file,
+            id_col=id_col,
+            text_col=text_col,
+            title_col=title_col,
+            start=skipped,
+            stop=stop,
+            place=place,
+        )
 
     def numbered_id(self, row: int) -> tuple[int, str]:
         """Line and id of a row."""
@@ -122,11 +132,15 @@ class _Rows:
         return LinePlace(line, offset), row % _STEP
 
 
-def open_store(file: Path, columns: Columns = DEFAULT_COLUMNS, *, cache_dir: Path | None = None) -> CorpusStore:
-    """The store of a corpus; ``columns`` of id, text and title are those of a TSV. The first call reads the whole file.
+def open_store(
+    file: Path, columns: Columns = DEFAULT_COLUMNS, *, cache_dir: Path | None = None
+) -> CorpusStore:
+    """The store of a corpus; ``columns`` of id, text and title are those of a TSV. The first call reads the
+    whole file.
 
     Raises:
-        InputError: the file is missing or has a bad row. (That an id occurs twice is for ``check_unique`` to say.)
+        InputError: the file is missing or has a bad row. (That an id occurs twice is for ``check_unique`` to
+        say.)
         ConfigError: the cache folder cannot be written.
     """
     if not file.is_file():
@@ -152,8 +166,12 @@ def has_places(file: Path) -> bool:
 
 def _unpack(file: Path, columns: Columns, folder: Path) -> None:
     id_col, text_col, title_col = columns
-    with durable_folder(folder, overwrite=True, metadata={"kind": "passages", "cache": folder.name}) as temporary:
-        write_passages(temporary / _UNPACKED, read_passages(file, id_col=id_col, text_col=text_col, title_col=title_col))
+    with durable_folder(
+        folder, overwrite=True, metadata={"kind": "passages", "cache": folder.name}
+    ) as temporary:
+        write_passages(
+            temporary / _UNPACKED, read_passages(file, id_col=id_col, text_col=text_col, title_col=title_col)
+        )
 
 
 def _build(file: Path, columns: Columns, folder: Path) -> None:
@@ -172,12 +190,17 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
             facts["num_passages"] = HashIndex.write_blocks(temporary / _IDS, hashes())
             places.seek(0)
             _write_header(places, -(-facts["num_passages"] // _STEP))
-        facts["repeated"] = _first_repeated(HashIndex(temporary / _IDS), _Rows(file, columns, temporary / _PLACES))
+        facts["repeated"] = _first_repeated(
+            HashIndex(temporary / _IDS), _Rows(file, columns, temporary / _PLACES)
+        )
 
 
 def _write_header(file: IO[bytes], num_places: int) -> None:
-    """Numpy leaves room in a header for every number of rows, so that it can be written again when they are counted."""
-    np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (num_places, 2)})
+    """Numpy leaves room in a header for every number of rows, so that it can be written again when they are
+    counted."""
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "<i8", "fortran_order": False, "shape": (num_places, 2)}
+    )
 
 
 def _first_repeated(ids: HashIndex, rows: _Rows) -> list[int] | None:

@@ -1,12 +1,14 @@
-"""Delimited files (corpora, questions, pairs, judgements): the fields of every row, by one rule of quoting for all commands.
+"""Delimited files (corpora, questions, pairs, judgements): the fields of every row, by one rule of quoting
+for all commands.
 
-A tab separates fields, or a comma where the header or the name of the file says so. A newline ends a row. A field is quoted if it begins
-with ``"``, ends with ``"``, and every quote between is doubled; all other quotes are text. In a file that is not quoted as a whole (some
-quotes stand where no csv writer puts them, and too few where only one does; its first megabyte decides) all of them are text. Files
-separated by commas are always quoted.
+A tab separates fields, or a comma where the header or the name of the file says so. A newline ends a row. A
+field is quoted if it begins with ``"``, ends with ``"``, and every quote between is doubled; all other quotes
+are text. In a file that is not quoted as a whole (some quotes stand where no csv writer puts them, and too
+few where only one does; its first megabyte decides) all of them are text. Files separated by commas are
+always quoted.
 
-A quoted field may go on over the following lines if it closes there and the row then has as many columns as the first. This is decided
-from the row and the lines after it alone, so that reading can begin at any row.
+A quoted field may go on over the following lines if it closes there and the row then has as many columns as
+the first. This is decided from the row and the lines after it alone, so that reading can begin at any row.
 """
 
 from __future__ import annotations
@@ -66,9 +68,11 @@ def _stored_form(path: Path, state: tuple[int, ...], commas: bool) -> TableForm:
     return form_of(iter_lines(path), path, commas=commas)
 
 
-def table_rows(path: Path, form: TableForm, place: LinePlace | None = None) -> Iterator[tuple[int, list[str]]]:
-    """The fields of every row from ``place`` on, which is kept at the first line of the row read last, with the line that the row ends on.
-    Blank lines are skipped.
+def table_rows(
+    path: Path, form: TableForm, place: LinePlace | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every row from ``place`` on, which is kept at the first line of the row read last, with
+    the line that the row ends on. Blank lines are skipped.
 
     Raises:
         InputError: quotes that can be read in two ways, or what ``iter_lines`` raises.
@@ -78,7 +82,9 @@ def table_rows(path: Path, form: TableForm, place: LinePlace | None = None) -> I
     return rows_of(((line, inner.offset, text) for line, text in iter_lines(path, inner)), form, path, place)
 
 
-def rows_of(lines: Iterator[tuple[int, int, str]], form: TableForm, path: Path, place: LinePlace) -> Iterator[tuple[int, list[str]]]:
+def rows_of(
+    lines: Iterator[tuple[int, int, str]], form: TableForm, path: Path, place: LinePlace
+) -> Iterator[tuple[int, list[str]]]:
     """``table_rows`` of numbered lines, each with the byte it begins at."""
     delimiter, is_quoted = form.delimiter, form.is_quoted
     ahead: deque[tuple[int, int, str]] = deque()  # lines that were looked at and are not read yet
@@ -105,10 +111,23 @@ def rows_of(lines: Iterator[tuple[int, int, str]], form: TableForm, path: Path, 
                 inside = _rows_inside(taken, form.width, delimiter)
                 last = line + len(taken)
                 if inside and len(fields) == form.width and not is_quoted:
-                    found = f"a quote opens here and closes in line {last}: one row, or {1 + inside} rows with quotes in their texts"
-                    raise InputError(found, file=path, line=line, hint="write the file as JSON lines, or put quotes around every field")
+                    found = (
+                        f"a quote opens here and closes in line {last}: one row, or {1 + inside} rows with"
+                        " quotes in their texts"
+                    )
+                    raise InputError(
+                        found,
+                        file=path,
+                        line=line,
+                        hint="write the file as JSON lines, or put quotes around every field",
+                    )
                 if inside > (opened == 0):
-                    warn_of_file(path, line, f"a quoted field goes on to line {last} over lines that look like rows; is a quote missing?")
+                    warn_of_file(
+                        path,
+                        line,
+                        f"a quoted field goes on to line {last} over lines that look like rows; is a quote"
+                        " missing?",
+                    )
                 fields = joined
                 for _ in taken:
                     line = ahead.popleft()[0]
@@ -134,7 +153,13 @@ def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = Fals
     delimiter = _delimiter(texts, commas)
     if "\r" in texts[0] and '"' not in texts[0]:
         found = "a carriage return inside the first row"
-        raise InputError(found, file=path, line=head[0][0], expected="lines that end with a newline", hint="save the file with line feeds")
+        raise InputError(
+            found,
+            file=path,
+            line=head[0][0],
+            expected="lines that end with a newline",
+            hint="save the file with line feeds",
+        )
 
     width = index = strong = wrong = stray = 0
     enclosed: Counter[int] = Counter()
@@ -150,7 +175,11 @@ def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = Fals
             if joined is None and index + len(taken) == len(head) and not is_whole:
                 break
             if not width:
-                width = len(fields) if joined is None else _first_width(fields, joined, texts[index + len(taken) :][:9], delimiter)
+                width = (
+                    len(fields)
+                    if joined is None
+                    else _first_width(fields, joined, texts[index + len(taken) :][:9], delimiter)
+                )
             if joined is not None and len(joined) == width:
                 is_certain = not (len(fields) == width and _rows_inside(taken, width, delimiter))
                 unit, fields = "\n".join([unit, *taken]), joined
@@ -188,7 +217,9 @@ def _first_width(alone: list[str], joined: list[str], texts: list[str], delimite
 def _delimiter(texts: list[str], commas: bool) -> str:
     """A tab if the first line has one, not in quotes; else a comma, where a header or ``commas`` say so."""
     with_tabs = [raw for raw in _raw_fields(texts[0], ",") if "\t" in raw]
-    if with_tabs and not (commas and all(raw.startswith('"') and _end_of_quoted(raw, 1) >= len(raw) - 1 for raw in with_tabs)):
+    if with_tabs and not (
+        commas and all(raw.startswith('"') and _end_of_quoted(raw, 1) >= len(raw) - 1 for raw in with_tabs)
+    ):
         return "\t"
     cells = [normal_name(cell) for cell in _cells(texts[0], ",")]
     if len(cells) > 1 and are_names(cells) and {*cells} & ALL_NAMES:
@@ -250,7 +281,8 @@ def _end_of_quoted(text: str, start: int = 0) -> int:
 
 
 def _joined(first: str, following: Iterator[str], delimiter: str) -> tuple[list[str] | None, list[str]]:
-    """The fields of a row whose quotes close in a later line, None where they do not, and the lines looked at."""
+    """The fields of a row whose quotes close in a later line, None where they do not, and the lines looked
+    at."""
     taken: list[str] = []
     size = len(first)
     for text in following:
@@ -279,20 +311,34 @@ def require_readable(fields: Sequence[str], file: Path) -> None:
     first, *others = "\t".join(fields).split("\n")
     width = len(fields)
     if others and first.count("\t") + 1 == width and _rows_inside(others, width, "\t"):
-        raise InputError(f"{fields[0][:40]!r}: lines of a text look like rows of the table", file=file, hint="write .jsonl instead")
+        raise InputError(
+            f"{fields[0][:40]!r}: lines of a text look like rows of the table",
+            file=file,
+            hint="write .jsonl instead",
+        )
 
 
-def wrong_columns(file: Path, line: int, row: Sequence[str], form: TableForm, expected: str, *, hint: str = "") -> InputError:
-    """The error of a row with another number of columns; names the delimiter that it seems to have instead."""
+def wrong_columns(
+    file: Path, line: int, row: Sequence[str], form: TableForm, expected: str, *, hint: str = ""
+) -> InputError:
+    """The error of a row with another number of columns; names the delimiter that it seems to have
+    instead."""
     says = f"columns are separated by {_SIGNS[form.delimiter]}"
     separator, cells = separator_of(row[0]) if len(row) == 1 else ("", [])
     if separator:
         says += f", this row has {len(cells)} separated by {separator}: {' | '.join(cells)[:80]}"
-    return InputError(f"{len(row)} columns", file=file, line=line, expected=expected, hint="; ".join(filter(None, (says, hint))))
+    return InputError(
+        f"{len(row)} columns",
+        file=file,
+        line=line,
+        expected=expected,
+        hint="; ".join(filter(None, (says, hint))),
+    )
 
 
 def separator_of(line: str) -> tuple[str, list[str]]:
-    """What separates the columns of a row that has no tab, by name, and the columns; no name where nothing does."""
+    """What separates the columns of a row that has no tab, by name, and the columns; no name where nothing
+    does."""
     for sign in ";,|":
         if len(cells := _cells(line, sign)) > 1:
             return _SIGNS[sign], cells

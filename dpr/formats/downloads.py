@@ -1,7 +1,9 @@
 """Downloads of one file over HTTP: resumed after a failure, checked, and moved into place complete.
 
-1. The bytes go into ``<name>.part`` beside the target; ``<name>.part.json`` records the address and version they come from.
-2. A later attempt asks for the rest (HTTP Range) if the server still has that version; otherwise it starts over.
+1. The bytes go into ``<name>.part`` beside the target; ``<name>.part.json`` records the address and version
+   they come from.
+2. A later attempt asks for the rest (HTTP Range) if the server still has that version; otherwise it starts
+   over.
 3. Size and checksum are compared, then the part is flushed and renamed.
 """
 
@@ -33,17 +35,31 @@ _TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, Co
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not newurl.startswith("https://") and not (newurl.startswith("http://") and req.full_url.startswith("http://")):
-            raise InputError(f"the server sends us on to {newurl[:200]!a}", file=req.full_url, expected="an https address")
+        if not newurl.startswith("https://") and not (
+            newurl.startswith("http://") and req.full_url.startswith("http://")
+        ):
+            raise InputError(
+                f"the server sends us on to {newurl[:200]!a}", file=req.full_url, expected="an https address"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def download(url: str, target: Path, *, sha256: str | None = None, attempts: int = 5, pause_s: float = 2.0, timeout_s: float = 60) -> bool:
-    """Fetches ``url`` as the file ``target``; False if it exists already (then it is compared with ``sha256`` if that is given).
+def download(
+    url: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    attempts: int = 5,
+    pause_s: float = 2.0,
+    timeout_s: float = 60,
+) -> bool:
+    """Fetches ``url`` as the file ``target``; False if it exists already (then it is compared with ``sha256``
+    if that is given).
 
     Raises:
-        InputError: the server refuses or answers invalidly, the connection fails ``attempts`` times in a row without progress, the disk is
-            too small, the content differs from ``sha256``, or is not gzip data although it should be.
+        InputError: the server refuses or answers invalidly, the connection fails ``attempts`` times in a row
+            without progress, the disk is too small, the content differs from ``sha256``, or is not gzip data
+            although it should be.
         OutputError: it cannot be written.
         CheckpointError: another process is fetching the same file.
         ConfigError: the address is not an http or https one.
@@ -53,7 +69,9 @@ def download(url: str, target: Path, *, sha256: str | None = None, attempts: int
     part = target.with_name(target.name + ".part")
     if target.is_file():
         _check(target, url, sha256)
-        if _notes_of(part).exists() or lock_of(part).exists():  # of a process that was killed when it had all but finished
+        if (
+            _notes_of(part).exists() or lock_of(part).exists()
+        ):  # of a process that was killed when it had all but finished
             with held(target, file=lock_of(part)):
                 _notes_of(part).unlink(missing_ok=True)
         return False
@@ -76,7 +94,9 @@ def download(url: str, target: Path, *, sha256: str | None = None, attempts: int
     return True
 
 
-def _fetch_all(url: str, file: IO[bytes], part: Path, attempts: int, pause_s: float, timeout_s: float) -> None:
+def _fetch_all(
+    url: str, file: IO[bytes], part: Path, attempts: int, pause_s: float, timeout_s: float
+) -> None:
     failures, before = 0, file.seek(0, os.SEEK_END)
     while not _try(url, file, part, timeout_s, is_last=failures + 1 >= attempts):
         size = file.seek(0, os.SEEK_END)
@@ -107,7 +127,9 @@ def _try(url: str, file: IO[bytes], part: Path, timeout_s: float, *, is_last: bo
     size = file.seek(0, os.SEEK_END)
     if is_last:
         raise InputError(
-            f"the connection fails ({problem})", file=url, hint=f"{size:,} bytes are kept; the same command continues there"
+            f"the connection fails ({problem})",
+            file=url,
+            hint=f"{size:,} bytes are kept; the same command continues there",
         ) from None
     logger.warning("%s: %s at %d bytes, trying again", url, problem, size)
     return False
@@ -125,7 +147,9 @@ def _fetch(url: str, file: IO[bytes], part: Path, timeout_s: float) -> bool:
     opener = urllib.request.build_opener(_SafeRedirects)
     with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as response:
         if response.status == 206:
-            sent = re.fullmatch(r"bytes (\d{1,18})-\d+/(?:\d+|\*)", response.headers.get("Content-Range", ""), re.ASCII)
+            sent = re.fullmatch(
+                r"bytes (\d{1,18})-\d+/(?:\d+|\*)", response.headers.get("Content-Range", ""), re.ASCII
+            )
             if sent is None or int(sent[1]) != start:
                 raise InputError("the server sent another part than asked for", file=url)
         else:
@@ -133,7 +157,9 @@ def _fetch(url: str, file: IO[bytes], part: Path, timeout_s: float) -> bool:
             start = 0
         length = response.headers.get("Content-Length")
         if length is not None and not re.fullmatch(r"\d{1,18}", length, re.ASCII):
-            raise InputError(f"the server announces a Content-Length of {length!a}", file=url, expected="a number of bytes")
+            raise InputError(
+                f"the server announces a Content-Length of {length!a}", file=url, expected="a number of bytes"
+            )
         expected = None if length is None else start + int(length)
         # Weak tags do not promise equal bytes, so they do not allow resuming.
         tags = (response.headers.get("ETag"), response.headers.get("Last-Modified"))
@@ -163,9 +189,15 @@ def _copy(response: Any, file: IO[bytes], size: int, expected: int | None) -> No
 def _check(path: Path, url: str, sha256: str | None) -> None:
     with open(path, "rb") as file:
         if url.endswith(".gz") and file.read(2) != b"\x1f\x8b":
-            raise InputError("the content is not gzip data; it may be a page with the reason", file=path, hint=f"look at {url}")
+            raise InputError(
+                "the content is not gzip data; it may be a page with the reason",
+                file=path,
+                hint=f"look at {url}",
+            )
     if sha256 is not None and (actual := describe_file(path)["sha256"]) != sha256:
-        raise InputError(f"SHA-256 is {actual}", file=path, expected=sha256, hint="remove the file to fetch it again")
+        raise InputError(
+            f"SHA-256 is {actual}", file=path, expected=sha256, hint="remove the file to fetch it again"
+        )
 
 
 def _notes_of(part: Path) -> Path:

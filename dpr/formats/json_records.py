@@ -1,7 +1,7 @@
 """JSON arrays and JSON lines as a stream of records with line numbers; the whole file is never in memory.
 
-An array is parsed through a sliding window: one record is decoded at a time, and the window grows (up to the limit for one record) only
-where a record does not end inside it.
+An array is parsed through a sliding window: one record is decoded at a time, and the window grows (up to the
+limit for one record) only where a record does not end inside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
-from dpr.formats.text_input import BOM, MAX_LINE_BYTES, LinePlace, NulWarning, decode_line, iter_raw_lines, open_input
+from dpr.formats.text_input import (
+    BOM,
+    MAX_LINE_BYTES,
+    LinePlace,
+    NulWarning,
+    decode_line,
+    iter_raw_lines,
+    open_input,
+)
 from dpr.storage.strict_json import STRICT, TooDeepError, describe, require_shallow, shallow_part
 
 _WINDOW = 2**20
@@ -30,7 +38,8 @@ _SHAPES = "a JSON array of objects, or one JSON object per line"
 
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
-    """A record that starts at ``line``: its ``value``, or ``error`` if it is not a valid JSON object (reading can continue after it)."""
+    """A record that starts at ``line``: its ``value``, or ``error`` if it is not a valid JSON object (reading
+    can continue after it)."""
 
     line: int
     value: dict[str, Any]
@@ -43,15 +52,17 @@ class JsonRecord:
 
 
 def iter_json_records(path: Path, place: LinePlace | None = None) -> Iterator[JsonRecord]:
-    """Records of a JSON array or of JSON lines, recognised by the first character, not by the name. Plain or gzip.
+    """Records of a JSON array or of JSON lines, recognised by the first character, not by the name. Plain or
+    gzip.
 
     JSON lines can be read from a later ``place`` on; of an array it says nothing.
 
-    Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their record. NUL characters become
-    spaces, with one warning per file.
+    Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their
+    record. NUL characters become spaces, with one warning per file.
 
     Raises:
-        InputError: what cannot be skipped: an unreadable file, broken syntax inside an array, a file of another kind.
+        InputError: what cannot be skipped: an unreadable file, broken syntax inside an array, a file of
+        another kind.
     """
     place = place or LinePlace()
     with open_input(path, place) as stream:
@@ -67,7 +78,9 @@ def iter_json_records(path: Path, place: LinePlace | None = None) -> Iterator[Js
             place.line, place.offset = line, stream.tell()
             yield from _line_records(stream, path, place)
         elif first:
-            raise InputError(f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES)
+            raise InputError(
+                f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES
+            )
 
 
 def iter_json_objects(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -79,7 +92,8 @@ def iter_json_objects(path: Path, place: LinePlace | None = None) -> Iterator[tu
 
 
 def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
-    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members are skipped.
+    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members
+    are skipped.
 
     Raises:
         InputError: what cannot be skipped: an unreadable file, broken syntax, no such array.
@@ -153,7 +167,8 @@ class _Window:
         self.text, self.position, self._counted, self._is_too_deep = "", 0, 0, False
 
     def grow(self, least: int = 1) -> bool:
-        """Adds at least ``least`` characters and drops those before the position; False at the end of the file.
+        """Adds at least ``least`` characters and drops those before the position; False at the end of the
+        file.
 
         Raises:
             InputError: what follows is nested too deeply.
@@ -188,7 +203,8 @@ class _Window:
                 return ""
 
     def items(self, close: str, item: str) -> Iterator[None]:
-        """Moves to each item of the array or object at the position, past which the caller has to move, then past its ``close``."""
+        """Moves to each item of the array or object at the position, past which the caller has to move, then
+        past its ``close``."""
         self.next_character()
         self.position += 1
         character = self.next_character()
@@ -207,16 +223,19 @@ class _Window:
         self.position += 1
 
     def decode(self) -> tuple[Any, int, str | None]:
-        """The value at the position, where it ends, and what is wrong with it where its end is known nevertheless."""
+        """The value at the position, where it ends, and what is wrong with it where its end is known
+        nevertheless."""
         at_end, error, decoder = False, None, STRICT
         while True:
             start = self.position
             try:
                 value, end = decoder.raw_decode(self.text, start)
             except json.JSONDecodeError as problem:
-                # Errors caused by the window's end are at its end (the longest token that can be cut there is -Infinity or
-                # \uXXXX\uXXXX), except for a string, whose error is where it starts.
-                may_be_cut = problem.msg.startswith("Unterminated string") or problem.pos >= len(self.text) - 16
+                # Errors caused by the window's end are at its end (the longest token that can be cut there is
+                # -Infinity or \uXXXX\uXXXX), except for a string, whose error is where it starts.
+                may_be_cut = (
+                    problem.msg.startswith("Unterminated string") or problem.pos >= len(self.text) - 16
+                )
                 if not at_end and may_be_cut:
                     if len(self.text) - start > MAX_LINE_BYTES:
                         found = f"no end of this record within {MAX_LINE_BYTES // 2**20} MB"
@@ -226,7 +245,11 @@ class _Window:
                 if at_end and problem.pos >= len(self.text):
                     raise self.cut_off() from None
                 found = problem.msg.removesuffix(" at").removesuffix(" starting")
-                hint = "the file may be cut off" if at_end and problem.msg.startswith("Unterminated string") else None
+                hint = (
+                    "the file may be cut off"
+                    if at_end and problem.msg.startswith("Unterminated string")
+                    else None
+                )
                 raise self.fail(f"not JSON: {found}", problem.pos, hint) from None
             except ValueError as problem:
                 error, decoder = str(problem), _LENIENT
@@ -264,7 +287,8 @@ def _array_records(window: _Window) -> Iterator[JsonRecord]:
 
 
 def skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
-    """Line number and value of the first byte that is not a space, which stays unread; empty at the end of the file."""
+    """Line number and value of the first byte that is not a space, which stays unread; empty at the end of
+    the file."""
     line = 1
     if stream.peek(len(BOM))[: len(BOM)] == BOM:
         stream.read(len(BOM))
@@ -289,12 +313,17 @@ def _decoded(stream: io.BufferedReader, path: Path, line: int) -> Iterator[str]:
         except UnicodeDecodeError as error:
             before = error.object[: error.start]
             line += before.count(b"\n")
-            column = error.start - before.rfind(b"\n") if b"\n" in before else start_of_line - pending + error.start + 1
+            column = (
+                error.start - before.rfind(b"\n")
+                if b"\n" in before
+                else start_of_line - pending + error.start + 1
+            )
             found = f"byte {column} of the line (0x{error.object[error.start]:02x}) is not UTF-8"
             raise InputError(found, file=path, line=line, hint="save the file as UTF-8") from None
         if not chunk:
             return
-        if text:  # a piece that ends inside a character may give nothing yet, and an empty piece would read as the end
+        # a piece that ends inside a character may give nothing yet, and an empty piece would read as the end
+        if text:
             yield text
         line += chunk.count(b"\n")
         newline = chunk.rfind(b"\n")

@@ -25,7 +25,8 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class PerQuestion:
-    """The metrics of every question asked. ``values``: by metric, parallel to ``ids``; None where a metric is not taken over a question."""
+    """The metrics of every question asked. ``values``: by metric, parallel to ``ids``; None where a metric is
+    not taken over a question."""
 
     ids: list[str]
     texts: list[str]
@@ -33,12 +34,15 @@ class PerQuestion:
 
     def judged(self, metric: str) -> dict[str, float]:
         """The questions that a metric is taken over, with its value."""
-        return {key: value for key, value in zip(self.ids, self.values[metric], strict=True) if value is not None}
+        return {
+            key: value for key, value in zip(self.ids, self.values[metric], strict=True) if value is not None
+        }
 
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """A file read back. ``report``: all of it but the values of each question; ``each``: these, None in files of earlier versions."""
+    """A file read back. ``report``: all of it but the values of each question; ``each``: these, None in files
+    of earlier versions."""
 
     question_set: str
     num_questions: int
@@ -47,11 +51,16 @@ class MetricsFile:
     each: PerQuestion | None = None
 
 
-def write_metrics(path: Path, report: Mapping[str, Any], each: PerQuestion, *, note: Mapping[str, Any] | None = None) -> None:
-    """Writes ``report`` with sorted keys, then ``per_question``, one line for each metric, since the values are many."""
+def write_metrics(
+    path: Path, report: Mapping[str, Any], each: PerQuestion, *, note: Mapping[str, Any] | None = None
+) -> None:
+    """Writes ``report`` with sorted keys, then ``per_question``, one line for each metric, since the values
+    are many."""
     lines = {"ids": each.ids, "questions": each.texts}
     rows = [f'    "{name}": {json_text(values)}' for name, values in lines.items()]
-    values = ",\n".join(f"      {json_text(name)}: {json_text(values)}" for name, values in each.values.items())
+    values = ",\n".join(
+        f"      {json_text(name)}: {json_text(values)}" for name, values in each.values.items()
+    )
     with durable_file(path, note=note) as out:
         out.write(json_text(report, indent=2).removesuffix("\n}") + ',\n  "per_question": {\n')
         out.write(",\n".join([*rows, f'    "values": {{\n{values}\n    }}']) + "\n  }\n}\n")
@@ -66,7 +75,9 @@ def read_metrics(path: str | Path) -> MetricsFile:
     file = Path(path)
     report = read_json(file)
     kinds = {"metrics": dict, "question_set": str, "num_questions": int}
-    if not isinstance(report, dict) or not all(isinstance(report.get(name), kind) for name, kind in kinds.items()):
+    if not isinstance(report, dict) or not all(
+        isinstance(report.get(name), kind) for name, kind in kinds.items()
+    ):
         raise InputError("not a metrics file", file=file, expected=_EXPECTED)
     for name, value in report["metrics"].items():
         if not is_finite_number(value):
@@ -78,34 +89,51 @@ def read_metrics(path: str | Path) -> MetricsFile:
 
 
 def require_consistent(report: Mapping[str, Any], each: PerQuestion | None, file: Path) -> None:
-    """Every reader of metrics asks here whether a file says one thing: a single changed digit would otherwise be shown as a result.
+    """Every reader of metrics asks here whether a file says one thing: a single changed digit would otherwise
+    be shown as a result.
 
     Raises:
-        InputError: a metric is below 0 or above 1, is not the mean over its questions, or does not follow from the ranks.
+        InputError: a metric is below 0 or above 1, is not the mean over its questions, or does not follow
+        from the ranks.
     """
     values = {} if each is None else each.values
     ranks = report.get("first_right_rank")
-    counts, without = (ranks.get("counts"), ranks.get("not_found")) if isinstance(ranks, dict) else (None, None)
-    if not isinstance(counts, list) or not all(type(number) is int and number >= 0 for number in (*counts, without)):
+    counts, without = (
+        (ranks.get("counts"), ranks.get("not_found")) if isinstance(ranks, dict) else (None, None)
+    )
+    if not isinstance(counts, list) or not all(
+        type(number) is int and number >= 0 for number in (*counts, without)
+    ):
         counts, without = [], 0
     if each is not None and report.get("num_questions") != len(each.ids):
-        raise InputError(f"num_questions is {report.get('num_questions')}, per_question lists {len(each.ids)}", file=file)
+        raise InputError(
+            f"num_questions is {report.get('num_questions')}, per_question lists {len(each.ids)}", file=file
+        )
     for name, value in report["metrics"].items():
         judged = [item for item in values.get(name, ()) if item is not None]
         if not all(0 <= item <= 1 for item in (value, *judged)):
-            raise InputError(f"the metric {name}, or its value for a question, is not from 0 to 1", file=file, hint=_AGAIN)
+            raise InputError(
+                f"the metric {name}, or its value for a question, is not from 0 to 1", file=file, hint=_AGAIN
+            )
         if judged and abs(sum(judged) / len(judged) - value) > _ROUNDING:
             mean = sum(judged) / len(judged)
-            raise InputError(f"the metric {name} is {value}, the mean over its {len(judged)} questions {mean}", file=file, hint=_AGAIN)
+            raise InputError(
+                f"the metric {name} is {value}, the mean over its {len(judged)} questions {mean}",
+                file=file,
+                hint=_AGAIN,
+            )
         kind, _, depth = name.partition("@")
         if kind == "accuracy" and depth.isdecimal() and int(depth) <= len(counts):
             share = sum(counts[: int(depth)]) / max(sum(counts) + without, 1)
             if abs(share - value) > _ROUNDING:
-                raise InputError(f"the metric {name} is {value}, by first_right_rank {share}", file=file, hint=_AGAIN)
+                raise InputError(
+                    f"the metric {name} is {value}, by first_right_rank {share}", file=file, hint=_AGAIN
+                )
 
 
 def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
-    """Test sets and systems of an output folder of dpr evaluate; the metrics of each are in ``<set>/<system>.json``.
+    """Test sets and systems of an output folder of dpr evaluate; the metrics of each are in
+    ``<set>/<system>.json``.
 
     Raises:
         InputError: it is none.
@@ -118,7 +146,9 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
     for key in ("sets", "systems"):
         names = value.get(key) if isinstance(value, dict) else None
         if not _are_texts(names) or not names or any(Path(name).name != name for name in names):
-            raise InputError("not the results of an evaluation", file=file, expected="what dpr evaluate suite=... writes")
+            raise InputError(
+                "not the results of an evaluation", file=file, expected="what dpr evaluate suite=... writes"
+            )
         columns.append(names)
     for name in columns[0]:
         for system in columns[1]:
@@ -132,14 +162,18 @@ def per_question(value: Any, file: Path) -> PerQuestion:
     Raises:
         InputError: they do not fit together.
     """
-    ids, texts, values = ((value if isinstance(value, dict) else {}).get(name) for name in ("ids", "questions", "values"))
+    ids, texts, values = (
+        (value if isinstance(value, dict) else {}).get(name) for name in ("ids", "questions", "values")
+    )
     if not _are_texts(ids) or not _are_texts(texts) or not isinstance(values, dict):
         raise InputError("per_question has no ids, questions and values", file=file, expected=_EXPECTED)
     if len(set(ids)) != len(ids):
         raise InputError("per_question lists a question twice", file=file)
     for name, listed in [("questions", texts), *values.items()]:
         if not isinstance(listed, list) or len(listed) != len(ids):
-            raise InputError(f"per_question: {name} is not a list of {len(ids)} values, one for each id", file=file)
+            raise InputError(
+                f"per_question: {name} is not a list of {len(ids)} values, one for each id", file=file
+            )
     for name, listed in values.items():
         if not all(item is None or is_finite_number(item) for item in listed):
             raise InputError(f"per_question: {name} holds something else than numbers and null", file=file)
@@ -155,7 +189,9 @@ def is_beside(name: str) -> bool:
 def finest(names: Sequence[str]) -> list[str]:
     """Of the metrics of each set that was searched, the one that tells small differences best."""
     heads = dict.fromkeys(name.rpartition("/")[0] for name in names if "@" in name)
-    names_of_heads = (next((f"{head}/{kind}" for kind in _FINEST if f"{head}/{kind}" in names), None) for head in heads)
+    names_of_heads = (
+        next((f"{head}/{kind}" for kind in _FINEST if f"{head}/{kind}" in names), None) for head in heads
+    )
     return [name for name in names_of_heads if name]
 
 

@@ -1,4 +1,5 @@
-"""Where a passage was taken from, in a record of a corpus: ``file``, ``heading``, ``line`` and ``url``, or these in BEIR's ``metadata``."""
+"""Where a passage was taken from, in a record of a corpus: ``file``, ``heading``, ``line`` and ``url``, or
+these in BEIR's ``metadata``."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def field_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin | None:
-    """What a record says; None where it names neither file nor address. What is of another type counts as absent."""
+    """What a record says; None where it names neither file nor address. What is of another type counts as
+    absent."""
     if not record.get("metadata") and "file" not in record and "url" not in record:
         return None  # soon said of the usual record
     file, url = _text(record, "file"), _text(record, "url")
@@ -25,7 +27,9 @@ def origin_of(record: Mapping[str, Any]) -> Origin | None:
     if not file and not url:
         return None
     line = field_of(record, "line")
-    return Origin(file, _text(record, "heading"), line if type(line) is int and 0 <= line < 2**63 else None, url)
+    return Origin(
+        file, _text(record, "heading"), line if type(line) is int and 0 <= line < 2**63 else None, url
+    )
 
 
 def origin_record(origin: Origin) -> dict[str, Any]:

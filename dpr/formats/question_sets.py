@@ -1,4 +1,5 @@
-"""Questions for evaluation (DPR's CSV, JSON and JSON lines, BEIR's ``queries.jsonl``, Parquet) and relevance judgements (BEIR, TREC)."""
+"""Questions for evaluation (DPR's CSV, JSON and JSON lines, BEIR's ``queries.jsonl``, Parquet) and relevance
+judgements (BEIR, TREC)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ from dpr.formats.column_names import (
     require_name,
     warn_of_header,
 )
-from dpr.formats.corpora import durable_text, first_id, has_records, is_csv_name, is_json_name, read_records, require_word
+from dpr.formats.corpora import (
+    durable_text,
+    first_id,
+    has_records,
+    is_csv_name,
+    is_json_name,
+    read_records,
+    require_word,
+)
 from dpr.formats.delimited import require_readable, separator_of, table_form, table_rows, wrong_columns
 from dpr.formats.text_input import located
 from dpr.formats.training_records import answers_in, checked_answers, checked_text
@@ -31,7 +40,18 @@ Judgement = tuple[str, str, int]
 _LARGEST_GRADE = 2**31 - 1  # of 32 bits, as trec_eval holds them
 _JUDGED = {
     "question": ("query_id", "qid", "question_id", "topic_id", "topic", "query", "question"),
-    "passage": ("corpus_id", "docid", "doc_id", "pid", "passage_id", "document_id", "docno", "doc", "passage", "document"),
+    "passage": (
+        "corpus_id",
+        "docid",
+        "doc_id",
+        "pid",
+        "passage_id",
+        "document_id",
+        "docno",
+        "doc",
+        "passage",
+        "document",
+    ),
     "grade": GRADES,
 }
 _ITERATIONS = ("0", "q0")  # the second of TREC's four columns
@@ -50,12 +70,13 @@ def read_questions(
     answers_attr: str = "answers",
     id_attr: str = "id",
 ) -> list[Question]:
-    """Reads a question set; names in .json/.jsonl and .parquet hold records, all others are DPR's tab-separated CSV.
+    """Reads a question set; names in .json/.jsonl and .parquet hold records, all others are DPR's
+    tab-separated CSV.
 
-    CSV: answers are a Python list literal; a negative ``answers_col`` or ``id_col`` means there is none. A first row with known names (id,
-    qid; question, query; answers) is a header, and says where the columns are unless others than the default are given. Records: if the
-    named key is missing, other tools' names for it are read (``dpr.formats.column_names``, BEIR's ``text``). The row number (from 0)
-    replaces a missing id.
+    CSV: answers are a Python list literal; a negative ``answers_col`` or ``id_col`` means there is none. A
+    first row with known names (id, qid; question, query; answers) is a header, and says where the columns are
+    unless others than the default are given. Records: if the named key is missing, other tools' names for it
+    are read (``dpr.formats.column_names``, BEIR's ``text``). The row number (from 0) replaces a missing id.
 
     Raises:
         InputError: a row is invalid, a question empty, or an id used twice; names the file and line.
@@ -71,7 +92,11 @@ def read_questions(
         if not question.text.strip():
             raise InputError("empty question", file=file, line=line, expected="some text")
         if lines.setdefault(question.id, line) != line:
-            raise InputError(f"question id {question.id!r} is already used at line {lines[question.id]}", file=file, line=line)
+            raise InputError(
+                f"question id {question.id!r} is already used at line {lines[question.id]}",
+                file=file,
+                line=line,
+            )
         questions.append(question)
     if not questions:
         raise InputError("no rows", file=file, expected="at least one question")
@@ -79,7 +104,8 @@ def read_questions(
 
 
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
-    """Writes JSON lines (names in .json/.jsonl) or DPR's CSV, with ids as third column unless they are the row numbers."""
+    """Writes JSON lines (names in .json/.jsonl) or DPR's CSV, with ids as third column unless they are the
+    row numbers."""
     file = user_path(path)
     with durable_text(file) as out:
         if is_json_name(file):
@@ -92,14 +118,19 @@ def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         for question in rows:
             if "\r" in question.text or "\r" in question.id:
-                raise InputError(f"question {question.id!r} holds a carriage return", file=file, hint="write .jsonl instead")
+                raise InputError(
+                    f"question {question.id!r} holds a carriage return",
+                    file=file,
+                    hint="write .jsonl instead",
+                )
             row = [question.text, repr(list(question.answers)), *([] if plain else [question.id])]
             require_readable(row, file)
             writer.writerow(row)
 
 
 def read_qrels(path: str | Path) -> Qrels:
-    """Judgements (question id -> passage id -> grade) in BEIR's three columns or TREC's four, or in the order that a header names.
+    """Judgements (question id -> passage id -> grade) in BEIR's three columns or TREC's four, or in the order
+    that a header names.
 
     Raises:
         InputError: another number of columns, a grade that is not an integer, two grades for one pair.
@@ -113,11 +144,17 @@ def read_qrels(path: str | Path) -> Qrels:
         question, passage, grade = found
         count += 1
         if qrels.setdefault(question, {}).setdefault(passage, grade) != grade:
-            raise InputError(f"a second, different grade for ({question!r}, {passage!r})", file=file, line=line)
+            raise InputError(
+                f"a second, different grade for ({question!r}, {passage!r})", file=file, line=line
+            )
     if not qrels:
         raise InputError("no rows", file=file, expected="at least one judgement")
     if count > 1 and all(grades.keys() == {"0"} for grades in qrels.values()):
-        raise InputError("column 2 is 0 in all rows, as in TREC's files", file=file, expected="question, 0, passage, grade, the grade too")
+        raise InputError(
+            "column 2 is 0 in all rows, as in TREC's files",
+            file=file,
+            expected="question, 0, passage, grade, the grade too",
+        )
     return qrels
 
 
@@ -136,12 +173,15 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
             for passage, grade in grades.items():
                 for value in (question, passage):
                     require_word(value, file)
-                out.write(f"{question}\t{passage}\t{grade}\n" if is_beir else f"{question} 0 {passage} {grade}\n")
+                out.write(
+                    f"{question}\t{passage}\t{grade}\n" if is_beir else f"{question} 0 {passage} {grade}\n"
+                )
 
 
 def judgement_rows(file: Path) -> Iterator[tuple[int, list[str], Judgement | str]]:
-    """Line, columns, and question id, passage id and grade of every judgement in a file, or what is wrong with it. Empty lines and a header
-    are left out; a header with known names says in which order the columns are."""
+    """Line, columns, and question id, passage id and grade of every judgement in a file, or what is wrong
+    with it. Empty lines and a header are left out; a header with known names says in which order the columns
+    are."""
     form = table_form(file)
     order: dict[str, int] | None = None
     is_first = True
@@ -155,7 +195,9 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, list[str], Judgement | str
             if order is not None:
                 width = len(columns)
                 continue
-            is_header = len(columns) == 3 and columns[1].lower() not in _ITERATIONS and grade_of(columns[-1]) is None
+            is_header = (
+                len(columns) == 3 and columns[1].lower() not in _ITERATIONS and grade_of(columns[-1]) is None
+            )
             if is_header and are_names(columns) and all(columns):
                 warn_of_header(file, line, columns)
                 continue
@@ -175,11 +217,19 @@ def names_judgements(row: Sequence[str], file: Path) -> bool:
 def _judgement(columns: list[str]) -> Judgement | str:
     if len(columns) not in (3, 4):
         separator, _ = separator_of(columns[0])
-        found = f"{len(columns)} columns" + (f", separated by {separator}" if separator and len(columns) == 1 else "")
-        return f"{found}, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade), separated by tabs or spaces"
+        found = f"{len(columns)} columns" + (
+            f", separated by {separator}" if separator and len(columns) == 1 else ""
+        )
+        return (
+            f"{found}, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade), separated by"
+            " tabs or spaces"
+        )
     question, passage, grade = columns[0], columns[-2], grade_of(columns[-1])
     if len(columns) == 3 and grade is None and passage.lower() in _ITERATIONS:
-        return f"column 2 is {passage}, so column 3 would be a passage without a grade; expected question, {passage}, passage, grade"
+        return (
+            f"column 2 is {passage}, so column 3 would be a passage without a grade; expected question,"
+            f" {passage}, passage, grade"
+        )
     if grade is None:
         return f"the grade {columns[-1]!a} is not an integer"
     if not question or not passage:
@@ -188,7 +238,8 @@ def _judgement(columns: list[str]) -> Judgement | str:
 
 
 def require_judged(asked: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:
-    """Refuses judgements of which none is about one of these questions (ids; read from ``of``), and those whose columns are the other way
+    """Refuses judgements of which none is about one of these questions (ids; read from ``of``), and those
+    whose columns are the other way
     round: ids of questions where passages should be."""
     known = {*asked}
     passages = {passage for grades in qrels.values() for passage in grades}
@@ -201,7 +252,10 @@ def require_judged(asked: Sequence[str], qrels: Qrels, *, file: str | Path, of: 
         found = f"passages come first, and questions second: {example}"
         hint = "swap the columns, or write a first row that names them, corpus-id<TAB>query-id<TAB>score"
         raise InputError(found, file=file, expected="question, passage, grade", hint=hint)
-    hint = "a table has ids with a header such as id<TAB>question, or with datasets.<name>.id_col; JSON lines keep them"
+    hint = (
+        "a table has ids with a header such as id<TAB>question, or with datasets.<name>.id_col; JSON lines"
+        " keep them"
+    )
     raise InputError(f"no question of {of} has judgements: {example}", file=file, hint=hint)
 
 
@@ -214,7 +268,9 @@ def grade_of(text: str) -> int | None:
         return None
 
 
-def _csv_questions(path: Path, question_col: int, answers_col: int, id_col: int) -> Iterator[tuple[int, Question]]:
+def _csv_questions(
+    path: Path, question_col: int, answers_col: int, id_col: int
+) -> Iterator[tuple[int, Question]]:
     is_default = (question_col, answers_col, id_col) == _DEFAULT_COLUMNS
     needed = max(question_col, answers_col, id_col) + 1
     form = table_form(path, commas=is_csv_name(path) and needed > 1)
@@ -225,7 +281,11 @@ def _csv_questions(path: Path, question_col: int, answers_col: int, id_col: int)
         if named is not None and (is_default or named["questions"] == question_col):
             header = first
         if named is not None and is_default:
-            question_col, answers_col, id_col = named["questions"], named.get("answers", -1), named.get("ids", -1)
+            question_col, answers_col, id_col = (
+                named["questions"],
+                named.get("answers", -1),
+                named.get("ids", -1),
+            )
             needed = max(question_col, answers_col, id_col) + 1
     rows = (item for item in table_rows(path, form) if item[1] != header)
     for index, (line, row) in enumerate(rows):
@@ -237,12 +297,19 @@ def _csv_questions(path: Path, question_col: int, answers_col: int, id_col: int)
         except ValueError as error:
             columns = "id_col=0 question_col=1 answers_col=-1".replace(" ", " datasets.mine.")
             options = f"datasets.mine.file={path} datasets.mine.{columns} qa_dataset=mine"
-            hint = f"ids and questions without answers are read with a first row id<TAB>question, or with {options}"
-            raise InputError(str(error), file=path, line=line, hint=hint if is_default and header is None else None) from None
+            hint = (
+                "ids and questions without answers are read with a first row id<TAB>question, or with"
+                f" {options}"
+            )
+            raise InputError(
+                str(error), file=path, line=line, hint=hint if is_default and header is None else None
+            ) from None
         yield line, Question(row[question_col], row[id_col] if id_col >= 0 else str(index), answers, line)
 
 
-def _record_questions(path: Path, question_attr: str, answers_attr: str, id_attr: str) -> Iterator[tuple[int, Question]]:
+def _record_questions(
+    path: Path, question_attr: str, answers_attr: str, id_attr: str
+) -> Iterator[tuple[int, Question]]:
     for index, (line, value) in enumerate(read_records(path)):
         with located(path, line):
             text = checked_text(value, require_name(value, (question_attr, *QUESTIONS, "text"), "question"))

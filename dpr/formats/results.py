@@ -19,7 +19,8 @@ from dpr.storage.strict_json import describe
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A retrieved passage; title and text are empty in results without texts. ``has_answer`` is None where it was not judged."""
+    """A retrieved passage; title and text are empty in results without texts. ``has_answer`` is None where it
+    was not judged."""
 
     id: str
     title: str
@@ -39,7 +40,8 @@ class RetrievedQuestion:
 
 
 def write_results(path: str | Path, results: Iterable[RetrievedQuestion], *, with_texts: bool = True) -> None:
-    """Writes DPR's results JSON (an array, indented by 4, scores as strings) and its checksum; ``.gz`` is packed.
+    """Writes DPR's results JSON (an array, indented by 4, scores as strings) and its checksum; ``.gz`` is
+    packed.
 
     Without texts a hit has neither ``title`` nor ``text``, which takes about a tenth of the space.
     """
@@ -74,8 +76,11 @@ def iter_results(path: str | Path) -> Iterator[RetrievedQuestion]:
         yield result
 
 
-def write_trec_run(path: str | Path, run: Mapping[str, Sequence[tuple[str, float]]], tag: str = "dpr") -> None:
-    """Writes ``question Q0 passage rank score tag`` lines, ranks from 1, in the order given, and the file's checksum.
+def write_trec_run(
+    path: str | Path, run: Mapping[str, Sequence[tuple[str, float]]], tag: str = "dpr"
+) -> None:
+    """Writes ``question Q0 passage rank score tag`` lines, ranks from 1, in the order given, and the file's
+    checksum.
 
     Raises:
         InputError: an id or tag that is empty or holds white space, which the format cannot hold.
@@ -93,10 +98,12 @@ def read_trec_run(path: str | Path, *, as_trec_eval: bool = False) -> dict[str, 
     """Hits of each question, best first: by score, equal scores by passage id. The rank column is not used.
 
     Args:
-        as_trec_eval: order them as trec_eval does: scores are narrowed to float32, equal ones ordered by passage id, descending.
+        as_trec_eval: order them as trec_eval does: scores are narrowed to float32, equal ones ordered by
+        passage id, descending.
 
     Raises:
-        InputError: a line without six columns, a score that is not a finite number, a passage listed twice for one question.
+        InputError: a line without six columns, a score that is not a finite number, a passage listed twice
+        for one question.
     """
     file = Path(path)
     run: dict[str, dict[str, float]] = {}
@@ -106,15 +113,22 @@ def read_trec_run(path: str | Path, *, as_trec_eval: bool = False) -> dict[str, 
             continue
         with located(file, line):
             if len(columns) != 6:
-                raise ValueError(f"{len(columns)} columns, expected 6: question, Q0, passage, rank, score, tag")
+                raise ValueError(
+                    f"{len(columns)} columns, expected 6: question, Q0, passage, rank, score, tag"
+                )
             question, _, passage, _, score, _ = columns
             hits = run.setdefault(question, {})
             if passage in hits:
                 raise ValueError(f"passage {passage!r} is listed twice for question {question!r}")
             hits[passage] = _score(score)
     if as_trec_eval:
-        return {question: sorted(hits.items(), key=_trec_eval_order, reverse=True) for question, hits in run.items()}
-    return {question: sorted(hits.items(), key=lambda hit: (-hit[1], hit[0])) for question, hits in run.items()}
+        return {
+            question: sorted(hits.items(), key=_trec_eval_order, reverse=True)
+            for question, hits in run.items()
+        }
+    return {
+        question: sorted(hits.items(), key=lambda hit: (-hit[1], hit[0])) for question, hits in run.items()
+    }
 
 
 def _result(value: dict[str, Any], number: int) -> RetrievedQuestion:

@@ -1,4 +1,5 @@
-"""64-bit hashes of ids, sorted: to find rows by id and to prove that no id occurs twice. Memory does not grow with their number."""
+"""64-bit hashes of ids, sorted: to find rows by id and to prove that no id occurs twice. Memory does not grow
+with their number."""
 
 from __future__ import annotations
 
@@ -18,11 +19,15 @@ _BUCKETS = 128
 _BUCKET_BITS = np.uint64(64 - 7)
 
 
-def sorted_parts(blocks: Iterable[np.ndarray], *, held: int | None = None, folder: Path | None = None) -> Iterator[np.ndarray]:
-    """The rows of uint64 arrays (m, w) ordered by their first column, in parts; rows that are equal there keep their order.
+def sorted_parts(
+    blocks: Iterable[np.ndarray], *, held: int | None = None, folder: Path | None = None
+) -> Iterator[np.ndarray]:
+    """The rows of uint64 arrays (m, w) ordered by their first column, in parts; rows that are equal there
+    keep their order.
 
-    Rows with one value of the first column are never divided among two parts. Up to ``held`` rows are sorted in memory. More are first
-    dealt out by their leading bits to unnamed files in ``folder`` (default: the system's for temporary files), 8 w bytes a row.
+    Rows with one value of the first column are never divided among two parts. Up to ``held`` rows are sorted
+    in memory. More are first dealt out by their leading bits to unnamed files in ``folder`` (default: the
+    system's for temporary files), 8 w bytes a row.
 
     Raises:
         InputError: there is no room for these files.
@@ -78,8 +83,8 @@ class HashIndex:
 
     @staticmethod
     def write_blocks(path: Path, blocks: Iterable[np.ndarray]) -> int:
-        """Stores the hashes of rows 0, 1, 2, ..., (m,) uint64 at a time, and returns how many. Memory does not grow with them; files of the
-        same size stand beside ``path`` meanwhile."""
+        """Stores the hashes of rows 0, 1, 2, ..., (m,) uint64 at a time, and returns how many. Memory does
+        not grow with them; files of the same size stand beside ``path`` meanwhile."""
         count = 0
 
         def pairs() -> Iterator[np.ndarray]:
@@ -137,7 +142,8 @@ def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> st
 
 
 def hash_ids(ids: np.ndarray) -> np.ndarray:
-    """64-bit hashes (uint64) of fixed-width byte strings; the width, that is, trailing NULs, makes no difference."""
+    """64-bit hashes (uint64) of fixed-width byte strings; the width, that is, trailing NULs, makes no
+    difference."""
     rows = np.ascontiguousarray(ids).view(np.uint8).reshape(len(ids), -1)
     state = np.full(len(ids), 0xCBF29CE484222325, dtype=np.uint64)
     for column in rows.T:

@@ -1,4 +1,5 @@
-"""Text files of users: plain or gzip (recognised by content), UTF-8 with or without BOM, any newline; errors name file and line."""
+"""Text files of users: plain or gzip (recognised by content), UTF-8 with or without BOM, any newline; errors
+name file and line."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
     for item in [files] if isinstance(files, str | Path) else files:
         matches = matching_paths(item)
         if not matches:
-            raise InputError("this pattern matches no file" if glob.has_magic(str(item)) else "no such file", file=item)
+            raise InputError(
+                "this pattern matches no file" if glob.has_magic(str(item)) else "no such file", file=item
+            )
         paths += matches
     if not paths:
         raise InputError("an empty list of files", expected="at least one path or pattern")
@@ -90,7 +93,9 @@ def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.Buffer
         raise InputError(f"is {kind}", file=path, expected="a file", hint="write its content to a file first")
     try:
         with open(path, "rb", buffering=0) as raw:
-            stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER if place is None else _SHORT_BUFFER)
+            stream: io.BufferedReader[Any] = io.BufferedReader(
+                raw, _BUFFER if place is None else _SHORT_BUFFER
+            )
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
             refuse_other_content(stream.peek(_MAGIC_BYTES)[:_MAGIC_BYTES], path)
@@ -98,7 +103,11 @@ def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.Buffer
                 stream.seek(place.offset)
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"gzip data is damaged or cut off ({error})", file=path, hint="download or compress the file again") from None
+        raise InputError(
+            f"gzip data is damaged or cut off ({error})",
+            file=path,
+            hint="download or compress the file again",
+        ) from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
 
@@ -112,14 +121,16 @@ def refuse_other_content(head: bytes, path: Path) -> None:
 
 @dataclass(slots=True)
 class LinePlace:
-    """A line of a text file: its number, from 1, and the byte it begins at. Readers begin there, and keep it at the line read last."""
+    """A line of a text file: its number, from 1, and the byte it begins at. Readers begin there, and keep it
+    at the line read last."""
 
     line: int = 1
     offset: int = 0
 
 
 def iter_raw_lines(stream: BinaryIO, place: LinePlace | None = None) -> Iterator[tuple[int, bytes, bool]]:
-    """Line number, bytes without the newline, and whether the line is longer than MAX_LINE_BYTES (then only its start is given).
+    """Line number, bytes without the newline, and whether the line is longer than MAX_LINE_BYTES (then only
+    its start is given).
 
     ``place`` is where the stream stands.
     """
@@ -143,7 +154,12 @@ def iter_raw_lines(stream: BinaryIO, place: LinePlace | None = None) -> Iterator
 def decode_line(line: bytes, too_long: bool, file: Path, number: int) -> str:
     """The text of a raw line; InputError if it is longer than MAX_LINE_BYTES or not UTF-8."""
     if too_long:
-        raise InputError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MB", file=file, line=number, hint="is this the right file?")
+        raise InputError(
+            f"the line is longer than {MAX_LINE_BYTES // 2**20} MB",
+            file=file,
+            line=number,
+            hint="is this the right file?",
+        )
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -152,7 +168,8 @@ def decode_line(line: bytes, too_long: bool, file: Path, number: int) -> str:
 
 
 def iter_lines(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a file from ``place`` on, without newline. NUL characters become spaces, with one warning.
+    """Numbered lines of a file from ``place`` on, without newline. NUL characters become spaces, with one
+    warning.
 
     Raises:
         InputError: a line is not UTF-8 or too long; the file cannot be read.
@@ -164,7 +181,8 @@ def iter_lines(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int
 
 
 class NulWarning:
-    """Replaces NUL characters by spaces, with one warning per file: C libraries and fixed-width ids end at a NUL."""
+    """Replaces NUL characters by spaces, with one warning per file: C libraries and fixed-width ids end at a
+    NUL."""
 
     def __init__(self, path: Path) -> None:
         self._path: Path | None = path

@@ -1,17 +1,20 @@
-"""Token ids of a training set: written once in parts, memory-mapped, every sequence checked whenever it is read.
+"""Token ids of a training set: written once in parts, memory-mapped, every sequence checked whenever it is
+read.
 
 tokens-<key>/
-  part-00000/  tokens.npy    (T,) uint16, or uint32 for large vocabularies: questions, and each passage as its title followed by its text;
+  part-00000/  tokens.npy    (T,) uint16, or uint32 for large vocabularies: questions, and each passage as its
+  title followed by its text;
                              no special tokens, nothing cut off
-               passages.npy  (P,) records: identity, where the tokens are, how many are the title's (-1: it has none), has_score, CRC-32
-               rows.npy      (R,) records: where the question's tokens and the row's slots are, how many slots of each kind, CRC-32
-               slots.npy     (N,) uint32 numbers of passages of this part: positives, hard negatives, other negatives of each row
-               scores.npy    (N,) float32 a teacher's scores of the slots, NaN: none; empty where the part has none
+               passages.npy  (P,) records: identity, where the tokens are, how many are the title's (-1: it
+               has none), has_score, CRC-32 rows.npy      (R,) records: where the question's tokens and the
+               row's slots are, how many slots of each kind, CRC-32 slots.npy     (N,) uint32 numbers of
+               passages of this part: positives, hard negatives, other negatives of each row scores.npy
+               (N,) float32 a teacher's scores of the slots, NaN: none; empty where the part has none
                manifest.json what the part was made of
   manifest.json              sizes and SHA-256 of all files; present means complete
 
-The CRC-32 of a record covers the record itself and the tokens (slots, scores) that it points to. So opening a store of any size reads only
-the manifest, and damage is found before it is used.
+The CRC-32 of a record covers the record itself and the tokens (slots, scores) that it points to. So opening a
+store of any size reads only the manifest, and damage is found before it is used.
 """
 
 from __future__ import annotations
@@ -32,7 +35,14 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.records import PassageTokens, StoredPassage, StoredSample, StoreFacts
 from dpr.formats.arrays import map_array
-from dpr.storage.durable import MANIFEST, describe_file, durable_folder, read_manifest, verify_folder, write_manifest
+from dpr.storage.durable import (
+    MANIFEST,
+    describe_file,
+    durable_folder,
+    read_manifest,
+    verify_folder,
+    write_manifest,
+)
 
 NO_TITLE = -1
 LAYOUT_VERSION = 3  # a change of what is stored must change it, so that old stores are not used
@@ -42,7 +52,12 @@ _PASSAGE = np.dtype(
     + [("length", "<i4"), ("title_length", "<i4"), ("has_score", "<u4"), ("check", "<u4")]
 )
 _ROW = np.dtype(
-    [("start", "<i8"), ("first_slot", "<i8"), *((name, "<i4") for name in ("length", "positives", "hard", "other")), ("check", "<u4")]
+    [
+        ("start", "<i8"),
+        ("first_slot", "<i8"),
+        *((name, "<i4") for name in ("length", "positives", "hard", "other")),
+        ("check", "<u4"),
+    ]
 )
 _CHECK_BYTES = 4
 _SLOT = np.dtype("<u4")
@@ -71,13 +86,22 @@ class TokenPartWriter:
         self._tokens.extend(title or ())
         self._tokens.extend(passage.text)
         title_length = NO_TITLE if title is None else len(title)
-        self._passages.append((*passage.identity, start, len(self._tokens) - start, title_length, passage.has_score, 0))
+        self._passages.append(
+            (*passage.identity, start, len(self._tokens) - start, title_length, passage.has_score, 0)
+        )
         return len(self._passages) - 1
 
     def add_row(
-        self, question: Sequence[int], positives: Sequence[int], hard: Sequence[int], other: Sequence[int], *, scores: Sequence[float] = ()
+        self,
+        question: Sequence[int],
+        positives: Sequence[int],
+        hard: Sequence[int],
+        other: Sequence[int],
+        *,
+        scores: Sequence[float] = (),
     ) -> None:
-        """Stores the next row; passages by their numbers. ``scores`` are a teacher's of all of them, NaN where there is none, or empty."""
+        """Stores the next row; passages by their numbers. ``scores`` are a teacher's of all of them, NaN
+        where there is none, or empty."""
         start, first_slot = len(self._tokens), len(self._slots)
         self._tokens.extend(question)
         for numbers in (positives, hard, other):
@@ -109,7 +133,9 @@ class TokenPart:
     def __init__(self, folder: Path, num_rows: int, facts: StoreFacts) -> None:
         self._folder, self._facts = folder, facts
         # Slices of a plain view are several times cheaper than those of numpy's memmap class.
-        self._tokens, passages, rows, self._slots, self._scores = (map_array(folder / name).view(np.ndarray) for name in _FILES)
+        self._tokens, passages, rows, self._slots, self._scores = (
+            map_array(folder / name).view(np.ndarray) for name in _FILES
+        )
         dtypes = [passages.dtype, rows.dtype, self._slots.dtype, self._scores.dtype]
         is_right = dtypes == [_PASSAGE, _ROW, _SLOT, _SCORE] and len(self._scores) in (0, len(self._slots))
         if not is_right or len(rows) != num_rows or self._tokens.dtype not in (np.uint16, np.uint32):
@@ -134,19 +160,28 @@ class TokenPart:
         record = self._rows[number]
         start, first_slot, length, positives, hard, other, check = record.item()
         listed = slice(first_slot, first_slot + positives + hard + other)
-        tokens, slots, scores = self._tokens[start : start + length], self._slots[listed], self._scores[listed]
+        tokens, slots, scores = (
+            self._tokens[start : start + length],
+            self._slots[listed],
+            self._scores[listed],
+        )
         if len(tokens) != length or _check(record.tobytes(), tokens, slots, scores) != check:
             self._refuse("rows.npy", number)
         if len(scores):
             pairs = zip(slots.tolist(), scores.tolist(), strict=True)
-            passages = tuple(StoredPassage(self, slot, None if math.isnan(score) else score) for slot, score in pairs)
+            passages = tuple(
+                StoredPassage(self, slot, None if math.isnan(score) else score) for slot, score in pairs
+            )
         else:
             passages = tuple(StoredPassage(self, slot) for slot in slots.tolist())
         end = positives + hard
-        return StoredSample(tokens.tolist(), passages[:positives], passages[positives:end], passages[end:], self._facts)
+        return StoredSample(
+            tokens.tolist(), passages[:positives], passages[positives:end], passages[end:], self._facts
+        )
 
     def _refuse(self, name: str, number: int) -> NoReturn:
-        # Without its manifest the store is unfinished: the next start verifies all parts and rebuilds the damaged ones.
+        # Without its manifest the store is unfinished: the next start verifies all parts and rebuilds the
+        # damaged ones.
         with suppress(OSError):
             (self._folder.parent / MANIFEST).unlink(missing_ok=True)
         found = f"the token store is damaged: record {number} of {name} is not what was written"
@@ -174,7 +209,8 @@ class TokenStore:
         # Making a batch reads its rows several times; they are kept only until the batch is made.
         self._in_use: WeakValueDictionary[int, StoredSample] = WeakValueDictionary()
         self._parts = [
-            TokenPart(part_folder(folder, index), end - start, facts) for index, (start, end) in enumerate(pairwise([0, *self._ends]))
+            TokenPart(part_folder(folder, index), end - start, facts)
+            for index, (start, end) in enumerate(pairwise([0, *self._ends]))
         ]
 
     def __len__(self) -> int:
@@ -186,7 +222,9 @@ class TokenStore:
         sample = self._in_use.get(row)
         if sample is None:
             number = bisect_right(self._ends, row)
-            sample = self._in_use[row] = self._parts[number].sample(row - (self._ends[number - 1] if number else 0))
+            sample = self._in_use[row] = self._parts[number].sample(
+                row - (self._ends[number - 1] if number else 0)
+            )
         return sample
 
 
@@ -196,7 +234,11 @@ def part_folder(folder: Path, number: int) -> Path:
 
 def is_finished(folder: Path, facts: StoreFacts) -> bool:
     """Whether a part exists, is made of ``facts``, and every byte of it is as it was written."""
-    return (folder / MANIFEST).is_file() and not verify_folder(folder) and read_manifest(folder)["metadata"] == facts
+    return (
+        (folder / MANIFEST).is_file()
+        and not verify_folder(folder)
+        and read_manifest(folder)["metadata"] == facts
+    )
 
 
 def finish_store(folder: Path, facts: StoreFacts, part_ends: Sequence[int]) -> None:

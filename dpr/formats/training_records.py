@@ -24,7 +24,8 @@ _SIDE_BY_SIDE = re.compile(r"""['"]\s*['"]""")
 
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
-    """The sample in a record. Other keys are ignored. An empty ``positive_ctxs`` is accepted: the caller drops such rows, as DPR does.
+    """The sample in a record. Other keys are ignored. An empty ``positive_ctxs`` is accepted: the caller
+    drops such rows, as DPR does.
 
     Raises:
         ValueError: what was found and what is expected, with the place inside the record.
@@ -33,7 +34,9 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
     if not question.strip():
         raise ValueError("question is empty, expected some text")
     if record.get("positive_ctxs") is None:
-        found, keys = ("null", "") if "positive_ctxs" in record else ("missing", f"; the keys are {keys_of(record)}")
+        found, keys = (
+            ("null", "") if "positive_ctxs" in record else ("missing", f"; the keys are {keys_of(record)}")
+        )
         raise ValueError(f"positive_ctxs is {found}, expected a list of passages{keys}")
     return TrainingSample(
         question=question,
@@ -73,7 +76,9 @@ def passage_from_json(item: Any, where: str) -> Passage:
         raise ValueError(f"{where} has an empty text, expected some text")
     key = name_in(item, ("passage_id", *PASSAGE_IDS))  # DPR's own name first
     name = checked_id(item, key, f"{where}.{key}") if key and item[key] is not None else None
-    return Passage(text, title_in(item, f"{where}.title"), name, "score" in item, teacher_score_in(item, where))
+    return Passage(
+        text, title_in(item, f"{where}.title"), name, "score" in item, teacher_score_in(item, where)
+    )
 
 
 def title_in(holder: Mapping[str, Any], where: str = "") -> str:
@@ -83,17 +88,21 @@ def title_in(holder: Mapping[str, Any], where: str = "") -> str:
 
 
 def teacher_score_in(item: dict[str, Any], where: str, keys: tuple[str, ...] = TEACHER_KEYS) -> float | None:
-    """The teacher's score of a passage under the first of ``keys`` that holds more than null; None where there is none."""
+    """The teacher's score of a passage under the first of ``keys`` that holds more than null; None where
+    there is none."""
     key = next((key for key in keys if item.get(key) is not None), None)
     return None if key is None else checked_score(item[key], f"{where}.{key}")
 
 
 def checked_score(value: Any, where: str) -> float | None:
-    """A teacher's score; None for null. ValueError says what else was found: text, a boolean, NaN, or what float32 cannot hold."""
+    """A teacher's score; None for null. ValueError says what else was found: text, a boolean, NaN, or what
+    float32 cannot hold."""
     if value is None:
         return None
     if not is_finite_number(value) or abs(value) > _LARGEST_SCORE:
-        raise ValueError(f"{where} is {describe(value)}, expected a teacher's score: a finite number of 32 bits, or null")
+        raise ValueError(
+            f"{where} is {describe(value)}, expected a teacher's score: a finite number of 32 bits, or null"
+        )
     return float(value)
 
 
@@ -101,21 +110,30 @@ def checked_text(holder: Mapping[str, Any], key: str, where: str = "") -> str:
     """The string under ``key``; ValueError says what is there instead."""
     value = holder.get(key)
     if not isinstance(value, str):
-        found, keys = (describe(value), "") if key in holder else ("missing", f"; the keys are {keys_of(holder)}")
+        found, keys = (
+            (describe(value), "") if key in holder else ("missing", f"; the keys are {keys_of(holder)}")
+        )
         raise ValueError(f"{where or key} is {found}, expected a string{keys}")
     if has_lone_surrogate(value):
-        raise ValueError(f"{where or key} holds half of a character (a lone surrogate), expected valid Unicode")
+        raise ValueError(
+            f"{where or key} holds half of a character (a lone surrogate), expected valid Unicode"
+        )
     return value
 
 
 def checked_id(holder: dict[str, Any], key: str, where: str = "") -> str:
     """As ``checked_text``; integers become strings."""
     value = holder.get(key)
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else checked_text(holder, key, where)
+    return (
+        str(value)
+        if isinstance(value, int) and not isinstance(value, bool)
+        else checked_text(holder, key, where)
+    )
 
 
 def checked_answers(value: Any) -> tuple[str, ...]:
-    """Answers given as a string, a list of strings and numbers, such a list as text, or SQuAD's object with a list ``text``.
+    """Answers given as a string, a list of strings and numbers, such a list as text, or SQuAD's object with a
+    list ``text``.
 
     ValueError says what else was found.
     """
@@ -127,7 +145,10 @@ def checked_answers(value: Any) -> tuple[str, ...]:
     if not isinstance(answers, list):
         raise ValueError(f"answers is {describe(value)}, expected a list of strings")
     for index, answer in enumerate(answers):
-        is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) < 10**1000  # neither too long nor inf
+        # neither too long nor inf
+        is_number = (
+            isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) < 10**1000
+        )
         if not is_number and (not isinstance(answer, str) or has_lone_surrogate(answer)):
             raise ValueError(f"answers[{index}] is {describe(answer)}, expected a string")
     return tuple(str(answer) for answer in answers)
@@ -139,22 +160,27 @@ def is_printed_list(text: str) -> bool:
 
 
 def answers_in(text: str) -> Any:
-    """The value of a literal of Python or JSON, or of a list as numpy prints it, with spaces between its items; tuples become lists.
+    """The value of a literal of Python or JSON, or of a list as numpy prints it, with spaces between its
+    items; tuples become lists.
 
-    ``['a' 'b']``, ``array(['a', 'b'], dtype=object)`` and ``[np.str_('a')]`` are lists of texts, although Python would join the texts of
-    the first.
+    ``['a' 'b']``, ``array(['a', 'b'], dtype=object)`` and ``[np.str_('a')]`` are lists of texts, although
+    Python would join the texts of the first.
 
     Raises:
         ValueError: the text is no such literal.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # regex answers such as '\d' are legal literals for which Python warns
+            # regex answers such as '\d' are legal literals for which Python warns
+            warnings.simplefilter("ignore")
             tree = ast.parse(_with_commas(text.strip()), mode="eval")
             value = ast.literal_eval(_WithoutNumpy().visit(tree))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         shown = ascii(text[:60]) + ("..." if len(text) > 60 else "")
-        raise ValueError(f"the answers {shown} cannot be read, expected a Python list literal such as ['Paris', 'Paris, France']") from None
+        raise ValueError(
+            f"the answers {shown} cannot be read, expected a Python list literal such as ['Paris', 'Paris,"
+            " France']"
+        ) from None
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -180,7 +206,13 @@ class _WithoutNumpy(ast.NodeTransformer):
     """``array([...], dtype=...)`` becomes the list, ``np.str_('a')`` the text."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        name = (
+            node.func.attr
+            if isinstance(node.func, ast.Attribute)
+            else node.func.id
+            if isinstance(node.func, ast.Name)
+            else ""
+        )
         if name not in ("array", "str_") or len(node.args) != 1:
             return node
         inner: ast.expr = self.visit(node.args[0])

@@ -1,7 +1,10 @@
-"""Training files, in DPR's format or another that ``training_files`` knows, read once into a memory-mapped Arrow file.
+"""Training files, in DPR's format or another that ``training_files`` knows, read once into a memory-mapped
+Arrow file.
 
-1. Every record is parsed and checked by the reader of its format; bad ones are refused with file and line, or set aside.
-2. Good ones go, in batches, into a folder of the cache named by the files' content. Ranks that start together build it once.
+1. Every record is parsed and checked by the reader of its format; bad ones are refused with file and line, or
+   set aside.
+2. Good ones go, in batches, into a folder of the cache named by the files' content. Ranks that start together
+   build it once.
 3. ``TrainingSet`` maps that folder: memory does not grow with the file, and workers reopen it by its path.
 """
 
@@ -32,7 +35,9 @@ from dpr.storage.outputs import cache_key, ensure_built
 
 logger = get_logger(__name__)
 
-_CACHE_VERSION = 7  # a change in what is read out of a file must change it, so that old cache folders are not used
+_CACHE_VERSION = (
+    7  # a change in what is read out of a file must change it, so that old cache folders are not used
+)
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 
@@ -51,7 +56,8 @@ class TrainingSet(RowStore):
         self._folder = folder
 
     def copied_to(self, folder: Path) -> TrainingSet:
-        """The same set in another folder, for machines without this one's cache; a copy that is there is taken."""
+        """The same set in another folder, for machines without this one's cache; a copy that is there is
+        taken."""
         if not folder.is_dir():
             with durable_folder(folder, metadata=read_manifest(self._folder)["metadata"]) as temporary:
                 for path in self._folder.iterdir():
@@ -73,15 +79,18 @@ def open_training_set(
     on_bad_row: str = "fail",
     max_bad_rows: int = 100,
 ) -> TrainingSet:
-    """Opens training data as one set: files, in the order given (patterns are expanded, ``.gz`` is unpacked), or rows.
+    """Opens training data as one set: files, in the order given (patterns are expanded, ``.gz`` is unpacked),
+    or rows.
 
-    The first opening parses the data into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones reuse that while the content
-    is the same; a file is read again only where its times have changed. ``on_bad_row="skip"`` sets up to ``max_bad_rows`` bad rows aside
-    in ``rejected-<fingerprint>.jsonl`` in the cache folder. Broken JSON inside an array cannot be skipped.
+    The first opening parses the data into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones
+    reuse that while the content is the same; a file is read again only where its times have changed.
+    ``on_bad_row="skip"`` sets up to ``max_bad_rows`` bad rows aside in ``rejected-<fingerprint>.jsonl`` in
+    the cache folder. Broken JSON inside an array cannot be skipped.
 
     Args:
-        data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may have; a ``datasets.Dataset`` or
-            ``DatasetDict``; or ``hf://user/name``, which ``datasets`` fetches.
+        data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may
+            have; a ``datasets.Dataset`` or ``DatasetDict``; or ``hf://user/name``, which ``datasets``
+            fetches.
         split: which part of a folder or ``DatasetDict``; empty = train, or the only one.
         columns: names of columns by role: question, positive, negative, title, answers, label.
 
@@ -97,11 +106,18 @@ def open_training_set(
     if are_files(data):
         paths = expand_files(data)
         if split and not any(path.is_dir() for path in paths):
-            raise ConfigError(f"split={split} was given, but {shown(paths)} is a file; folders and data sets have splits")
+            raise ConfigError(
+                f"split={split} was given, but {shown(paths)} is a file; folders and data sets have splits"
+            )
         folder = _built(paths, options, limit)
     else:
         with rows_file(data, split=split, cache=cache) as file:
-            folder = _built([file], replace(options, split=""), limit, origin="rows in memory" if not is_hub_name(data) else data)
+            folder = _built(
+                [file],
+                replace(options, split=""),
+                limit,
+                origin="rows in memory" if not is_hub_name(data) else data,
+            )
     opened = TrainingSet(folder, name)
     counts = opened.counts
     logger.info(
@@ -121,7 +137,8 @@ def _built(paths: list[Path], options: ReadOptions, limit: int, *, origin: str =
 
 
 class _Builder:
-    """Parses files into one cache folder. ``origin`` says where rows came from that stand in a file of the moment."""
+    """Parses files into one cache folder. ``origin`` says where rows came from that stand in a file of the
+    moment."""
 
     def __init__(self, paths: list[Path], options: ReadOptions, limit: int, origin: str) -> None:
         self._paths, self._options, self._limit, self._origin = paths, options, limit, origin
@@ -155,7 +172,9 @@ class _Builder:
     def _named(self, note: str) -> str:
         if not self._origin:
             return note
-        return note.replace(f"{self._paths[0]}: ", f"{self._origin}: ", 1).replace(f"{self._paths[0]}:", f"{self._origin}, row ", 1)
+        return note.replace(f"{self._paths[0]}: ", f"{self._origin}: ", 1).replace(
+            f"{self._paths[0]}:", f"{self._origin}, row ", 1
+        )
 
     def _samples(self, path: Path) -> Iterator[TrainingSample]:
         content = hashlib.sha256()

@@ -1,7 +1,8 @@
 """Training samples in a memory-mapped Arrow file.
 
 rows.arrow       one row per sample, as an Arrow stream of record batches
-duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more than once
+duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more
+than once
 """
 
 from __future__ import annotations
@@ -23,10 +24,18 @@ from dpr.formats.arrow_batches import MappedBatches, write_batches
 _ROWS = "rows.arrow"
 _DUPLICATES = "duplicates.npy"
 
-_PASSAGE = {"text": pa.string(), "title": pa.string(), "id": pa.string(), "has_score": pa.bool_(), "teacher_score": pa.float64()}
+_PASSAGE = {
+    "text": pa.string(),
+    "title": pa.string(),
+    "id": pa.string(),
+    "has_score": pa.bool_(),
+    "teacher_score": pa.float64(),
+}
 _PASSAGES = pa.list_(pa.struct(_PASSAGE))
 _LISTS = ("positives", "hard_negatives", "other_negatives")
-_SCHEMA = pa.schema({"question": pa.string(), "answers": pa.list_(pa.string()), **dict.fromkeys(_LISTS, _PASSAGES)})
+_SCHEMA = pa.schema(
+    {"question": pa.string(), "answers": pa.list_(pa.string()), **dict.fromkeys(_LISTS, _PASSAGES)}
+)
 
 
 def write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
@@ -36,11 +45,16 @@ def write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
     def rows() -> Iterator[list[Any]]:
         for sample in samples:
             hashes.append(text_hash(sample.question))
-            passages = ([(p.text, p.title, p.id, p.has_score, p.teacher_score) for p in getattr(sample, name)] for name in _LISTS)
+            passages = (
+                [(p.text, p.title, p.id, p.has_score, p.teacher_score) for p in getattr(sample, name)]
+                for name in _LISTS
+            )
             yield [sample.question, sample.answers, *passages]
 
     def characters(row: list[Any]) -> int:
-        return len(row[0]) + sum(len(passage[0]) + len(passage[1]) for passages in row[2:] for passage in passages)
+        return len(row[0]) + sum(
+            len(passage[0]) + len(passage[1]) for passages in row[2:] for passage in passages
+        )
 
     write_batches(folder / _ROWS, _SCHEMA, rows(), characters)
     np.save(folder / _DUPLICATES, _find_duplicates(folder, np.frombuffer(hashes, dtype=np.uint64)))
@@ -68,9 +82,15 @@ class RowStore(MappedBatches):
         try:
             super().__init__(folder / _ROWS)
             has_duplicates = (folder / _DUPLICATES).exists()  # not yet while the writer looks for them
-            pairs = np.load(folder / _DUPLICATES, allow_pickle=False) if has_duplicates else np.empty((0, 2), dtype=np.int64)
+            pairs = (
+                np.load(folder / _DUPLICATES, allow_pickle=False)
+                if has_duplicates
+                else np.empty((0, 2), dtype=np.int64)
+            )
         except Exception as error:  # numpy's parser of a damaged header raises whatever comes up
-            raise InputError(f"the parsed training set is damaged ({error})", file=folder, hint="remove this folder") from None
+            raise InputError(
+                f"the parsed training set is damaged ({error})", file=folder, hint="remove this folder"
+            ) from None
         self._duplicate_rows, self._leaders = np.ascontiguousarray(pairs.T)
         order = np.argsort(self._leaders, kind="stable")
         self._leaders_in_order, self._rows_by_leader = self._leaders[order], self._duplicate_rows[order]
@@ -79,21 +99,34 @@ class RowStore(MappedBatches):
         batch, index = self.find(row)
         positives, hard_negatives, other_negatives = (_passages(batch, name, index) for name in _LISTS)
         answers = tuple(batch.column("answers")[index].as_py())
-        return TrainingSample(batch.column("question")[index].as_py(), positives, hard_negatives, other_negatives, answers)
+        return TrainingSample(
+            batch.column("question")[index].as_py(), positives, hard_negatives, other_negatives, answers
+        )
 
     def question(self, row: int) -> str:
         batch, index = self.find(row)
         return str(batch.column("question")[index].as_py())
 
     def known_positives(self, row: int) -> tuple[Passage, ...]:
-        """All passages known to answer the question of ``row``: its own, then those of rows with exactly the same question."""
+        """All passages known to answer the question of ``row``: its own, then those of rows with exactly the
+        same question."""
         places = (self.find(same) for same in (row, *self.rows_with_same_question(row)))
-        return tuple(dict.fromkeys(passage for batch, index in places for passage in _passages(batch, "positives", index)))
+        return tuple(
+            dict.fromkeys(
+                passage for batch, index in places for passage in _passages(batch, "positives", index)
+            )
+        )
 
     def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Characters of each row's question (N,); per kind of passage, characters (titles included) and number of each row's (N, 2)."""
-        questions = [pc.utf8_length(batch.column("question")).to_numpy(zero_copy_only=False) for batch in self.batches]
-        passages = {name: np.concatenate([_passage_characters(batch.column(name)) for batch in self.batches]) for name in _LISTS}
+        """Characters of each row's question (N,); per kind of passage, characters (titles included) and
+        number of each row's (N, 2)."""
+        questions = [
+            pc.utf8_length(batch.column("question")).to_numpy(zero_copy_only=False) for batch in self.batches
+        ]
+        passages = {
+            name: np.concatenate([_passage_characters(batch.column(name)) for batch in self.batches])
+            for name in _LISTS
+        }
         return np.concatenate(questions).astype(np.int64), passages
 
     def rows_with_same_question(self, row: int) -> list[int]:
@@ -109,7 +142,10 @@ class RowStore(MappedBatches):
 def _passage_characters(listed: pa.ListArray) -> np.ndarray:
     """Characters and number of the passages of each row, (N, 2)."""
     offsets = listed.offsets.to_numpy(zero_copy_only=False)
-    lengths = sum(pc.utf8_length(listed.values.field(name)).to_numpy(zero_copy_only=False).astype(np.int64) for name in ("text", "title"))
+    lengths = sum(
+        pc.utf8_length(listed.values.field(name)).to_numpy(zero_copy_only=False).astype(np.int64)
+        for name in ("text", "title")
+    )
     ends = np.concatenate([[0], np.cumsum(lengths)])[offsets]
     return np.stack([np.diff(ends), np.diff(offsets)], axis=1).astype(np.int64)
 

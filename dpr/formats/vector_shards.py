@@ -1,10 +1,12 @@
-"""Vectors of a part of a corpus: a folder of chunks (ids and vectors side by side) with a manifest that is written last.
+"""Vectors of a part of a corpus: a folder of chunks (ids and vectors side by side) with a manifest that is
+written last.
 
-    X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of int8 or of single bits
+    X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of
+    int8 or of single bits
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
-        ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes (write_ids in dpr/formats/arrays.py)
-        manifest.json      metadata, sizes and SHA-256 of all files; present means complete
-        chunk-00000.json   while unfinished: size and SHA-256 of the chunk's files
+        ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
+        (write_ids in dpr/formats/arrays.py) manifest.json      metadata, sizes and SHA-256 of all files;
+        present means complete chunk-00000.json   while unfinished: size and SHA-256 of the chunk's files
         shard.json         while unfinished: the metadata the chunks were made with
 
 Several processes may write different chunks of one shard at the same time; one of them finishes it.
@@ -46,8 +48,22 @@ Metadata = dict[str, str | int | float | bool]
 
 _TEXTS = ("model_fingerprint", "settings_fingerprint", "encoder_type", "similarity", "precision", "dtype")
 _TYPES: dict[str, type] = {
-    **dict.fromkeys((*_TEXTS, "corpus", "corpus_fingerprint", "id_prefix", "passage_prefix", "made_from_sha256"), str),
-    **dict.fromkeys(("num_vectors", "num_chunks", "dimension", "shard_id", "num_shards", "first_row", "end_row", "chunk_size"), int),
+    **dict.fromkeys(
+        (*_TEXTS, "corpus", "corpus_fingerprint", "id_prefix", "passage_prefix", "made_from_sha256"), str
+    ),
+    **dict.fromkeys(
+        (
+            "num_vectors",
+            "num_chunks",
+            "dimension",
+            "shard_id",
+            "num_shards",
+            "first_row",
+            "end_row",
+            "chunk_size",
+        ),
+        int,
+    ),
     **dict.fromkeys(("id_col", "text_col", "title_col"), int),
     "normalize": bool,
 }
@@ -63,12 +79,15 @@ _OF_IDS = ("corpus_fingerprint", "id_col", "id_prefix")
 
 
 class VectorShardWriter(StepsInAnyOrder):
-    """Writes one shard, chunk by chunk, in any order; resumes what an earlier, killed writer of the same metadata left.
+    """Writes one shard, chunk by chunk, in any order; resumes what an earlier, killed writer of the same
+    metadata left.
 
-    A finished shard is verified first; a damaged one becomes unfinished again, and its damaged chunks have to be rewritten.
+    A finished shard is verified first; a damaged one becomes unfinished again, and its damaged chunks have to
+    be rewritten.
 
     Raises:
-        InputError: ``folder`` holds a shard with other metadata (the message names the difference), or something else.
+        InputError: ``folder`` holds a shard with other metadata (the message names the difference), or
+        something else.
     """
 
     claim, step, counts = _UNFINISHED, "chunk", ("num_vectors", "num_chunks")
@@ -89,36 +108,53 @@ class VectorShardWriter(StepsInAnyOrder):
         """Stores a chunk durably: ``vectors`` (n, D), one id per row.
 
         Raises:
-            InputError: rows that are not finite or all zero (count and first ids), or an id that is empty, too long or occurs twice.
+            InputError: rows that are not finite or all zero (count and first ids), or an id that is empty,
+            too long or occurs twice.
             OutputError: the chunk cannot be written.
         """
         if vectors.shape != (len(ids), self.dimension) or not ids:
-            raise ValueError(f"chunk {number}: {len(ids)} ids and vectors of shape {vectors.shape}, dimension {self.dimension}")
+            raise ValueError(
+                f"chunk {number}: {len(ids)} ids and vectors of shape {vectors.shape}, dimension"
+                f" {self.dimension}"
+            )
         arrays, bad, zero = encode(vectors, self.dtype)
         for rows, what in ((bad, f"not finite as {self.dtype}"), (zero, "all zero")):
             if count := int(rows.sum()):
                 first = ", ".join(ids[row] for row in np.flatnonzero(rows)[:5])
                 found = f"chunk {number}: {count} of {len(ids)} vectors are {what}, first ids: {first}"
-                raise InputError(found, file=self.folder, hint="check the model; out_dtype=float32 holds larger numbers than float16")
+                raise InputError(
+                    found,
+                    file=self.folder,
+                    hint="check the model; out_dtype=float32 holds larger numbers than float16",
+                )
         encoded = [key.encode() for key in ids]
         if any(not 0 < len(key) <= MAX_ID_BYTES or b"\0" in key for key in encoded):
-            found = f"chunk {number}: an id is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
+            found = (
+                f"chunk {number}: an id is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
+            )
             raise InputError(found, file=self.folder)
         if len(set(ids)) != len(ids):
             ((repeated, _),) = Counter(ids).most_common(1)
-            raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.folder, expected="unique ids")
+            raise InputError(
+                f"chunk {number}: the id {repeated!r} occurs twice", file=self.folder, expected="unique ids"
+            )
         arrays["ids"] = pack_ids(lambda: [np.array(encoded, dtype=bytes)])
         if self.is_complete():
             self._reopen()
         names = (*array_names(self.dtype), "ids")
-        self.write_step(number, len(ids), [partial(np.lib.format.write_array, array=arrays[name], allow_pickle=False) for name in names])
+        self.write_step(
+            number,
+            len(ids),
+            [partial(np.lib.format.write_array, array=arrays[name], allow_pickle=False) for name in names],
+        )
 
     def finish(self, num_chunks: int | None = None) -> None:
-        """Writes the manifest. Call once, when all chunks are written by whichever process; a second call changes nothing.
+        """Writes the manifest. Call once, when all chunks are written by whichever process; a second call
+        changes nothing.
 
         Raises:
-            InputError: chunks are missing, counted from 0 to the highest one or to ``num_chunks`` (which may be 0: the last of many
-                shards of a small corpus is empty).
+            InputError: chunks are missing, counted from 0 to the highest one or to ``num_chunks`` (which may
+                be 0: the last of many shards of a small corpus is empty).
             OutputError: the manifest cannot be written.
         """
         if self.is_complete():
@@ -128,7 +164,11 @@ class VectorShardWriter(StepsInAnyOrder):
             num_chunks = max(proofs, default=0) + 1
         missing = sorted(set(range(num_chunks)) - set(proofs))
         if missing or len(proofs) != num_chunks:
-            found = f"{len(missing)} chunks are missing, first {missing[:5]}" if missing else f"{len(proofs)} chunks, not {num_chunks}"
+            found = (
+                f"{len(missing)} chunks are missing, first {missing[:5]}"
+                if missing
+                else f"{len(proofs)} chunks, not {num_chunks}"
+            )
             raise InputError(found, file=self.folder, hint="rerun the same command to write them")
         num_vectors = sum(proof["rows"] for proof in proofs.values())
         files = {name: entry for number in sorted(proofs) for name, entry in proofs[number]["files"].items()}
@@ -138,12 +178,16 @@ class VectorShardWriter(StepsInAnyOrder):
         proofs = {}
         for number, files in _by_chunk(read_manifest(self.folder)["files"], self.dtype).items():
             with suppress(InputError):
-                proofs[number] = {"files": files, "rows": len(PackedIds.mapped(self.folder / _file("ids", number)))}
+                proofs[number] = {
+                    "files": files,
+                    "rows": len(PackedIds.mapped(self.folder / _file("ids", number))),
+                }
         self.reopen(proofs)
 
 
 class VectorShard:
-    """A finished shard, memory-mapped. ``verify`` compares the SHA-256 of all files, which reads them unless an earlier verification did.
+    """A finished shard, memory-mapped. ``verify`` compares the SHA-256 of all files, which reads them unless
+    an earlier verification did.
 
     Raises:
         InputError: unfinished, damaged, or not a vector shard.
@@ -151,8 +195,16 @@ class VectorShard:
 
     def __init__(self, path: str | Path, *, verify: bool = True) -> None:
         self.path = Path(path)
-        if self.path.is_dir() and (self.path / _UNFINISHED).is_file() and not (self.path / MANIFEST).is_file():
-            raise InputError("these vectors are unfinished", file=self.path, hint="run the embedding command again to finish them")
+        if (
+            self.path.is_dir()
+            and (self.path / _UNFINISHED).is_file()
+            and not (self.path / MANIFEST).is_file()
+        ):
+            raise InputError(
+                "these vectors are unfinished",
+                file=self.path,
+                hint="run the embedding command again to finish them",
+            )
         self._seen = file_state(self.path / MANIFEST) if (self.path / MANIFEST).exists() else ()
         manifest = read_manifest(self.path)
         self.metadata = checked_metadata(manifest["metadata"], self.path / MANIFEST)
@@ -165,22 +217,31 @@ class VectorShard:
         self._ends: np.ndarray | None = None  # of chunks, once it is asked for rows
         problems = folder_problems(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
-        problems = [problem for problem in problems if not re.match(rf"{_UNFINISHED}|chunk-\d{{5,}}\.json", problem)]
+        problems = [
+            problem for problem in problems if not re.match(rf"{_UNFINISHED}|chunk-\d{{5,}}\.json", problem)
+        ]
         if sorted(self._chunks) != list(range(len(self._chunks))):
             problems.append("chunk numbers are not consecutive")
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-            raise InputError(problems[0] + more, file=self.path, hint="run the embedding command again, it rewrites damaged chunks")
+            raise InputError(
+                problems[0] + more,
+                file=self.path,
+                hint="run the embedding command again, it rewrites damaged chunks",
+            )
 
     def __len__(self) -> int:
         return self.num_vectors
 
     def ids_sha256(self) -> str:
         """A hash of the files that hold the ids."""
-        return text_sha256(json.dumps([files[_file("ids", number)]["sha256"] for number, files in self._chunks.items()]))
+        return text_sha256(
+            json.dumps([files[_file("ids", number)]["sha256"] for number, files in self._chunks.items()])
+        )
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, some rows at a time; codes as float32."""
+        """Ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, some rows at a time; codes as
+        float32."""
         for number in self._chunks:
             ids, arrays = self._arrays(number)
             rows = _DECODED_ROWS if is_coded(self.dtype) else _PLAIN_ROWS
@@ -197,13 +258,21 @@ class VectorShard:
             ids, arrays = self._kept(number)
             start, end = self._ends[number - 1] if number else 0, self._ends[number]
             if len(ids) != end - start:
-                raise InputError(f"chunk {number} has {len(ids)} ids", file=self.path, expected=str(end - start))
+                raise InputError(
+                    f"chunk {number} has {len(ids)} ids", file=self.path, expected=str(end - start)
+                )
             part = rows[of == number] - start
-            parts.append((ids[part], decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension)))
+            parts.append(
+                (
+                    ids[part],
+                    decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension),
+                )
+            )
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([vectors for _, vectors in parts])
 
     def _chunk_ends(self) -> np.ndarray:
-        """The rows where chunks end. In an embedding all but the last are of one size; otherwise each is looked into."""
+        """The rows where chunks end. In an embedding all but the last are of one size; otherwise each is
+        looked into."""
         size, num_chunks = self.metadata.get("chunk_size"), len(self._chunks)
         if isinstance(size, int) and size > 0 and num_chunks == -(-self.num_vectors // size):
             return np.minimum(size * np.arange(1, num_chunks + 1), self.num_vectors)
@@ -217,7 +286,8 @@ class VectorShard:
         for name, array in arrays.items():
             if len(ids) != len(array):
                 raise InputError(f"chunk {number} has {len(ids)} ids and {len(array)} {name}", file=self.path)
-        require_unchanged(self.path / MANIFEST, self._seen)  # it goes before other files take the place of these
+        # it goes before other files take the place of these
+        require_unchanged(self.path / MANIFEST, self._seen)
         return ids, arrays
 
     def id_chunks(self) -> Iterator[np.ndarray]:
@@ -229,21 +299,30 @@ class VectorShard:
         return (PackedIds.mapped(self.path / _file("ids", number)) for number in self._chunks)
 
 
-def open_shards(patterns: Sequence[str | Path], *, verify: bool = True, allow_missing: bool = False) -> list[VectorShard]:
-    """The shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong together.
+def open_shards(
+    patterns: Sequence[str | Path], *, verify: bool = True, allow_missing: bool = False
+) -> list[VectorShard]:
+    """The shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong
+    together.
 
     Raises:
-        InputError: nothing matches; a shard is unfinished or damaged, a number of its ``num_shards`` is missing (unless
-            ``allow_missing``), models or settings differ, an id occurs twice.
+        InputError: nothing matches; a shard is unfinished or damaged, a number of its ``num_shards`` is
+            missing (unless ``allow_missing``), models or settings differ, an id occurs twice.
     """
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
         matches = matching_paths(pattern)
         if not matches:
-            raise InputError("no vectors found", file=pattern, hint="generate_embeddings.py writes them as <out_file>_<shard_id>")
+            raise InputError(
+                "no vectors found",
+                file=pattern,
+                hint="generate_embeddings.py writes them as <out_file>_<shard_id>",
+            )
         paths += sorted(matches, key=_natural_key)
     paths = list(dict.fromkeys(paths))
-    with ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1)) as pool:  # hashing works outside the interpreter's lock
+    with ThreadPoolExecutor(
+        min(len(paths), os.cpu_count() or 1)
+    ) as pool:  # hashing works outside the interpreter's lock
         shards = list(pool.map(partial(VectorShard, verify=verify), paths))
     require_compatible([(shard.path, shard.metadata) for shard in shards], allow_missing=allow_missing)
     if not are_rows_of_one_corpus([shard.metadata for shard in shards]):
@@ -252,7 +331,8 @@ def open_shards(patterns: Sequence[str | Path], *, verify: bool = True, allow_mi
 
 
 def _require_unique_ids(shards: Sequence[VectorShard]) -> None:
-    """Raises InputError if an id occurs twice. What was proved once for the same files is not proved again."""
+    """Raises InputError if an id occurs twice. What was proved once for the same files is not proved
+    again."""
     proved = [shard.ids_sha256() for shard in shards]
     if is_remembered("unique ids", proved):
         return
@@ -263,7 +343,8 @@ def _require_unique_ids(shards: Sequence[VectorShard]) -> None:
 
 
 def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:
-    """What a manifest says of a shard, of the types that all readers rely on. Keys that are not known here may hold any single value.
+    """What a manifest says of a shard, of the types that all readers rely on. Keys that are not known here
+    may hold any single value.
 
     Raises:
         InputError: one is missing or of another type.
@@ -274,25 +355,36 @@ def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:
     for name, value in stored.items():
         kind = _TYPES.get(name)
         if type(value) is not kind if kind else not isinstance(value, str | int | float | bool):
-            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"of type {kind.__name__}" if kind else "a single value")
+            raise InputError(
+                f"{name} is {describe(value)}",
+                file=file,
+                expected=f"of type {kind.__name__}" if kind else "a single value",
+            )
     return stored
 
 
 def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing: bool) -> None:
     """Raises InputError unless shards may be searched together: of one model and encoding, none missing.
 
-    Scores of float32, float16 and int8 agree to within a fraction of a percent. The error of single bits is larger than the differences
-    between good passages, so they are compared with each other only.
+    Scores of float32, float16 and int8 agree to within a fraction of a percent. The error of single bits is
+    larger than the differences between good passages, so they are compared with each other only.
     """
     first_path, first = shards[0]
     for path, metadata in shards[1:]:
         for key, what in _MUST_AGREE.items():
             if metadata.get(key) != first.get(key):
-                found = f"these vectors are {what} than {first_path} ({key} {metadata.get(key)!r}, there {first.get(key)!r})"
+                found = (
+                    f"these vectors are {what} than {first_path} ({key} {metadata.get(key)!r}, there"
+                    f" {first.get(key)!r})"
+                )
                 raise InputError(found, file=path, hint="embed the corpus again with one model")
         if (metadata.get("dtype") == "binary") != (first.get("dtype") == "binary"):
             found = f"these vectors are {metadata.get('dtype')}, those of {first_path} {first.get('dtype')}"
-            raise InputError(found, file=path, hint="binary vectors are searched with binary ones only; embed all with one out_dtype")
+            raise InputError(
+                found,
+                file=path,
+                hint="binary vectors are searched with binary ones only; embed all with one out_dtype",
+            )
     groups: dict[tuple[Any, ...], dict[int, Path]] = {}
     for path, metadata in shards:
         number, of_corpus = metadata.get("shard_id"), tuple(metadata.get(key) for key in _OF_CORPUS)
@@ -307,7 +399,8 @@ def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing
 
 
 def are_rows_of_one_corpus(shards: Sequence[Metadata]) -> bool:
-    """Whether all are different rows of one corpus. Its ids were proved to be unique before a shard of it was embedded."""
+    """Whether all are different rows of one corpus. Its ids were proved to be unique before a shard of it was
+    embedded."""
     rows = []
     for metadata in shards:
         start, stop = metadata.get("first_row"), metadata.get("end_row")
@@ -324,7 +417,10 @@ def are_rows_of_one_corpus(shards: Sequence[Metadata]) -> bool:
 
 
 def _natural_key(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() and part.isascii() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    return [
+        (int(part), "") if part.isdigit() and part.isascii() else (-1, part)
+        for part in re.split(r"(\d+)", str(path))
+    ]
 
 
 def _file(name: str, number: int) -> str:
@@ -340,4 +436,6 @@ def _by_chunk(files: dict[str, dict[str, Any]], dtype: str) -> dict[int, dict[st
     for name, entry in files.items():
         if match := _CHUNK_FILE.fullmatch(name):
             chunks.setdefault(int(match[1]), {})[name] = entry
-    return {number: entries for number, entries in sorted(chunks.items()) if len(entries) == len(_files(dtype, 0))}
+    return {
+        number: entries for number, entries in sorted(chunks.items()) if len(entries) == len(_files(dtype, 0))
+    }

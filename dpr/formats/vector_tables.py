@@ -1,4 +1,5 @@
-"""Rows with vectors as Arrow and Parquet: columns ``id``, ``vector``, and those that the rows have beside them."""
+"""Rows with vectors as Arrow and Parquet: columns ``id``, ``vector``, and those that the rows have beside
+them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ _TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool":
 
 
 def row_schema(
-    columns: Mapping[str, str], dimension: int, *, is_half: bool, fixed: bool = True, note: Mapping[str, str] | None = None
+    columns: Mapping[str, str],
+    dimension: int,
+    *,
+    is_half: bool,
+    fixed: bool = True,
+    note: Mapping[str, str] | None = None,
 ) -> pa.Schema:
     """The schema of rows with these columns, name -> kind (``dpr/formats/corpus_metadata.py``).
 
@@ -30,7 +36,9 @@ def row_schema(
     return pa.schema(fields, metadata=dict(note) if note else None)
 
 
-def record_batch(schema: pa.Schema, ids: Sequence[str], vectors: np.ndarray, columns: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
+def record_batch(
+    schema: pa.Schema, ids: Sequence[str], vectors: np.ndarray, columns: Mapping[str, Sequence[Any]]
+) -> pa.RecordBatch:
     """Rows of a schema; ``vectors`` (n, D) of its number type are not copied."""
     kind, values = schema.field("vector").type, pa.array(np.ascontiguousarray(vectors).reshape(-1))
     if pa.types.is_fixed_size_list(kind):
@@ -39,7 +47,9 @@ def record_batch(schema: pa.Schema, ids: Sequence[str], vectors: np.ndarray, col
         offsets = np.arange(len(ids) + 1, dtype=np.int32) * vectors.shape[1]
         lists = pa.ListArray.from_arrays(pa.array(offsets), values)
     rest = [pa.array(columns[name], type=schema.field(name).type) for name in schema.names[2:]]
-    return pa.RecordBatch.from_arrays([pa.array(ids, type=pa.string()), lists.cast(kind), *rest], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(ids, type=pa.string()), lists.cast(kind), *rest], schema=schema
+    )
 
 
 def batch_reader(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
@@ -50,7 +60,9 @@ def batch_reader(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> pa.Rec
 def write_parquet(sink: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Writes a Parquet file, a row group for each batch; one of them is held in memory."""
     texts = [field.name for field in schema if field.name != "vector"]
-    with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=texts) as writer:  # vectors hardly repeat
+    with pq.ParquetWriter(
+        sink, schema, compression="zstd", use_dictionary=texts
+    ) as writer:  # vectors hardly repeat
         for batch in batches:
             writer.write_batch(batch)
 

@@ -31,7 +31,9 @@ def read_yaml(path: str | Path) -> Any:
         return loader.construct_document(root)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise InputError(f"0x{content[error.start]:02x} is not UTF-8", file=file, line=line, hint="save the file as UTF-8") from None
+        raise InputError(
+            f"0x{content[error.start]:02x} is not UTF-8", file=file, line=line, hint="save the file as UTF-8"
+        ) from None
     except yaml.MarkedYAMLError as error:
         found = ", ".join(filter(None, (error.context, error.problem)))
         mark = error.problem_mark
@@ -41,7 +43,8 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def _count(node: Any, sizes: dict[int, int]) -> int:
-    """The number of values in a node where every alias stands for a copy of what it names; YAMLError for a key that stands twice."""
+    """The number of values in a node where every alias stands for a copy of what it names; YAMLError for a
+    key that stands twice."""
     if id(node) in sizes:
         return sizes[id(node)]
     sizes[id(node)] = _MOST_VALUES  # of an alias inside of what it names
@@ -52,10 +55,15 @@ def _count(node: Any, sizes: dict[int, int]) -> int:
             key, child = child
             name = str(key.value)
             if name in lines:
-                raise yaml.MarkedYAMLError(problem=f"the key {name!r} is also in line {lines[name]}", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} is also in line {lines[name]}", problem_mark=key.start_mark
+                )
             lines[name] = key.start_mark.line + 1
         size += _count(child, sizes)
         if size >= _MOST_VALUES:
-            raise yaml.MarkedYAMLError(problem=f"its aliases make it more than {_MOST_VALUES:,} values", problem_mark=child.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"its aliases make it more than {_MOST_VALUES:,} values",
+                problem_mark=child.start_mark,
+            )
     sizes[id(node)] = size
     return size

@@ -1,8 +1,10 @@
-"""BM25 over words, by the bm25s package: the lexical baseline, the other half of a hybrid, and the miner of hard negatives.
+"""BM25 over words, by the bm25s package: the lexical baseline, the other half of a hybrid, and the miner of
+hard negatives.
 
-Words are runs of letters, digits and marks, lower-cased; 33 English stop words are dropped, then a final "s" is stripped. In scripts
-without spaces they are pairs of characters (``dpr.data.words``); passages are also indexed by each single one, so that a question of one
-finds them. A word counts once per query. Only passages that share a word with the query are hits, so lists can be shorter than asked.
+Words are runs of letters, digits and marks, lower-cased; 33 English stop words are dropped, then a final "s"
+is stripped. In scripts without spaces they are pairs of characters (``dpr.data.words``); passages are also
+indexed by each single one, so that a question of one finds them. A word counts once per query. Only passages
+that share a word with the query are hits, so lists can be shorter than asked.
 """
 
 from __future__ import annotations
@@ -31,12 +33,17 @@ from dpr.storage.durable import durable_file
 from dpr.storage.strict_json import describe
 
 _STOP_WORDS = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these"
+    " they this to was will with"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 """Lucene's English list."""
 
-_WORD, _ASCII_WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+"), re.compile("[a-z0-9]+")  # the second is faster, and the same in ASCII
+# the second is faster, and the same in ASCII
+_WORD, _ASCII_WORD = (
+    regex.compile(r"[\p{L}\p{N}\p{M}]+"),
+    re.compile("[a-z0-9]+"),
+)
 
 
 def lexical_tokens(text: str, *, is_passage: bool = False) -> list[str]:
@@ -45,7 +52,9 @@ def lexical_tokens(text: str, *, is_passage: bool = False) -> list[str]:
         words = _ASCII_WORD.findall(text.lower())
     else:
         words = split_words(unicodedata.normalize("NFKC", text).lower(), _WORD, characters=is_passage)
-    return [word[:-1] if len(word) > 1 and word[-1] == "s" else word for word in words if word not in STOP_WORDS]
+    return [
+        word[:-1] if len(word) > 1 and word[-1] == "s" else word for word in words if word not in STOP_WORDS
+    ]
 
 
 def lexical_spans(text: str, *, is_passage: bool = False) -> Iterator[tuple[int, int, str]]:
@@ -56,13 +65,16 @@ def lexical_spans(text: str, *, is_passage: bool = False) -> Iterator[tuple[int,
 
 
 class _Words:
-    """The words of texts by their numbers, 4 bytes each, and the vocabulary; as the package takes them, which goes through them thrice."""
+    """The words of texts by their numbers, 4 bytes each, and the vocabulary; as the package takes them, which
+    goes through them thrice."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.vocab: dict[str, int] = {}
         self._numbers, self._ends = array("i"), array("q", [0])
         for text in texts:
-            self._numbers.extend(self.vocab.setdefault(word, len(self.vocab)) for word in lexical_tokens(text, is_passage=True))
+            self._numbers.extend(
+                self.vocab.setdefault(word, len(self.vocab)) for word in lexical_tokens(text, is_passage=True)
+            )
             self._ends.append(len(self._numbers))
 
     @property
@@ -77,7 +89,8 @@ class _Words:
 
 
 class Bm25Index(Index):
-    """An index in memory, or memory-mapped if it was opened. A search takes some 5 bytes a passage, for the scores of one question."""
+    """An index in memory, or memory-mapped if it was opened. A search takes some 5 bytes a passage, for the
+    scores of one question."""
 
     reads = "texts"
     Settings = Bm25Settings
@@ -93,7 +106,9 @@ class Bm25Index(Index):
         return len(self._ids)
 
     @classmethod
-    def build(cls, corpus: Texts, settings: Bm25Settings | None = None, *, device: torch.device | str = "cpu") -> Bm25Index:
+    def build(
+        cls, corpus: Texts, settings: Bm25Settings | None = None, *, device: torch.device | str = "cpu"
+    ) -> Bm25Index:
         """Indexes texts, one per id; they are read once and not kept.
 
         Raises:
@@ -106,7 +121,9 @@ class Bm25Index(Index):
         if len(words) != len(held):
             raise ValueError(f"{len(held)} ids for {len(words)} texts")
         if not words.vocab:
-            raise InputError("no passages to index" if not len(words) else "no passage holds a word that can be searched")
+            raise InputError(
+                "no passages to index" if not len(words) else "no passage holds a word that can be searched"
+            )
         if (repeated := first_duplicate([held.packed.chunks])) is not None:
             raise InputError(f"passage id {repeated!r} occurs more than once")
         engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
@@ -114,30 +131,43 @@ class Bm25Index(Index):
         return cls(engine, held.packed)
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
-        """The ``k`` passages with the highest score for each question, those with score 0 left out; none where no word is known."""
+        """The ``k`` passages with the highest score for each question, those with score 0 left out; none
+        where no word is known."""
         if k < 1:
             raise ValueError(f"k={k}; at least one passage must be asked for")
         hits = [self._best(self._scores(question), k) for question in questions]
-        scores = np.full((len(hits), max((len(rows) for rows, _ in hits), default=0)), -np.inf, dtype=np.float32)
+        scores = np.full(
+            (len(hits), max((len(rows) for rows, _ in hits), default=0)), -np.inf, dtype=np.float32
+        )
         for line, (rows, values) in zip(scores, hits, strict=True):
             line[: len(rows)] = values
         return scores, [decode_ids(self._ids[rows]) for rows, _ in hits]
 
     def among(self, ids: np.ndarray) -> Bm25Index:
-        """A view that finds only the passages with these ids (n,), ascending. Words count as in the whole corpus."""
+        """A view that finds only the passages with these ids (n,), ascending. Words count as in the whole
+        corpus."""
         view = copy.copy(self)
         view._is_chosen = np.concatenate([is_among(some, ids) for some in self._ids.chunks()])
         return view
 
-    def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[list[tuple[str, float]], list[float]]:
-        """The ``k`` best passages of one question with their scores, and the scores of those that were the ``rows``-th to be indexed."""
+    def search_beside(
+        self, question: str, k: int, rows: Sequence[int]
+    ) -> tuple[list[tuple[str, float]], list[float]]:
+        """The ``k`` best passages of one question with their scores, and the scores of those that were the
+        ``rows``-th to be indexed."""
         scores = self._scores(question)
         best, values = self._best(scores, k)
-        return list(zip(decode_ids(self._ids[best]), values.tolist(), strict=True)), [float(scores[row]) for row in rows]
+        return list(zip(decode_ids(self._ids[best]), values.tolist(), strict=True)), [
+            float(scores[row]) for row in rows
+        ]
 
     def _scores(self, question: str) -> np.ndarray:
         words = self._engine.get_tokens_ids(list(dict.fromkeys(lexical_tokens(question))))
-        scores = np.asarray(self._engine.get_scores_from_ids(words)) if words else np.zeros(len(self._ids), dtype=np.float32)
+        scores = (
+            np.asarray(self._engine.get_scores_from_ids(words))
+            if words
+            else np.zeros(len(self._ids), dtype=np.float32)
+        )
         return scores if self._is_chosen is None else np.where(self._is_chosen, scores, 0)
 
     def _best(self, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -147,7 +177,8 @@ class Bm25Index(Index):
             rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
         rows = rows[np.argsort(-scores[rows], kind="stable")]
         is_tie = scores[rows][1:] == scores[rows][:-1]
-        tied = np.flatnonzero(np.append(is_tie, False) | np.insert(is_tie, 0, False))  # the ids of all others decide nothing
+        # the ids of all others decide nothing
+        tied = np.flatnonzero(np.append(is_tie, False) | np.insert(is_tie, 0, False))
         rows[tied] = rows[tied][np.lexsort((self._ids[rows[tied]], -scores[rows[tied]]))]
         return rows[:k], scores[rows[:k]]
 
@@ -161,16 +192,30 @@ class Bm25Index(Index):
         """The saved index, its arrays memory-mapped."""
         import bm25s
 
-        engine, ids = bm25s.BM25.load(folder, mmap=True, show_progress=False), PackedIds.mapped(folder / "ids.npy")
+        engine, ids = (
+            bm25s.BM25.load(folder, mmap=True, show_progress=False),
+            PackedIds.mapped(folder / "ids.npy"),
+        )
         usual = vars(bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene"))
         for name in ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype"):
             if (stored := getattr(engine, name)) != usual[name]:
-                raise InputError(f"{name} is {describe(stored)}", file=folder / "params.index.json", expected=repr(usual[name]))
+                raise InputError(
+                    f"{name} is {describe(stored)}",
+                    file=folder / "params.index.json",
+                    expected=repr(usual[name]),
+                )
         if engine.scores["num_docs"] != len(ids):
             raise InputError(f"{len(ids)} ids for {engine.scores['num_docs']} passages", file=folder)
         starts, rows, words = engine.scores["indptr"], engine.scores["indices"], engine.vocab_dict
-        if len(starts) != len(words) + 1 or len(rows) != len(engine.scores["data"]) or starts[0] != 0 or starts[-1] != len(rows):
-            raise InputError(f"{len(starts)} lists of {len(rows)} passages for {len(words)} words", file=folder)
+        if (
+            len(starts) != len(words) + 1
+            or len(rows) != len(engine.scores["data"])
+            or starts[0] != 0
+            or starts[-1] != len(rows)
+        ):
+            raise InputError(
+                f"{len(starts)} lists of {len(rows)} passages for {len(words)} words", file=folder
+            )
         if not all(type(number) is int and 0 <= number < len(words) for number in words.values()):
             raise InputError("a word has no number", file=folder / "vocab.index.json")
         return cls(engine, ids)

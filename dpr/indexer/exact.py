@@ -1,10 +1,11 @@
 """Exact inner-product search over vectors that need not fit into memory: the reference for other indexes.
 
-1. The corpus is read in blocks, each once; a block is scored against all queries by matrix products in float32 or, where the
-   processor multiplies that faster, in bfloat16 (dpr/indexer/products.py).
-2. A product's last bits depend on the block's shape, so it only *nominates*: every passage whose true score could still be among the
-   k best, by the bound of such a product's rounding, becomes a candidate.
-3. Candidates are scored again one by one in float64, rounded to float32 once, and merged by (score descending, id ascending).
+1. The corpus is read in blocks, each once; a block is scored against all queries by matrix products in
+   float32 or, where the processor multiplies that faster, in bfloat16 (dpr/indexer/products.py).
+2. A product's last bits depend on the block's shape, so it only *nominates*: every passage whose true score
+   could still be among the k best, by the bound of such a product's rounding, becomes a candidate.
+3. Candidates are scored again one by one in float64, rounded to float32 once, and merged by (score
+   descending, id ascending).
 
 So the result is the same bit for bit for any block size, any order of shards, and on CPU and GPU.
 """
@@ -39,17 +40,23 @@ class ExactIndex(Index):
     """Searches shards of vectors, or arrays, by brute force.
 
     Args:
-        sources: Vector shards, all of one dimension. Ids must be unique, and vectors must not change while the index is used,
-            because the first search measures the lengths of a block for all later ones.
+        sources: Vector shards, all of one dimension. Ids must be unique, and vectors must not change while
+            the index is used, because the first search measures the lengths of a block for all later ones.
         device: Where the matrix products run; the result does not depend on it.
-        block_rows, query_rows: Passages and queries that are compared at a time; block_rows * (6 * D + 5 * query_rows) bytes are in use.
+        block_rows, query_rows: Passages and queries that are compared at a time; block_rows * (6 * D + 5 *
+        query_rows) bytes are in use.
     """
 
     is_saved = False  # it is the vectors themselves
     Settings = ExactSettings
 
     def __init__(
-        self, sources: Sequence[VectorSource], *, device: torch.device | str = "cpu", block_rows: int = 65536, query_rows: int = 512
+        self,
+        sources: Sequence[VectorSource],
+        *,
+        device: torch.device | str = "cpu",
+        block_rows: int = 65536,
+        query_rows: int = 512,
     ) -> None:
         self.sources = list(sources)
         self.dimension = common_dimension(sources)
@@ -58,7 +65,9 @@ class ExactIndex(Index):
         self._lengths: defaultdict[int, dict[bool, Tensor]] = defaultdict(dict)
 
     @classmethod
-    def build(cls, corpus: Sequence[VectorSource], settings: ExactSettings, *, device: torch.device | str = "cpu") -> ExactIndex:
+    def build(
+        cls, corpus: Sequence[VectorSource], settings: ExactSettings, *, device: torch.device | str = "cpu"
+    ) -> ExactIndex:
         return cls(corpus, device=device, block_rows=settings.block_rows)
 
     @property
@@ -67,17 +76,24 @@ class ExactIndex(Index):
 
     @classmethod
     def from_arrays(
-        cls, ids: Sequence[str], vectors: np.ndarray, *, device: torch.device | str = "cpu", block_rows: int = 65536
+        cls,
+        ids: Sequence[str],
+        vectors: np.ndarray,
+        *,
+        device: torch.device | str = "cpu",
+        block_rows: int = 65536,
     ) -> ExactIndex:
         if len(ids) != vectors.shape[0]:
             raise ValueError(f"{len(ids)} ids for {vectors.shape[0]} vectors")
         return cls([ArraySource(encode_ids(ids), vectors)], device=device, block_rows=block_rows)
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """The ``k`` passages with the largest dot product for each query (Q, D), or all of them where there are fewer.
+        """The ``k`` passages with the largest dot product for each query (Q, D), or all of them where there
+        are fewer.
 
         Raises:
-            InputError: a query or passage vector holds NaN or infinity, or is so long that a float32 score overflows.
+            InputError: a query or passage vector holds NaN or infinity, or is so long that a float32 score
+            overflows.
         """
         queries = check_queries(queries, self.dimension)
         most = max(self.num_passages, 1)
@@ -90,23 +106,36 @@ class ExactIndex(Index):
 
 
 class RunningSearch:
-    """The exact search of a corpus whose blocks come one after the other and are not kept; ``best`` is what it has found so far.
+    """The exact search of a corpus whose blocks come one after the other and are not kept; ``best`` is what
+    it has found so far.
 
     Args:
         queries: (Q, D) float32, finite.
         k: Passages to find for each query.
-        block_rows, query_rows: The largest block, and the queries that it is compared with at a time, as in ``ExactIndex``.
+        block_rows, query_rows: The largest block, and the queries that it is compared with at a time, as in
+        ``ExactIndex``.
     """
 
     def __init__(
-        self, queries: np.ndarray, k: int, *, device: torch.device | str = "cpu", block_rows: int = 65536, query_rows: int = 512
+        self,
+        queries: np.ndarray,
+        k: int,
+        *,
+        device: torch.device | str = "cpu",
+        block_rows: int = 65536,
+        query_rows: int = 512,
     ) -> None:
         self.best = RunningTopK(len(queries), k)
         self._queries, self._device = queries, torch.device(device)
-        self._tiles = [slice(start, min(start + query_rows, len(queries))) for start in range(0, len(queries), query_rows)]
+        self._tiles = [
+            slice(start, min(start + query_rows, len(queries)))
+            for start in range(0, len(queries), query_rows)
+        ]
         if len(queries):
             on_device = torch.from_numpy(queries).to(device)
-            self._products = Products(on_device, k, block_rows=block_rows, tile_rows=min(query_rows, len(queries)))
+            self._products = Products(
+                on_device, k, block_rows=block_rows, tile_rows=min(query_rows, len(queries))
+            )
 
     def add(self, ids: np.ndarray, vectors: np.ndarray, lengths: dict[bool, Tensor] | None = None) -> None:
         """Compares the queries with a block: ids (n,) of fixed-width bytes, vectors (n, D) float32.
@@ -126,4 +155,6 @@ class RunningSearch:
             except InputError:
                 check_finite(ids, vectors)  # names the vector, if it is one
                 raise
-            self.best.add(rows + tile.start, paired_dots(self._queries[tile], rows, vectors, columns), ids[columns])
+            self.best.add(
+                rows + tile.start, paired_dots(self._queries[tile], rows, vectors, columns), ids[columns]
+            )

@@ -1,11 +1,14 @@
-"""Search by faiss: ``flat`` (all products, in memory), ``hnsw`` (approximate, a graph) and ``hnsw_sq`` (the same over 8-bit vectors).
+"""Search by faiss: ``flat`` (all products, in memory), ``hnsw`` (approximate, a graph) and ``hnsw_sq`` (the
+same over 8-bit vectors).
 
-HNSW finds the smallest L2 distance, not the largest dot product. As in DPR, phi is the largest squared norm of all passage vectors; a
-passage gets the extra coordinate sqrt(phi - |x|^2), a query 0. Then all passages are equally long and both orders agree. Scores returned
-are dot products of the query with the stored vector (for ``hnsw_sq`` the one that 8 bits could hold), not distances.
+HNSW finds the smallest L2 distance, not the largest dot product. As in DPR, phi is the largest squared norm
+of all passage vectors; a passage gets the extra coordinate sqrt(phi - |x|^2), a query 0. Then all passages
+are equally long and both orders agree. Scores returned are dot products of the query with the stored vector
+(for ``hnsw_sq`` the one that 8 bits could hold), not distances.
 
-faiss chooses the k passages by float32 products or distances. Among passages whose scores differ by less than their rounding (copies of one
-text, near ties) it may choose others than exact search does where the list is cut off; what is listed is scored and ordered exactly.
+faiss chooses the k passages by float32 products or distances. Among passages whose scores differ by less than
+their rounding (copies of one text, near ties) it may choose others than exact search does where the list is
+cut off; what is listed is scored and ordered exactly.
 
 Building reads the vectors as a stream: once for phi and the ranges of the 8-bit quantiser, once to add them.
 """
@@ -59,10 +62,13 @@ class FlatIndex(Index):
         return int(self._engine.ntotal)
 
     @classmethod
-    def build(cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu") -> FlatIndex:
+    def build(
+        cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu"
+    ) -> FlatIndex:
         """Indexes all vectors.
 
-        With several threads a graph, and so what an approximate search misses, can differ between builds; a saved index does not change.
+        With several threads a graph, and so what an approximate search misses, can differ between builds; a
+        saved index does not change.
         """
         dimension = common_dimension(corpus)
         if not sum(source.num_vectors for source in corpus):
@@ -85,14 +91,23 @@ class FlatIndex(Index):
         """Up to ``k`` passages per query (Q, D).
 
         Raises:
-            InputError: queries of another width, that are not finite, or so long that a float32 product or distance overflows.
+            InputError: queries of another width, that are not finite, or so long that a float32 product or
+            distance overflows.
         """
         queries = check_queries(questions, self.dimension)
         best = RunningTopK(len(queries), min(k, self.num_passages) if k >= 1 else k)
         for start in range(0, len(queries), query_rows):
             tile = queries[start : start + query_rows]
             lengths = np.sqrt(_squared_norms(tile))
-            refuse_overflow(float(((lengths + self._longest) ** 2 if self._augments else lengths * self._longest * self.dimension).max()))
+            refuse_overflow(
+                float(
+                    (
+                        (lengths + self._longest) ** 2
+                        if self._augments
+                        else lengths * self._longest * self.dimension
+                    ).max()
+                )
+            )
             nearest = self._nearest(tile, best.k)
             rows, places = np.nonzero(nearest >= 0)
             positions = nearest[rows, places]
@@ -111,18 +126,25 @@ class FlatIndex(Index):
 
     @classmethod
     def open(cls, folder: Path, settings: Any) -> FlatIndex:
-        """The saved index. faiss loads most damaged files silently, so everything its search relies on is checked here."""
+        """The saved index. faiss loads most damaged files silently, so everything its search relies on is
+        checked here."""
         file = folder / _INDEX_FILE
         engine = read_engine(file)
         ids = PackedIds.mapped(folder / _IDS_FILE)
         if len(ids) != engine.ntotal:
             raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
         if not (folder / _FACTS_FILE).is_file():
-            raise InputError(f"has no {_FACTS_FILE}", file=folder, hint=f"remove the folder to build the index again; {retired.FILES}")
+            raise InputError(
+                f"has no {_FACTS_FILE}",
+                file=folder,
+                hint=f"remove the folder to build the index again; {retired.FILES}",
+            )
         facts = read_json(folder / _FACTS_FILE)
         dimension = facts["dimension"]
         if problem := cls._unlike(engine, dimension):
-            raise InputError(f"is not an index of {len(ids)} vectors of {dimension} dimensions: {problem}", file=file)
+            raise InputError(
+                f"is not an index of {len(ids)} vectors of {dimension} dimensions: {problem}", file=file
+            )
         return cls(engine, ids, settings, float(facts["longest"]))
 
     @classmethod
@@ -208,7 +230,8 @@ class HnswIndex(FlatIndex):
 
 
 class Hnsw32Index(HnswIndex):
-    """A graph with 32 links a vector: a fraction of the memory and of the time of building, for about the same recall."""
+    """A graph with 32 links a vector: a fraction of the memory and of the time of building, for about the
+    same recall."""
 
     _links = 32
 
@@ -227,7 +250,8 @@ class HnswSqIndex(HnswIndex):
 
 
 def _header_problem(engine: Any, fresh: Any, count: int) -> str | None:
-    """How an index differs from an empty one of the same kind in what does not depend on the vectors; then its sizes."""
+    """How an index differs from an empty one of the same kind in what does not depend on the vectors; then
+    its sizes."""
     if type(engine) is not type(fresh):
         return f"it is {type(engine).__name__}"
     for name in ("d", "metric_type", "metric_arg", "code_size"):
@@ -239,7 +263,10 @@ def _header_problem(engine: Any, fresh: Any, count: int) -> str | None:
         return f"it holds {engine.codes.size()} bytes of vectors"
     if hasattr(engine, "sq"):
         ours, theirs = engine.sq, fresh.sq
-        if any(getattr(ours, name) != getattr(theirs, name) for name in ("d", "qtype", "code_size", "rangestat", "bits")):
+        if any(
+            getattr(ours, name) != getattr(theirs, name)
+            for name in ("d", "qtype", "code_size", "rangestat", "bits")
+        ):
             return "its quantiser is another"
         if ours.trained.size() != 2 * engine.d:
             return "its quantiser lacks the ranges of the coordinates"

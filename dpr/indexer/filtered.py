@@ -17,12 +17,14 @@ from dpr.indexer.vectors import VectorSource
 
 
 def can_filter(index: Index) -> bool:
-    """Whether ``among`` takes it. Approximate indexes cannot: what they would miss depends on what is left out."""
+    """Whether ``among`` takes it. Approximate indexes cannot: what they would miss depends on what is left
+    out."""
     return isinstance(index, ExactIndex | Bm25Index)
 
 
 def among(index: Index, ids: np.ndarray) -> Index:
-    """A view of the passages with these ids (n,), fixed-width bytes, ascending and distinct; the index itself is not changed.
+    """A view of the passages with these ids (n,), fixed-width bytes, ascending and distinct; the index itself
+    is not changed.
 
     It finds what a search of all passages would find with the others left out, with the same scores.
 
@@ -33,7 +35,9 @@ def among(index: Index, ids: np.ndarray) -> Index:
         return index.among(ids)
     if isinstance(index, ExactIndex):
         chosen = [_Chosen(source, ids) for source in index.sources]
-        return ExactIndex(chosen, device=index.device, block_rows=index.block_rows, query_rows=index.query_rows)
+        return ExactIndex(
+            chosen, device=index.device, block_rows=index.block_rows, query_rows=index.query_rows
+        )
     raise InputError(f"{type(index).__name__} cannot search a part of its passages", hint="use indexer=exact")
 
 

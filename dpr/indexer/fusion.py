@@ -1,11 +1,12 @@
 """Two rankings of the same corpus made into one: a weighted sum of scores, or reciprocal ranks.
 
-Scores of a dense model and of BM25 have different scales, which also differ from question to question, so a weighted sum needs them
-normalised per question, over the passages each side listed:
+Scores of a dense model and of BM25 have different scales, which also differ from question to question, so a
+weighted sum needs them normalised per question, over the passages each side listed:
 
-* ``minmax`` (default): the best passage of a list gets 1, its last 0. A passage that a side did not list gets 0 there: the side ranked it
-  no higher than its last. Lists in which all scores are equal get 1.
-* ``zscore``: mean 0, standard deviation 1; a passage that a side did not list gets what the side's last one has. Equal scores get 0.
+* ``minmax`` (default): the best passage of a list gets 1, its last 0. A passage that a side did not list gets
+  0 there: the side ranked it no higher than its last. Lists in which all scores are equal get 1.
+* ``zscore``: mean 0, standard deviation 1; a passage that a side did not list gets what the side's last one
+  has. Equal scores get 0.
 
 Reciprocal-rank fusion looks at ranks alone: the sum of 1 / (60 + rank), over the lists a passage is in.
 """
@@ -19,20 +20,28 @@ import numpy as np
 
 from dpr.indexer.ranking import Ranking
 
-RRF_CONSTANT = 60  # of the paper (Cormack, Clarke, Buettcher 2009); large, so that the first ranks do not decide alone
+RRF_CONSTANT = (
+    60  # of the paper (Cormack, Clarke, Buettcher 2009); large, so that the first ranks do not decide alone
+)
 _AT_ONCE = 256
 
 
 class FusedLists:
-    """Two rankings of each of Q questions side by side, normalised once, so that trying a weight takes milliseconds.
+    """Two rankings of each of Q questions side by side, normalised once, so that trying a weight takes
+    milliseconds.
 
     Attributes:
-        ids: the passages of each question, ascending; column c of its row in an array of shape (Q, longest list) is the c-th of them.
+        ids: the passages of each question, ascending; column c of its row in an array of shape (Q, longest
+        list) is the c-th of them.
     """
 
-    def __init__(self, first: Sequence[Ranking], second: Sequence[Ranking], *, normalisation: str = "minmax") -> None:
+    def __init__(
+        self, first: Sequence[Ranking], second: Sequence[Ranking], *, normalisation: str = "minmax"
+    ) -> None:
         normalised = [[_normalised(ranking, normalisation) for ranking in side] for side in (first, second)]
-        self.ids = [sorted(ours.keys() | theirs.keys()) for (ours, _), (theirs, _) in zip(*normalised, strict=True)]
+        self.ids = [
+            sorted(ours.keys() | theirs.keys()) for (ours, _), (theirs, _) in zip(*normalised, strict=True)
+        ]
         shape = 2, len(self.ids), max(map(len, self.ids), default=0)
         self._is_listed, self._sides = np.zeros(shape, dtype=bool), np.zeros(shape)
         for row, ids in enumerate(self.ids):
@@ -41,8 +50,9 @@ class FusedLists:
                 self._sides[side, row, : len(ids)] = [scores.get(passage, rest) for passage in ids]
 
     def best(self, weight: float, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The ``k`` best of each question by ``weight`` times the first side plus ``1 - weight`` times the second. A side of weight 0
-        gives no passages: they would follow those of the other side in an order that means nothing.
+        """The ``k`` best of each question by ``weight`` times the first side plus ``1 - weight`` times the
+        second. A side of weight 0 gives no passages: they would follow those of the other side in an order
+        that means nothing.
 
         Returns:
             Rows, ranks from 0, columns and scores (n,), in the order of rows and ranks.
@@ -61,12 +71,20 @@ class FusedLists:
 
 
 def fuse_linear(
-    first: Sequence[Ranking], second: Sequence[Ranking], *, weight: float, k: int, normalisation: str = "minmax"
+    first: Sequence[Ranking],
+    second: Sequence[Ranking],
+    *,
+    weight: float,
+    k: int,
+    normalisation: str = "minmax",
 ) -> list[Ranking]:
-    """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 - weight`` times the second's."""
+    """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 -
+    weight`` times the second's."""
     fused: list[Ranking] = []
     for start in range(0, len(first), _AT_ONCE):
-        lists = FusedLists(first[start : start + _AT_ONCE], second[start : start + _AT_ONCE], normalisation=normalisation)
+        lists = FusedLists(
+            first[start : start + _AT_ONCE], second[start : start + _AT_ONCE], normalisation=normalisation
+        )
         part: list[Ranking] = [[] for _ in lists.ids]
         for row, _, column, score in zip(*(values.tolist() for values in lists.best(weight, k)), strict=True):
             part[row].append((lists.ids[row][column], score))
@@ -90,7 +108,9 @@ def _normalised(ranking: Ranking, how: str) -> tuple[dict[str, float], float]:
     values = [score for _, score in ranking]
     if how == "minmax":
         low, high = min(values), max(values)
-        return {passage: (score - low) / (high - low) if high > low else 1.0 for passage, score in ranking}, 0.0
+        return {
+            passage: (score - low) / (high - low) if high > low else 1.0 for passage, score in ranking
+        }, 0.0
     mean = math.fsum(values) / len(values)
     deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in values) / len(values))
     scores = {passage: (score - mean) / deviation if deviation else 0.0 for passage, score in ranking}

@@ -1,9 +1,10 @@
 """Inverted lists: learned from a sample, filled part after part, merged, in files that a search maps.
 
-A folder is built in steps that are kept, so that a killed build continues with the part it was at; one part of the corpus is in memory at a
-time. Of a list of n vectors the file has n codes of C bytes each, then n rows of 8 bytes each, so that a search reads one stretch a list.
-Sizes are kept beside it; where lists begin follows from them. The same format, that of faiss's OnDiskInvertedLists, serves for a part of a
-corpus and for the whole.
+A folder is built in steps that are kept, so that a killed build continues with the part it was at; one part
+of the corpus is in memory at a time. Of a list of n vectors the file has n codes of C bytes each, then n rows
+of 8 bytes each, so that a search reads one stretch a list. Sizes are kept beside it; where lists begin
+follows from them. The same format, that of faiss's OnDiskInvertedLists, serves for a part of a corpus and for
+the whole.
 """
 
 from __future__ import annotations
@@ -37,15 +38,24 @@ MakeEmpty = Callable[[int, int], Any]
 """(dimension, lists) -> an untrained faiss index."""
 
 
-def trained(rows: AllRows, dimension: int, settings: ListSettings, make_empty: MakeEmpty, *, has_close_centres: bool) -> Any:
-    """An empty index whose lists are learned from a sample of the vectors. ``has_close_centres``: see ``_move_centres``."""
+def trained(
+    rows: AllRows, dimension: int, settings: ListSettings, make_empty: MakeEmpty, *, has_close_centres: bool
+) -> Any:
+    """An empty index whose lists are learned from a sample of the vectors. ``has_close_centres``: see
+    ``_move_centres``."""
     if not rows.num_rows:
         raise InputError("no vectors to index")
     lists = min(settings.lists or usual_lists(rows.num_rows), rows.num_rows)
-    count = min(rows.num_rows, max(settings.train_vectors or max(_SAMPLED_PER_LIST * lists, _LEAST_SAMPLE), lists))
+    count = min(
+        rows.num_rows, max(settings.train_vectors or max(_SAMPLED_PER_LIST * lists, _LEAST_SAMPLE), lists)
+    )
     sample = np.sort(generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False))
     engine = make_empty(dimension, lists)
-    engine.cp.spherical, engine.cp.min_points_per_centroid, engine.cp.max_points_per_centroid = True, 1, 1 << 30
+    engine.cp.spherical, engine.cp.min_points_per_centroid, engine.cp.max_points_per_centroid = (
+        True,
+        1,
+        1 << 30,
+    )
     vectors = _checked(rows, sample)
     engine.train(vectors)
     if has_close_centres:
@@ -54,9 +64,10 @@ def trained(rows: AllRows, dimension: int, settings: ListSettings, make_empty: M
 
 
 def _move_centres(quantizer: Any, vectors: np.ndarray) -> None:
-    """Centres are learned as directions, of length 1. One length for all, the mean projection, makes what single bits have to tell, the
-    differences between vectors and their centre, small whatever the length of the vectors, so that estimates of different lists can be
-    compared. Which centre is nearest does not change."""
+    """Centres are learned as directions, of length 1. One length for all, the mean projection, makes what
+    single bits have to tell, the differences between vectors and their centre, small whatever the length of
+    the vectors, so that estimates of different lists can be compared. Which centre is nearest does not
+    change."""
     length = float(quantizer.search(vectors, 1)[0].mean())
     if length > 0:
         centres = quantizer.reconstruct_n(0, quantizer.ntotal) * np.float32(length)
@@ -94,7 +105,8 @@ def build_in_steps(
     work: Path,
     made_of: Mapping[str, Any],
 ) -> None:
-    """Writes an index into an empty folder; its parts go to ``work``, where a killed build left those it had finished.
+    """Writes an index into an empty folder; its parts go to ``work``, where a killed build left those it had
+    finished.
 
     Args:
         train: makes the empty index; ``read`` reads it from a file.
@@ -113,7 +125,9 @@ def build_in_steps(
     parts = [range(start, min(start + size, rows.num_rows)) for start in range(0, rows.num_rows, size)]
     if steps.num_done > 1:
         logger.info("%s: %d of %d parts exist already", work, steps.num_done - 1, len(parts))
-    progress = Progress("indexing", rows.num_rows, unit="vectors", done=sum(map(len, parts[: steps.num_done - 1])))
+    progress = Progress(
+        "indexing", rows.num_rows, unit="vectors", done=sum(map(len, parts[: steps.num_done - 1]))
+    )
     for number in range(steps.num_done - 1, len(parts)):
         engine = read(quantiser)
         fill(engine, rows, parts[number], settings.buffer_size)
@@ -130,7 +144,10 @@ def build_in_steps(
 def _merge(folder: Path, work: Path, num_parts: int, engine: Any, ids: IdChunks | None) -> None:
     numbers = range(num_parts)
     sizes = [read_sizes(work / f"{number}-{SIZES_FILE}", engine.nlist) for number in numbers]
-    files = [ListFile(work / f"{number}-{LISTS_FILE}", counted, engine.code_size) for number, counted in enumerate(sizes)]
+    files = [
+        ListFile(work / f"{number}-{LISTS_FILE}", counted, engine.code_size)
+        for number, counted in enumerate(sizes)
+    ]
     with durable_file(folder / LISTS_FILE, "wb") as out:
         total = write_lists(files, engine.nlist, out)
     with durable_file(folder / SIZES_FILE, "wb") as out:
@@ -143,13 +160,18 @@ def _merge(folder: Path, work: Path, num_parts: int, engine: Any, ids: IdChunks 
 
 
 def read_trained(file: Path, make_empty: MakeEmpty) -> Any:
-    """A trained index without vectors; whatever a search relies on is checked, as faiss loads most damaged files silently.
+    """A trained index without vectors; whatever a search relies on is checked, as faiss loads most damaged
+    files silently.
 
     Raises:
         InputError: faiss cannot read it, or it is another index.
     """
     engine = read_engine(file, mapped=False)
-    problems = [f"it is {type(engine).__name__}"] if not hasattr(engine, "nlist") else _differences(engine, make_empty)
+    problems = (
+        [f"it is {type(engine).__name__}"]
+        if not hasattr(engine, "nlist")
+        else _differences(engine, make_empty)
+    )
     for problem in problems:
         raise InputError(f"is not what lists of this kind are searched with: {problem}", file=file)
     return engine
@@ -172,8 +194,15 @@ def _differences(engine: Any, make_empty: MakeEmpty) -> Iterator[str]:
         for name in names.split():
             if getattr(ours, name, None) != getattr(theirs, name, None):
                 yield f"{name} is {getattr(ours, name, None)}"
-    if not engine.is_trained or centres.ntotal != engine.nlist or centres.codes.size() != engine.nlist * centres.code_size:
-        yield f"it is trained: {engine.is_trained}, and has {centres.ntotal} centres in {centres.codes.size()} bytes"
+    if (
+        not engine.is_trained
+        or centres.ntotal != engine.nlist
+        or centres.codes.size() != engine.nlist * centres.code_size
+    ):
+        yield (
+            f"it is trained: {engine.is_trained}, and has {centres.ntotal} centres in {centres.codes.size()}"
+            " bytes"
+        )
     if hasattr(engine, "sq") and engine.sq.trained.size() != 2 * engine.d:
         yield "its quantiser lacks the ranges of the coordinates"
 
@@ -220,7 +249,9 @@ class ListFile:
         ends = np.cumsum(sizes * (code_size + _ROW_BYTES))
         self._starts, self.num_bytes = ends - sizes * (code_size + _ROW_BYTES), int(ends[-1])
         if (size := file.stat().st_size) != self.num_bytes:
-            raise InputError(f"has {size} bytes", file=file, expected=f"{self.num_bytes} for {int(sizes.sum())} vectors")
+            raise InputError(
+                f"has {size} bytes", file=file, expected=f"{self.num_bytes} for {int(sizes.sum())} vectors"
+            )
         self._bytes = map_bytes(file)
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -245,12 +276,15 @@ def read_sizes(file: Path, num_lists: int) -> np.ndarray:
     """The sizes of the lists; raises InputError where the file holds anything else."""
     sizes = map_array(file)
     if sizes.shape != (num_lists,) or sizes.dtype != np.int64 or (num_lists and int(sizes.min()) < 0):
-        raise InputError(f"holds {sizes.dtype} {sizes.shape}", file=file, expected=f"the sizes of {num_lists} lists")
+        raise InputError(
+            f"holds {sizes.dtype} {sizes.shape}", file=file, expected=f"the sizes of {num_lists} lists"
+        )
     return np.array(sizes)
 
 
 def attach(engine: Any, lists: ListFile) -> None:
-    """Lets a trained, empty faiss index search the lists of a file, memory-mapped where faiss can (not on Windows)."""
+    """Lets a trained, empty faiss index search the lists of a file, memory-mapped where faiss can (not on
+    Windows)."""
     import faiss
 
     if not hasattr(faiss, "OnDiskInvertedLists"):

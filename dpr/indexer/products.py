@@ -1,9 +1,10 @@
-"""Which passages may be among the best of a query: matrix products of low precision, with a bound of their rounding error.
+"""Which passages may be among the best of a query: matrix products of low precision, with a bound of their
+rounding error.
 
-1. A block is multiplied in cells that fit into the processor's cache. Everything else that reads a cell (row lengths, conversion to
-   bfloat16, comparing scores) happens while it is there.
-2. If a trial shows that the processor multiplies bfloat16 faster than float32, products are in bfloat16, unless its wider bound yields
-   many more candidates. Both bounds hold: candidates differ, results do not.
+1. A block is multiplied in cells that fit into the processor's cache. Everything else that reads a cell (row
+   lengths, conversion to bfloat16, comparing scores) happens while it is there.
+2. If a trial shows that the processor multiplies bfloat16 faster than float32, products are in bfloat16,
+   unless its wider bound yields many more candidates. Both bounds hold: candidates differ, results do not.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Products:
     Args:
         queries: (Q, D) float32, on the device where the products run.
         k: Passages to find for each query.
-        block_rows, tile_rows: The largest block and tile; at most block_rows * (2 * D + 4 * tile_rows) bytes are held.
+        block_rows, tile_rows: The largest block and tile; at most block_rows * (2 * D + 4 * tile_rows) bytes
+        are held.
     """
 
     def __init__(self, queries: Tensor, k: int, *, block_rows: int, tile_rows: int) -> None:
@@ -50,14 +52,20 @@ class Products:
         self._norms = _row_lengths(self._queries)
         self._scores = torch.empty(block_rows * (tile_rows + self._spare), device=queries.device)
         self._mask = torch.empty(self._scores.shape, dtype=torch.bool) if self._is_on_cpu else None
-        self._half_fits = self._is_on_cpu and not self._is_few and float(self._norms.max()) < _HALF_LONGEST and bfloat16_is_faster()
+        self._half_fits = (
+            self._is_on_cpu
+            and not self._is_few
+            and float(self._norms.max()) < _HALF_LONGEST
+            and bfloat16_is_faster()
+        )
         if self._half_fits:
             self._half_queries = self._queries.bfloat16()
             self._half_norms = _row_lengths(self._queries - self._half_queries)
             self._half_block = torch.empty(block_rows, queries.shape[1], dtype=torch.bfloat16)
 
     def load(self, block: Tensor, known: dict[bool, Tensor]) -> None:
-        """Sets the passages (n, D) to multiply next, and what earlier searches learned about their lengths."""
+        """Sets the passages (n, D) to multiply next, and what earlier searches learned about their
+        lengths."""
         self._block, self._known = block, known
         self._half = self._half_fits and len(block) > 8 * self._k
         size = len(block)
@@ -69,7 +77,8 @@ class Products:
         self._num_converted = 0
 
     def candidates(self, tile: slice, least: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the tile and of the block that may belong to the best, which must reach at least ``least`` (q,).
+        """Rows of the tile and of the block that may belong to the best, which must reach at least ``least``
+        (q,).
 
         Raises:
             InputError: a product of a query and a passage may overflow, or one of them is not finite.
@@ -89,18 +98,25 @@ class Products:
     def multiply(self, tile: slice, number: int, out: Tensor) -> None:
         """Dot products (n, q) of a cell and a tile; the first time also computes the lengths of the cell."""
         cell = self._cells[number]
-        block, queries = (self._half_block, self._half_queries) if self._half else (self._block, self._queries)
+        block, queries = (
+            (self._half_block, self._half_queries) if self._half else (self._block, self._queries)
+        )
         if self._half and number == self._num_converted:
             block[cell] = self._block[cell]
             self._num_converted += 1
         if number == len(self._lengths):
             longest = _row_lengths(self._block[cell]).max()
-            lost = _row_lengths(self._block[cell] - block[cell]).max() if self._half else torch.zeros_like(longest)
+            lost = (
+                _row_lengths(self._block[cell] - block[cell]).max()
+                if self._half
+                else torch.zeros_like(longest)
+            )
             self._lengths.append(torch.stack([longest, lost]))
         torch.mm(block[cell], queries[tile].T, out=out)
 
     def rounding_error(self, tile: slice, lengths: Tensor) -> Tensor:
-        """How far a product of each query (q,) with rows of these lengths can be from the true score, in any order of summation.
+        """How far a product of each query (q,) with rows of these lengths can be from the true score, in any
+        order of summation.
 
         ``lengths`` (2,) are that of the longest row and that of the longest difference to a row in bfloat16.
         """
@@ -108,7 +124,9 @@ class Products:
         bound = self._norms[tile] * lengths[0]
         refuse_overflow(float((bound * dimension).max()))
         unit = (dimension + 8) * 2.0**-23
-        if self._half:  # of rounded factors; whoever compares the product allows for its own rounding to bfloat16
+        if (
+            self._half
+        ):  # of rounded factors; whoever compares the product allows for its own rounding to bfloat16
             lost = self._half_norms[tile] * lengths[0] + self._norms[tile] * lengths[1]
             return (lost + bound * unit) * (1 + 2.0**-7) + _HALF_UNDERFLOW
         if may_round_factors():
@@ -119,7 +137,8 @@ class Products:
         """Candidates; None if bfloat16 yields too many or cannot tell."""
         products = self._scores.view(torch.bfloat16 if self._half else torch.float32)
         products = products[: len(self._block) * len(least)].view(-1, len(least))
-        scores = products.view(torch.int16) if self._half else products  # has the order of positive ones, is faster to compare
+        # has the order of positive ones, is faster to compare
+        scores = products.view(torch.int16) if self._half else products
         maxima = []
         for number, cell in enumerate(self._cells):
             self.multiply(tile, number, products[cell])
@@ -144,22 +163,33 @@ class Products:
         return torch.stack(self._lengths).amax(dim=0)
 
     def _reached(self, scores: Tensor, maxima: list[Tensor]) -> Tensor:
-        """What the products of ``k`` rows of the block reach for each query (q,) at least, before they are rounded to bfloat16."""
+        """What the products of ``k`` rows of the block reach for each query (q,) at least, before they are
+        rounded to bfloat16."""
         tops = torch.cat(maxima)
         reached = kth_at_least(tops if len(tops) >= 4 * self._k else scores, self._k)
         return reached - reached.abs() * 2.0**-7 if self._half else reached
 
     def _reaching(self, scores: Tensor, maxima: list[Tensor], reach: Tensor) -> list[Places] | None:
-        """The scores that were at least ``reach`` (q,) before rounding to bfloat16; None if its bits cannot tell."""
+        """The scores that were at least ``reach`` (q,) before rounding to bfloat16; None if its bits cannot
+        tell."""
         if self._half and not (bool((reach > 0).all()) and float(self._of_block()[0]) < _HALF_LONGEST):
             return None
         least = reach.bfloat16().view(torch.int16) - 1 if self._half else reach
         masks: list[Tensor | None] = [None] * len(self._cells)
         if self._mask is not None:
             masks = [self._mask[: scores.numel()].view(scores.shape)[cell] for cell in self._cells]
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy works outside the interpreter's lock
+        with ThreadPoolExecutor(
+            torch.get_num_threads()
+        ) as pool:  # numpy works outside the interpreter's lock
             do = pool.map if self._is_on_cpu and scores.numel() >= _WORTH_THREADS else map
-            return list(do(lambda cell, tops, mask: _places(scores[cell], tops, least, mask, cell.start), self._cells, maxima, masks))
+            return list(
+                do(
+                    lambda cell, tops, mask: _places(scores[cell], tops, least, mask, cell.start),
+                    self._cells,
+                    maxima,
+                    masks,
+                )
+            )
 
 
 def is_cpu(device: torch.device) -> bool:
@@ -179,12 +209,18 @@ def _places(scores: Tensor, maxima: Tensor, least: Tensor, mask: Tensor | None, 
     """Where the scores (n, q) of a cell are at least ``least`` (q,)."""
     num_queries, group_rows = len(least), len(scores) // len(maxima)
     places = _true_places(maxima, least, mask)
-    if group_rows > 1 and len(places) * _RARE > scores.numel():  # then looking at all is faster than jumping from group to group
+    if (
+        group_rows > 1 and len(places) * _RARE > scores.numel()
+    ):  # then looking at all is faster than jumping from group to group
         places, group_rows = _true_places(scores, least, mask), 1
     rows, columns = _divided(places, num_queries)
     if group_rows > 1:
         inside = rows[:, None] * group_rows + torch.arange(group_rows, device=rows.device)
-        hits = (scores.view(-1)[inside * num_queries + columns[:, None]] >= least[columns, None]).view(-1).nonzero()[:, 0]
+        hits = (
+            (scores.view(-1)[inside * num_queries + columns[:, None]] >= least[columns, None])
+            .view(-1)
+            .nonzero()[:, 0]
+        )
         rows, columns = inside.view(-1)[hits], columns[_divided(hits, group_rows)[0]]
     return rows + first_row, columns
 
@@ -197,7 +233,8 @@ def _maxima(scores: Tensor) -> Tensor:
 
 
 def _true_places(scores: Tensor, least: Tensor, mask: Tensor | None) -> Tensor:
-    """Where a matrix (n, q) is at least ``least`` (q,): places counted row by row. A CPU works in the memory of ``mask``."""
+    """Where a matrix (n, q) is at least ``least`` (q,): places counted row by row. A CPU works in the memory
+    of ``mask``."""
     if mask is None:
         return (scores >= least).view(-1).nonzero()[:, 0]
     where = mask[: len(scores)].numpy()
@@ -206,10 +243,12 @@ def _true_places(scores: Tensor, least: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def kth_at_least(scores: Tensor, k: int) -> Tensor:
-    """A score (q,) that at least ``k`` rows of each column (n, q) reach, and few more do; -inf where there are no more than ``k`` rows.
+    """A score (q,) that at least ``k`` rows of each column (n, q) reach, and few more do; -inf where there
+    are no more than ``k`` rows.
 
-    It is the k-th largest of the maxima of groups of rows, which takes one reading of the matrix. The block alone then holds k passages
-    that truly score at least this product - error. bfloat16 may come as int16; then a result below zero means nothing.
+    It is the k-th largest of the maxima of groups of rows, which takes one reading of the matrix. The block
+    alone then holds k passages that truly score at least this product - error. bfloat16 may come as int16;
+    then a result below zero means nothing.
     """
     rows = scores.shape[0]
     width = max(1, rows // (4 * k))
@@ -223,7 +262,8 @@ def kth_at_least(scores: Tensor, k: int) -> Tensor:
 
 @cache
 def bfloat16_is_faster() -> bool:
-    """Whether this processor multiplies bfloat16 at least 1.3 times as fast as float32, by a trial of some milliseconds."""
+    """Whether this processor multiplies bfloat16 at least 1.3 times as fast as float32, by a trial of some
+    milliseconds."""
     seconds = []
     for kind in (torch.float32, torch.bfloat16):
         left, right = torch.ones(1024, 256, dtype=kind), torch.ones(256, 512, dtype=kind)

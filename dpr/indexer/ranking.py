@@ -1,7 +1,7 @@
 """What every index returns, and the one tie rule: score descending, then id ascending (code point order).
 
-A search answers ``(scores, ids)``: ``scores`` (Q, K) float32 with K the longest list found, ``ids`` one list per query. A list is shorter
-than asked when there is nothing more to find; its missing scores are -inf.
+A search answers ``(scores, ids)``: ``scores`` (Q, K) float32 with K the longest list found, ``ids`` one list
+per query. A list is shorter than asked when there is nothing more to find; its missing scores are -inf.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 class RunningTopK:
-    """The best ``k`` passages of each of ``num_queries`` queries so far, whatever the order in which candidates come."""
+    """The best ``k`` passages of each of ``num_queries`` queries so far, whatever the order in which
+    candidates come."""
 
     def __init__(self, num_queries: int, k: int) -> None:
         if k < 1:
@@ -107,24 +108,30 @@ class RunningTopK:
         self._counts[touched] = np.minimum(sizes, self.k)
 
     def part(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of some queries what is held: scores (q, k), ids (q, k) of fixed-width bytes, and how many of them count (q,)."""
+        """Of some queries what is held: scores (q, k), ids (q, k) of fixed-width bytes, and how many of them
+        count (q,)."""
         return self._scores[rows], self._ids[rows], self._counts[rows]
 
     def add_part(self, first: int, scores: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> None:
-        """Offers what another search of the same queries holds of those from number ``first`` on, as ``part`` gives it."""
+        """Offers what another search of the same queries holds of those from number ``first`` on, as ``part``
+        gives it."""
         rows, places = np.nonzero(np.arange(scores.shape[1])[None, :] < counts[:, None])
         self.add(rows + first, scores[rows, places], ids[rows, places])
 
     def result(self) -> SearchResult:
         longest = int(self._counts.max(initial=0))
-        return self._scores[:, :longest].copy(), [decode_ids(row[:count]) for row, count in zip(self._ids, self._counts, strict=True)]
+        return self._scores[:, :longest].copy(), [
+            decode_ids(row[:count]) for row, count in zip(self._ids, self._counts, strict=True)
+        ]
 
 
 def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The order by group, then score descending, then id. Ids, slow to compare, are looked at only where scores tie."""
+    """The order by group, then score descending, then id. Ids, slow to compare, are looked at only where
+    scores tie."""
     bits = scores.view(np.uint32)
     digits = np.where(bits >> 31, bits, bits ^ 0x7FFFFFFF)  # ascending where scores descend
-    order = np.argsort(digits.astype(np.uint16), kind="stable")  # of 16 bits: without comparisons, several times faster
+    # of 16 bits: without comparisons, several times faster
+    order = np.argsort(digits.astype(np.uint16), kind="stable")
     order = order[np.argsort((digits >> 16).astype(np.uint16)[order], kind="stable")]
     order = order[np.argsort(group.astype(np.min_scalar_type(int(group.max())))[order], kind="stable")]
     ties = (np.diff(group[order]) == 0) & (np.diff(scores[order]) == 0)
@@ -140,4 +147,6 @@ def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.nd
 def to_rankings(result: SearchResult) -> list[Ranking]:
     """One ranking per query."""
     scores, ids = result
-    return [list(zip(keys, row[: len(keys)].tolist(), strict=True)) for keys, row in zip(ids, scores, strict=True)]
+    return [
+        list(zip(keys, row[: len(keys)].tolist(), strict=True)) for keys, row in zip(ids, scores, strict=True)
+    ]

@@ -1,6 +1,8 @@
-"""How much of the exact result an approximate index finds, on questions that it was not set by: measured once, kept with the index.
+"""How much of the exact result an approximate index finds, on questions that it was not set by: measured
+once, kept with the index.
 
-``recall@k`` is the mean share of the ``k`` passages of exact search that are among the first ``k`` of the index.
+``recall@k`` is the mean share of the ``k`` passages of exact search that are among the first ``k`` of the
+index.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Searched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Of an index as it was built: ``values`` by name, ``questions`` that they are means over, and the setting of the search's breadth."""
+    """Of an index as it was built: ``values`` by name, ``questions`` that they are means over, and the
+    setting of the search's breadth."""
 
     values: dict[str, float]
     questions: int
@@ -46,7 +49,10 @@ class Recall:
             return None
         values, breadth = stored.get("values"), stored.get("breadth", {})
         kinds = ((values, (int, float)), (breadth, int))
-        if not all(isinstance(part, Mapping) and all(isinstance(value, kind) for value in part.values()) for part, kind in kinds):
+        if not all(
+            isinstance(part, Mapping) and all(isinstance(value, kind) for value in part.values())
+            for part, kind in kinds
+        ):
             return None
         return cls(dict(values), stored["questions"], dict(breadth))  # type: ignore[arg-type]
 
@@ -61,17 +67,29 @@ class Recall:
 
 def held_back(count: int, most: int = NUM_QUESTIONS) -> np.ndarray:
     """Rows of at most ``most`` of ``count`` questions, spread evenly."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64)) if count else np.zeros(0, dtype=np.int64)
+    return (
+        np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+        if count
+        else np.zeros(0, dtype=np.int64)
+    )
 
 
 def recall_values(results: Iterable[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
     """Recall by name, e.g. recall@10, over questions of which each has a true passage."""
     pairs = list(zip(results, truth, strict=True))
-    return {f"recall@{k}": float(np.mean([len({*ours[:k]} & {*best[:k]}) / len(best[:k]) for ours, best in pairs])) for k in AT}
+    return {
+        f"recall@{k}": float(
+            np.mean([len({*ours[:k]} & {*best[:k]}) / len(best[:k]) for ours, best in pairs])
+        )
+        for k in AT
+    }
 
 
-def least_breadth(index: Searched, queries: np.ndarray, truth: Sequence[Sequence[str]], target: float) -> float:
-    """Leaves the index with the least of its breadths that reaches ``target`` at DEPTH; returns what it reaches.
+def least_breadth(
+    index: Searched, queries: np.ndarray, truth: Sequence[Sequence[str]], target: float
+) -> float:
+    """Leaves the index with the least of its breadths that reaches ``target`` at DEPTH; returns what it
+    reaches.
 
     Where none does, it is the least that comes within ``_NEARLY`` of the best.
     """

@@ -19,35 +19,42 @@ from dpr.indexer.settings import KINDS, require_known
 
 
 class Texts(NamedTuple):
-    """The corpus of an index over words: ids, and title and text of each in the same order, to be read once."""
+    """The corpus of an index over words: ids, and title and text of each in the same order, to be read
+    once."""
 
     ids: Sequence[str]
     texts: Iterable[str]
 
 
 class Index(ABC):
-    """A way to find the passages nearest to a question. Retrieval, search and mining use it through this class alone.
+    """A way to find the passages nearest to a question. Retrieval, search and mining use it through this
+    class alone.
 
     Subclass it and name the class as ``indexer.kind=module:Class``. An implementation promises:
 
-    * A result is a function of the corpus, the settings and the questions: not of the order in which questions come or of their number.
-    * ``save`` writes into an empty folder whatever ``open`` needs. The opened index finds what the saved one found, is not changed by
-      searching, and may be open in several processes. Manifest, checksums and the comparison of settings are not its business.
-    * Fields of ``Settings`` made with ``dpr.core.settings.setting`` say by ``on_resume`` what a changed value means for a saved index:
-      identity refuses it, warned keeps the saved value with a warning, no effect takes the new one. Plain fields are identity.
+    * A result is a function of the corpus, the settings and the questions: not of the order in which
+      questions come or of their number.
+    * ``save`` writes into an empty folder whatever ``open`` needs. The opened index finds what the saved one
+      found, is not changed by searching, and may be open in several processes. Manifest, checksums and the
+      comparison of settings are not its business.
+    * Fields of ``Settings`` made with ``dpr.core.settings.setting`` say by ``on_resume`` what a changed value
+      means for a saved index: identity refuses it, warned keeps the saved value with a warning, no effect
+      takes the new one. Plain fields are identity.
     """
 
     reads: ClassVar[str] = "vectors"
-    """What ``build`` and ``search`` get: "vectors", a sequence of ``VectorSource`` and an array (Q, D) float32; or "texts", ``Texts`` and
-    a list of questions."""
+    """What ``build`` and ``search`` get: "vectors", a sequence of ``VectorSource`` and an array (Q, D)
+    float32; or "texts", ``Texts`` and a list of questions."""
     is_saved: ClassVar[bool] = True
     """False for an index that keeps nothing and is built each time."""
     made_by: ClassVar[Mapping[str, Any]] = {}
-    """What decides an index beside its settings, such as the version of a rule in the code; a saved one of another is refused."""
+    """What decides an index beside its settings, such as the version of a rule in the code; a saved one of
+    another is refused."""
     Settings: ClassVar[type[Any]] = Settings
     """A dataclass of what can be set, as ``indexer.options.<name>`` for a user-defined class."""
     needs_vectors: ClassVar[bool] = False
-    """True for an index over vectors that reads them while it searches: it gets them by ``use_vectors`` when it is opened."""
+    """True for an index over vectors that reads them while it searches: it gets them by ``use_vectors`` when
+    it is opened."""
     is_built_in_steps: ClassVar[bool] = False
     """True for an index with ``build_in``, which writes a folder without holding the index."""
     breadth_setting: ClassVar[str] = ""
@@ -67,26 +74,36 @@ class Index(ABC):
 
     @abstractmethod
     def search(self, questions: Any, k: int) -> SearchResult:
-        """Up to ``k`` passages of each question, as ``dpr.indexer.ranking`` says: score descending, then id ascending."""
+        """Up to ``k`` passages of each question, as ``dpr.indexer.ranking`` says: score descending, then id
+        ascending."""
 
     def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[Ranking, list[float]]:
-        """As ``search`` for one question, and the scores of the ``rows``-th passages as far as they are known; for mining with texts."""
+        """As ``search`` for one question, and the scores of the ``rows``-th passages as far as they are
+        known; for mining with texts."""
         return to_rankings(self.search([question], k))[0], []
 
     def save(self, folder: Path) -> None:
         """Writes the index into an empty folder."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be saved; define save and open, or set is_saved = False")
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be saved; define save and open, or set is_saved = False"
+        )
 
     @classmethod
     def open(cls, folder: Path, settings: Any) -> Index:
-        """The index that was saved there, its files verified before; raises InputError where they cannot be read."""
-        raise NotImplementedError(f"{cls.__name__} cannot be opened; define save and open, or set is_saved = False")
+        """The index that was saved there, its files verified before; raises InputError where they cannot be
+        read."""
+        raise NotImplementedError(
+            f"{cls.__name__} cannot be opened; define save and open, or set is_saved = False"
+        )
 
     @classmethod
-    def build_in(cls, folder: Path, corpus: Any, settings: Any, *, work: Path, made_of: Mapping[str, Any]) -> None:
+    def build_in(
+        cls, folder: Path, corpus: Any, settings: Any, *, work: Path, made_of: Mapping[str, Any]
+    ) -> None:
         """Builds and saves at once: writes into an empty folder what ``open`` needs.
 
-        ``work`` is a folder for steps that are kept when the process is killed; they are of the corpus and settings that ``made_of`` names.
+        ``work`` is a folder for steps that are kept when the process is killed; they are of the corpus and
+        settings that ``made_of`` names.
         """
         raise NotImplementedError(f"{cls.__name__} has no build_in")
 
@@ -111,7 +128,10 @@ class Index(ABC):
             return "recall not measured, as it was built without questions; dpr tune-index measures it"
         name = self.breadth_setting
         if name and self.recall.breadth.get(name) != self.breadth:
-            return f"recall not measured with {name}={self.breadth}; at build {self.recall}; dpr tune-index measures it"
+            return (
+                f"recall not measured with {name}={self.breadth}; at build {self.recall}; dpr tune-index"
+                " measures it"
+            )
         return f"{self.recall}, measured at build"
 
 
@@ -132,7 +152,10 @@ class IndexChoice:
         made = index_class(kind)
         known = [item.name for item in fields(made.Settings)]
         if unknown := sorted(set(values) - set(known)):
-            raise ConfigError(f"{key}{unknown[0]} is not a setting of indexer.kind={kind}; it has {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"{key}{unknown[0]} is not a setting of indexer.kind={kind}; it has"
+                f" {', '.join(known) or 'none'}"
+            )
         settings = made.Settings(**values)
         if isinstance(settings, Settings):
             settings.check(key)

@@ -1,4 +1,5 @@
-"""Settings of the indexes, one class for each; the configuration is composed of them, so every key is declared once."""
+"""Settings of the indexes, one class for each; the configuration is composed of them, so every key is
+declared once."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, setting
 
 DEFAULT_WEIGHT = 0.4
-"""The dense side's share of a hybrid where none was chosen: of all ways of fusing, the one that loses least with the encoder and the
-collection that suit it worst (docs/evaluation.md has the table, benchmarks/hybrid_weight.py makes it)."""
+"""The dense side's share of a hybrid where none was chosen: of all ways of fusing, the one that loses least
+with the encoder and the collection that suit it worst (docs/evaluation.md has the table,
+benchmarks/hybrid_weight.py makes it)."""
 
 
 @dataclass
@@ -35,14 +37,17 @@ class GraphSettings(FlatSettings, requires="kind=hnsw|hnsw_sq|hnsw32"):
     store_n: int = setting(0, least=0, on_resume=WARNED)
     """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq, 32 for hnsw32."""
     ef_search: int = setting(128, least=1, on_resume=NO_EFFECT)
-    """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the present value."""
+    """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the
+    present value."""
     ef_construction: int = setting(200, least=1, on_resume=WARNED)
     """Breadth of the search while an HNSW graph is built."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         if self.store_n == 1:
-            raise ConfigError(f"{prefix}store_n=1: a graph of one link per vector cannot be built; set at least 2, or 0")
+            raise ConfigError(
+                f"{prefix}store_n=1: a graph of one link per vector cannot be built; set at least 2, or 0"
+            )
 
 
 @dataclass
@@ -50,14 +55,16 @@ class ListSettings(FlatSettings, requires="kind=ivf|small"):
     """Of inverted lists."""
 
     lists: int = setting(0, unit="lists", least=0, most=1 << 20, on_resume=WARNED)
-    """Lists into which ivf and small sort the vectors; 0 = the power of two next to twice the root of their number, at most 65,536."""
+    """Lists into which ivf and small sort the vectors; 0 = the power of two next to twice the root of their
+    number, at most 65,536."""
     train_vectors: int = setting(0, unit="vectors", least=0, on_resume=WARNED)
-    """Vectors, drawn at random, from which ivf and small learn their lists; 0 = 64 per list, at least 16,384."""
+    """Vectors, drawn at random, from which ivf and small learn their lists; 0 = 64 per list, at least
+    16,384."""
     target_recall: float = setting(0.95, above=0, most=1, on_resume=WARNED)
     """Recall@100 that probes=0 reaches on half of the questions at hand when the index is built."""
     probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)
-    """Lists that are searched for a question; 0 = the number that the build found, or where it had no questions a quarter of them, at
-    least 8."""
+    """Lists that are searched for a question; 0 = the number that the build found, or where it had no
+    questions a quarter of them, at least 8."""
 
 
 @dataclass
@@ -80,7 +87,8 @@ class Bm25Settings(Settings, requires=("kind=bm25", "hybrid=linear|rrf")):
 
 @dataclass(frozen=True, slots=True)
 class IndexKind:
-    """A built-in index: its class, its settings, whether it takes every product, and whether a search opens it together with vectors."""
+    """A built-in index: its class, its settings, whether it takes every product, and whether a search opens
+    it together with vectors."""
 
     path: str
     settings: type[Settings]
@@ -109,4 +117,7 @@ KINDS = {
 def require_known(kind: str) -> None:
     """Raises ConfigError for a kind that is neither built in nor an import path."""
     if kind not in KINDS and ":" not in kind:
-        raise ConfigError(f"indexer={kind} is not known; choose one of {', '.join(KINDS)}, or a user-defined indexer.kind=module:Class")
+        raise ConfigError(
+            f"indexer={kind} is not known; choose one of {', '.join(KINDS)}, or a user-defined"
+            " indexer.kind=module:Class"
+        )

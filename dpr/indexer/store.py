@@ -39,7 +39,8 @@ class IndexStore:
         choice: the index that is wanted.
         folder: None for an index that is built in memory and not kept.
         source: what the corpus is. Of a saved index, these items must be the same.
-        corpora: the passages that vectors are of; stated in the manifest of a new index, for those who show texts beside it.
+        corpora: the passages that vectors are of; stated in the manifest of a new index, for those who show
+        texts beside it.
         device: where a new index is built.
     """
 
@@ -50,13 +51,15 @@ class IndexStore:
     device: torch.device | str = "cpu"
 
     def load_or_build(self, corpus: Callable[[], Any] | None, *, questions: Questions | None = None) -> Index:
-        """The index saved in the folder, else one built of ``corpus()`` and saved there; where another process builds it, that one.
+        """The index saved in the folder, else one built of ``corpus()`` and saved there; where another
+        process builds it, that one.
 
         Args:
             corpus: makes what ``Index.build`` takes; None where there is none to build of.
 
         Raises:
-            InputError: the saved index is damaged, or of another kind, source or settings; there is nothing to build of.
+            InputError: the saved index is damaged, or of another kind, source or settings; there is nothing
+            to build of.
             OutputError: it cannot be saved.
         """
         folder = self.folder if self.choice.index_class.is_saved else None
@@ -67,7 +70,9 @@ class IndexStore:
         if folder is not None and _is_there(folder):
             return self._load(folder, corpus)
         if corpus is None:
-            raise InputError("there is no index", file=folder, hint="set encoded_ctx_files=[<vectors>] to build it")
+            raise InputError(
+                "there is no index", file=folder, hint="set encoded_ctx_files=[<vectors>] to build it"
+            )
         return self._build(None, corpus, questions)
 
     def _build(self, folder: Path | None, corpus: Callable[[], Any], questions: Questions | None) -> Index:
@@ -79,7 +84,12 @@ class IndexStore:
             index = self.choice.index_class.build(made_of, self.choice.settings, device=self.device)
             index.recall = self._measured(index, made_of, questions)
         if index.is_saved:
-            logger.info("%s index of %d passages built in %.1f s", self.choice.kind, index.num_passages, time.monotonic() - start)
+            logger.info(
+                "%s index of %d passages built in %.1f s",
+                self.choice.kind,
+                index.num_passages,
+                time.monotonic() - start,
+            )
         if folder is not None:
             logger.info("index saved to %s", folder)
         self._say_recall(index, f"the {self.choice.kind} index")
@@ -88,11 +98,17 @@ class IndexStore:
     def _saved_build(self, folder: Path, corpus: Any, questions: Questions | None) -> Index:
         """A new index in its folder, whose manifest states the recall."""
         made, settings = self.choice.index_class, self.choice.settings
-        facts: dict[str, Any] = {"kind": self.choice.kind, "settings": asdict(settings), "source": {**self.source, **made.made_by}}
+        facts: dict[str, Any] = {
+            "kind": self.choice.kind,
+            "settings": asdict(settings),
+            "source": {**self.source, **made.made_by},
+        }
         facts |= {"corpora": list(self.corpora)} if self.corpora else {}
 
         def state(index: Index) -> None:
-            facts.update({"num_passages": index.num_passages, "recall": index.recall and index.recall.as_dict()})
+            facts.update(
+                {"num_passages": index.num_passages, "recall": index.recall and index.recall.as_dict()}
+            )
 
         if not made.is_built_in_steps:
             with durable_folder(folder, metadata=facts) as temporary:
@@ -101,7 +117,10 @@ class IndexStore:
                 index.recall = self._measured(index, corpus, questions)
                 state(index)
             return index
-        made_of = self.choice.facts() | {"source": dict(self.source), "num_vectors": sum(part.num_vectors for part in corpus)}
+        made_of = self.choice.facts() | {
+            "source": dict(self.source),
+            "num_vectors": sum(part.num_vectors for part in corpus),
+        }
         with durable_folder(folder, metadata=facts) as temporary:
             made.build_in(temporary, corpus, settings, work=_unfinished(folder), made_of=made_of)
             index = made.open(temporary, settings)
@@ -118,7 +137,11 @@ class IndexStore:
         index = self._saved(folder)
         if index.needs_vectors and corpus is None:
             hint = "set encoded_ctx_files=[<vectors>]"
-            raise InputError(f"an index of kind {self.choice.kind} scores with the vectors it was built of", file=folder, hint=hint)
+            raise InputError(
+                f"an index of kind {self.choice.kind} scores with the vectors it was built of",
+                file=folder,
+                hint=hint,
+            )
         if corpus is not None:
             index.use_vectors(corpus() if index.needs_vectors else ())
         self._say_recall(index, str(folder))
@@ -133,14 +156,21 @@ class IndexStore:
         kind = metadata.get("kind")
         if kind != self.choice.kind:
             hint = f"set indexer={kind}, remove it to build it again, or name another folder"
-            raise InputError(f"holds an index of kind {kind!r}", file=folder, expected=repr(self.choice.kind), hint=hint)
-        for how, decisive in (("from something else", self.source), ("by another version", self.choice.index_class.made_by)):
+            raise InputError(
+                f"holds an index of kind {kind!r}", file=folder, expected=repr(self.choice.kind), hint=hint
+            )
+        for how, decisive in (
+            ("from something else", self.source),
+            ("by another version", self.choice.index_class.made_by),
+        ):
             for key, value in decisive.items():
                 if made_of.get(key) != value:
                     raise fault(f"was built {how} ({key} {made_of.get(key)!r})", expected=repr(value))
         self._compare_settings(settings, fault)
         if problems := folder_problems(folder):
-            raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")
+            raise InputError(
+                "; ".join(problems), file=folder, hint="remove the folder to build the index again"
+            )
         try:
             index = self.choice.index_class.open(folder, self.choice.settings)
         except (DprError, MemoryError):
@@ -165,10 +195,17 @@ class IndexStore:
             message = f"was built with {item.name}={theirs}"
             if role != WARNED:
                 raise fault(message, expected=str(ours))
-            logger.warning("%s %s; %s=%s has no effect on it. Remove it to build it again", self.folder, message, item.name, ours)
+            logger.warning(
+                "%s %s; %s=%s has no effect on it. Remove it to build it again",
+                self.folder,
+                message,
+                item.name,
+                ours,
+            )
 
     def _measured(self, index: Index, corpus: Any, questions: Questions | None) -> Recall | None:
-        """The recall of a new index. One that chooses its breadth does so by every other question, and is measured on the rest."""
+        """The recall of a new index. One that chooses its breadth does so by every other question, and is
+        measured on the rest."""
         if questions is None or not index.is_saved or index.reads != "vectors":
             return None
         asked = questions()
@@ -181,14 +218,20 @@ class IndexStore:
         if name and not getattr(settings, name) and len(asked) > 1:
             reached = least_breadth(index, asked[::2], truth[::2], settings.target_recall)
             if reached < settings.target_recall:
-                message = f"no indexer.{name} reaches recall@{DEPTH} {settings.target_recall:g} in this {self.choice.kind} index"
-                logger.warning("%s; %d reaches %.3f, and more add less than 0.005", message, index.breadth, reached)
+                message = (
+                    f"no indexer.{name} reaches recall@{DEPTH} {settings.target_recall:g} in this"
+                    f" {self.choice.kind} index"
+                )
+                logger.warning(
+                    "%s; %d reaches %.3f, and more add less than 0.005", message, index.breadth, reached
+                )
             asked, truth = asked[1::2], truth[1::2]
         values = recall_values(index.search(asked, DEPTH)[1], truth)
         return Recall(values, len(asked), {name: index.breadth} if name else {})
 
     def _with_recall(self, index: Index, recall: Recall | None) -> Index:
-        """An opened index with what was measured of it; where its breadth is left open, with the one that the build chose."""
+        """An opened index with what was measured of it; where its breadth is left open, with the one that the
+        build chose."""
         index.recall, name = recall, index.breadth_setting
         if recall and name in recall.breadth and not getattr(self.choice.settings, name):
             index.search_with(recall.breadth[name])

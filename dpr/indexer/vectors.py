@@ -70,7 +70,8 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class PrefixedSource:
-    """A source whose ids get a prefix if they lack it, as DPR does for passage sources with an ``id_prefix``."""
+    """A source whose ids get a prefix if they lack it, as DPR does for passage sources with an
+    ``id_prefix``."""
 
     source: RowSource
     prefix: str
@@ -151,7 +152,8 @@ def _joined(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np
 
 
 def as_tensor(vectors: np.ndarray) -> Tensor:
-    """The same memory as a tensor, which must not be written: torch has no read-only tensors and warns about read-only arrays."""
+    """The same memory as a tensor, which must not be written: torch has no read-only tensors and warns about
+    read-only arrays."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(vectors)
@@ -161,7 +163,10 @@ def common_dimension(sources: Sequence[VectorSource]) -> int:
     """The dimension of all sources; raises InputError if they differ or there are none."""
     dimensions = {source.dimension for source in sources}
     if len(dimensions) != 1:
-        raise InputError(f"vectors of dimensions {sorted(dimensions)}" if dimensions else "no vectors to search", expected="one dimension")
+        raise InputError(
+            f"vectors of dimensions {sorted(dimensions)}" if dimensions else "no vectors to search",
+            expected="one dimension",
+        )
     return dimensions.pop()
 
 
@@ -177,9 +182,13 @@ def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
 
 
 def refuse_overflow(bound: float) -> None:
-    """Raises InputError if numbers up to ``bound`` overflow float32, because overflowed scores cannot be ordered."""
+    """Raises InputError if numbers up to ``bound`` overflow float32, because overflowed scores cannot be
+    ordered."""
     if not bound < float(np.finfo(np.float32).max):
-        raise InputError("the product of a query and a passage vector is too large for float32", hint="the model has diverged")
+        raise InputError(
+            "the product of a query and a passage vector is too large for float32",
+            hint="the model has diverged",
+        )
 
 
 def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:
@@ -193,25 +202,34 @@ def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:
         return np.zeros((0, dimension), dtype=np.float32)
     if array.ndim != 2 or array.shape[1] != dimension:
         raise InputError(
-            f"query vectors of shape {array.shape}", expected=f"(questions, {dimension})", hint="questions and passages need the same model"
+            f"query vectors of shape {array.shape}",
+            expected=f"(questions, {dimension})",
+            hint="questions and passages need the same model",
         )
     finite = np.isfinite(array).all(axis=1)
     if not finite.all():
-        raise InputError(f"{int((~finite).sum())} query vectors hold NaN or infinity, the first is row {int(np.argmin(finite))}")
+        raise InputError(
+            f"{int((~finite).sum())} query vectors hold NaN or infinity, the first is row"
+            f" {int(np.argmin(finite))}"
+        )
     return array
 
 
-def paired_dots(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def paired_dots(
+    queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, columns: np.ndarray
+) -> np.ndarray:
     """Dot products of ``queries[rows]`` with ``vectors[columns]``, pair by pair, (n,) float32.
 
-    Summed in float64 along each row alone, so that a pair has the same score bit for bit whatever stands beside it; matrix products do not.
+    Summed in float64 along each row alone, so that a pair has the same score bit for bit whatever stands
+    beside it; matrix products do not.
     """
     if not len(rows):
         return np.empty(0, dtype=np.float32)
     if len(rows) < len(queries):
         queries, rows = queries[rows], np.arange(len(rows))
     wide_queries = torch.from_numpy(queries.astype(np.float64))
-    places, numbers = np.unique(columns * len(queries) + rows, return_inverse=True)  # each vector is then widened once, no pair copied
+    # each vector is then widened once, no pair copied
+    places, numbers = np.unique(columns * len(queries) + rows, return_inverse=True)
     columns, rows = np.divmod(places, len(queries))
     first = np.flatnonzero(np.diff(columns, prepend=-1))  # where the pairs of a vector begin
     scores, at_once = np.empty(len(rows), dtype=np.float32), max(1, _WIDE_VALUES // max(queries.shape[1], 1))
@@ -219,14 +237,19 @@ def paired_dots(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, colu
         starts = np.append(first, len(rows))[start : start + at_once + 1]
         part = slice(starts[0], starts[-1])
         wide = torch.from_numpy(vectors[columns[starts[:-1]]].astype(np.float64))
-        scores[part] = _sampled_products(wide, wide_queries, torch.from_numpy(starts - starts[0]), torch.from_numpy(rows[part]))
+        scores[part] = _sampled_products(
+            wide, wide_queries, torch.from_numpy(starts - starts[0]), torch.from_numpy(rows[part])
+        )
     return scores[numbers]
 
 
 def _sampled_products(left: Tensor, right: Tensor, starts: Tensor, columns: Tensor) -> np.ndarray:
-    """Products of the rows of two matrices: those of row i of ``left`` with the rows ``columns[starts[i]:starts[i + 1]]`` of ``right``."""
+    """Products of the rows of two matrices: those of row i of ``left`` with the rows
+    ``columns[starts[i]:starts[i + 1]]`` of ``right``."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         values = torch.zeros(len(columns), dtype=left.dtype)
-        wanted = torch.sparse_csr_tensor(starts, columns, values, (len(left), len(right)), check_invariants=False)
+        wanted = torch.sparse_csr_tensor(
+            starts, columns, values, (len(left), len(right)), check_invariants=False
+        )
     return torch.sparse.sampled_addmm(wanted, left, right.T, beta=0.0).values().numpy()

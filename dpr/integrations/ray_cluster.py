@@ -1,7 +1,9 @@
-"""Work on the machines of a Ray cluster: a task is one call of a function there, and is done again elsewhere if its worker is lost.
+"""Work on the machines of a Ray cluster: a task is one call of a function there, and is done again elsewhere
+if its worker is lost.
 
-Functions, tasks and results are small: names and numbers. Whatever is large is read from and written to files that all machines share, so
-that nothing is kept in Ray's object store, a result does not depend on who made it, and what one worker finished helps the next.
+Functions, tasks and results are small: names and numbers. Whatever is large is read from and written to files
+that all machines share, so that nothing is kept in Ray's object store, a result does not depend on who made
+it, and what one worker finished helps the next.
 """
 
 from __future__ import annotations
@@ -55,20 +57,28 @@ class _Home:
 
         Raises:
             ConfigError: other versions are installed here.
-            InputError: the working directory or the output's folder is not there, or another one has its name.
+            InputError: the working directory or the output's folder is not there, or another one has its
+            name.
         """
         if not self.has_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is
         host = os.uname().nodename if hasattr(os, "uname") else "a machine"
         if self.versions != _versions():
-            found, expected = ("dpr {} and torch {}".format(*versions) for versions in (_versions(), self.versions))
-            raise ConfigError(f"{host} of the cluster has {found}, this command {expected}; install the same on all its machines")
+            found, expected = (
+                "dpr {} and torch {}".format(*versions) for versions in (_versions(), self.versions)
+            )
+            raise ConfigError(
+                f"{host} of the cluster has {found}, this command {expected}; install the same on all its"
+                " machines"
+            )
         if not Path(self.folder).is_dir():
             hint = "start the command in a folder that all machines share"
             raise InputError(f"is not a folder on {host} of the cluster", file=self.folder, hint=hint)
         if not self.mark.is_file():
             hint = "write to a folder that all machines share"
-            raise InputError(f"is another folder, or none, on {host} of the cluster", file=self.mark.parent, hint=hint)
+            raise InputError(
+                f"is another folder, or none, on {host} of the cluster", file=self.mark.parent, hint=hint
+            )
         os.chdir(self.folder)
         configure_logging()
         torch.set_num_threads(self.threads)
@@ -83,9 +93,11 @@ def share_out(
     folder: Path,
     device: str | None = None,
 ) -> Iterator[tuple[Task, Result]]:
-    """Calls ``function`` for each task on the cluster, and yields each with its result when it is done, in any order.
+    """Calls ``function`` for each task on the cluster, and yields each with its result when it is done, in
+    any order.
 
-    A task must do no harm if it is done twice, even at the same time: a machine that was given up may still work.
+    A task must do no harm if it is done twice, even at the same time: a machine that was given up may still
+    work.
 
     Args:
         function: defined at the top of a module, so that workers find it by its name.
@@ -94,23 +106,32 @@ def share_out(
         device: the setting: workers get no GPU where it is cpu.
 
     Raises:
-        ConfigError: Ray is not installed or there is no such cluster, a device with a number, workers with other versions, torchrun.
+        ConfigError: Ray is not installed or there is no such cluster, a device with a number, workers with
+        other versions, torchrun.
         OutputError: nothing can be written to ``folder``.
         StopRequested: SIGTERM or SIGHUP; what was started here has ended.
         DprError: what a task raised; the others are given up.
-        LostRankError: the workers of one task were lost again and again, the head has gone, or Ray did not start.
+        LostRankError: the workers of one task were lost again and again, the head has gone, or Ray did not
+        start.
     """
     if launched("WORLD_SIZE") > 1:
-        raise ConfigError("cluster=ray and torchrun are mutually exclusive; start the command without torchrun")
+        raise ConfigError(
+            "cluster=ray and torchrun are mutually exclusive; start the command without torchrun"
+        )
     if device not in (None, "cpu", "cuda"):
-        raise ConfigError(f"device={device} and cluster=ray are mutually exclusive; each worker gets GPUs of its own, cluster.gpus=1")
+        raise ConfigError(
+            f"device={device} and cluster=ray are mutually exclusive; each worker gets GPUs of its own,"
+            " cluster.gpus=1"
+        )
     if not tasks:
         return
     with _marked(folder) as mark, _connected(settings) as ray:
         gpus = _gpus(ray, settings, device)
         home = _Home(os.getcwd(), mark, _versions(), settings.cpus, gpus > 0)
         room = {"num_cpus": settings.cpus, "num_gpus": gpus}
-        remote = ray.remote(max_retries=settings.retries, scheduling_strategy="SPREAD", name=what, **room)(_do)
+        remote = ray.remote(max_retries=settings.retries, scheduling_strategy="SPREAD", name=what, **room)(
+            _do
+        )
         waiting = list(reversed(tasks))
         running: dict[Any, Task] = {}
         head = Head(ray.get_runtime_context().gcs_address)
@@ -146,7 +167,9 @@ class Head:
             self._heard = now
         except OSError as error:
             if now - self._heard > _SILENT_S:
-                raise LostRankError(f"the cluster's head at {self._address} has gone ({error.strerror or error}); {_KEPT}") from None
+                raise LostRankError(
+                    f"the cluster's head at {self._address} has gone ({error.strerror or error}); {_KEPT}"
+                ) from None
 
 
 def _knock(address: str) -> None:
@@ -183,7 +206,9 @@ def _gpus(ray: ModuleType, settings: ClusterSettings, device: str | None) -> flo
     gpus = settings.gpus if settings.gpus is not None else float(most > 0)
     gpus = 0.0 if device == "cpu" else gpus
     if not any(node.get("CPU", 0) >= settings.cpus and node.get("GPU", 0) >= gpus for node in nodes):
-        message = "no machine of the cluster has %d CPUs and %g GPUs for a worker; the work waits until one joins"
+        message = (
+            "no machine of the cluster has %d CPUs and %g GPUs for a worker; the work waits until one joins"
+        )
         logger.warning(message, settings.cpus, gpus)
     return gpus
 
@@ -204,13 +229,20 @@ def _marked(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
-    """A block in which this process is the driver of a cluster, which ends with the block if it was started here."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported, and by what it starts: it would send statistics
-    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # likewise: it would look 20 times, 40 s each, for a cluster that has gone
+    """A block in which this process is the driver of a cluster, which ends with the block if it was started
+    here."""
+    # read when it is imported, and by what it starts: it would send statistics
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # likewise: it would look 20 times, 40 s each, for a cluster that has gone
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
     ray = require("ray", extra="ray", purpose="cluster=ray")
     address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
     cores = max(os.cpu_count() or 1, settings.workers * settings.cpus)
-    own = {"num_cpus": cores, "object_store_memory": _STORE_BYTES, "include_dashboard": False} if address == "local" else {}
+    own = (
+        {"num_cpus": cores, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+        if address == "local"
+        else {}
+    )
     before = {number: signal.getsignal(number) for number in _ENDING}
     ended: list[signal.Signals] = []
 
@@ -238,7 +270,8 @@ def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
 
 @contextmanager
 def _signals_noted() -> Iterator[list[int]]:
-    """A list that, after the block, holds the signals that came, whatever their handlers did: one of Ray's may raise where nobody hears."""
+    """A list that, after the block, holds the signals that came, whatever their handlers did: one of Ray's
+    may raise where nobody hears."""
     noted: list[int] = []
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
@@ -261,14 +294,18 @@ def _start_or_join(ray: ModuleType, address: str, own: Mapping[str, Any]) -> Non
         try:
             _knock(address)  # Ray would go on trying
         except (OSError, OverflowError, ValueError) as error:
-            raise ConfigError(f"no Ray cluster at {address} ({getattr(error, 'strerror', None) or error}); {hint}") from error
+            raise ConfigError(
+                f"no Ray cluster at {address} ({getattr(error, 'strerror', None) or error}); {hint}"
+            ) from error
         hint += "; a cluster with tokens needs RAY_AUTH_MODE=token"
     try:
         ray.init(address=address, logging_level=logging.ERROR, **own)
     except Exception as error:  # of many classes, among them Exception itself
         reason = " ".join(str(error).split())[:300]
         if own:
-            raise LostRankError(f"Ray could not be started on this machine ({reason}); rerun the same command") from error
+            raise LostRankError(
+                f"Ray could not be started on this machine ({reason}); rerun the same command"
+            ) from error
         if "ersion mismatch" in reason:
             hint = "install the same Python and Ray on all its machines"
             raise ConfigError(f"the cluster at {address} cannot be used ({reason}); {hint}") from error

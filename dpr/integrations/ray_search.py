@@ -1,10 +1,10 @@
 """Exact search on the machines of a cluster: each worker searches a shard, and the best of all are merged.
 
 1. The question vectors are written to a folder that all machines share.
-2. A worker verifies its shard, searches it, and writes the best of it beside them. The folder is named by all that decides the result, so
-   that a rerun of the same command finds it.
-3. The parts are merged by the rule of every index. Scores do not depend on what stands beside a vector, so the result is that of one
-   process, bit for bit.
+2. A worker verifies its shard, searches it, and writes the best of it beside them. The folder is named by all
+   that decides the result, so that a rerun of the same command finds it.
+3. The parts are merged by the rule of every index. Scores do not depend on what stands beside a vector, so
+   the result is that of one process, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from dpr.storage.durable import MANIFEST, describe_file, durable_folder, verify_
 
 @dataclass(frozen=True)
 class ClusterSearch:
-    """How a cluster searches: ``work`` is a folder that all its machines share; ``device`` is the setting of that name."""
+    """How a cluster searches: ``work`` is a folder that all its machines share; ``device`` is the setting of
+    that name."""
 
     work: Path
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
@@ -53,7 +54,8 @@ class ShardSearch:
     target: Path
 
     def run(self) -> None:
-        """Writes ``scores.npy`` and ``ids.npy``, the lists of all questions end to end, and ``counts.npy``, their lengths.
+        """Writes ``scores.npy`` and ``ids.npy``, the lists of all questions end to end, and ``counts.npy``,
+        their lengths.
 
         Raises:
             InputError: the shard is damaged, or a score overflows.
@@ -67,8 +69,14 @@ class ShardSearch:
         scores, ids = index.search(np.load(self.questions / "vectors.npy", allow_pickle=False), self.k)
         counts = np.array([len(listed) for listed in ids])
         with durable_folder(self.target, overwrite=True) as folder:
-            np.save(folder / "scores.npy", scores[np.arange(scores.shape[1]) < counts[:, None]], allow_pickle=False)
-            np.save(folder / "ids.npy", encode_ids([key for listed in ids for key in listed]), allow_pickle=False)
+            np.save(
+                folder / "scores.npy",
+                scores[np.arange(scores.shape[1]) < counts[:, None]],
+                allow_pickle=False,
+            )
+            np.save(
+                folder / "ids.npy", encode_ids([key for listed in ids for key in listed]), allow_pickle=False
+            )
             np.save(folder / "counts.npy", counts, allow_pickle=False)
 
     @property
@@ -77,7 +85,9 @@ class ShardSearch:
 
     def add_to(self, best: RunningTopK) -> None:
         """Offers what was found."""
-        scores, ids, counts = (np.load(self.target / f"{name}.npy", allow_pickle=False) for name in ("scores", "ids", "counts"))
+        scores, ids, counts = (
+            np.load(self.target / f"{name}.npy", allow_pickle=False) for name in ("scores", "ids", "counts")
+        )
         best.add(np.repeat(np.arange(len(counts)), counts), scores, ids)
 
 
@@ -92,7 +102,9 @@ class ClusterIndex(Index):
         self.dimension = common_dimension(corpus)
 
     @classmethod
-    def build(cls, corpus: Sequence[Any], settings: ClusterSearch, *, device: torch.device | str = "cpu") -> ClusterIndex:
+    def build(
+        cls, corpus: Sequence[Any], settings: ClusterSearch, *, device: torch.device | str = "cpu"
+    ) -> ClusterIndex:
         """``corpus``: shards on disk, with the prefix of their ids or without.
 
         Raises:
@@ -101,7 +113,11 @@ class ClusterIndex(Index):
         for source in corpus:
             shard = source.source if isinstance(source, PrefixedSource) else source
             if not isinstance(shard, VectorShard):
-                raise InputError("are no vectors of dpr embed", file=getattr(shard, "path", None), hint="search them without cluster=ray")
+                raise InputError(
+                    "are no vectors of dpr embed",
+                    file=getattr(shard, "path", None),
+                    hint="search them without cluster=ray",
+                )
         return cls(corpus, settings)
 
     @property
@@ -117,7 +133,14 @@ class ClusterIndex(Index):
         missing = [part for part in parts if not part.is_done]
         search = self._search
         progress = Progress("searching", len(parts), unit="shards", done=len(parts) - len(missing))
-        for _ in share_out(search.cluster, ShardSearch.run, missing, what="searching", folder=search.work, device=search.device):
+        for _ in share_out(
+            search.cluster,
+            ShardSearch.run,
+            missing,
+            what="searching",
+            folder=search.work,
+            device=search.device,
+        ):
             progress.advance(1, 0)
         progress.close()
         for part in parts:
@@ -133,7 +156,9 @@ class ClusterIndex(Index):
                 np.save(folder / "vectors.npy", queries, allow_pickle=False)
         parts = []
         for source in self._corpus:
-            shard, prefix = (source.source, source.prefix) if isinstance(source, PrefixedSource) else (source, "")
+            shard, prefix = (
+                (source.source, source.prefix) if isinstance(source, PrefixedSource) else (source, "")
+            )
             assert isinstance(shard, VectorShard)
             if shard.num_vectors:
                 facts = [asked, str(k), prefix, describe_file(shard.path / MANIFEST)["sha256"]]

@@ -57,11 +57,19 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
         from dpr.formats.text_input import matching_paths
 
         names_files = self.corpus or self.model or self.vectors
-        if names_files and self.question is None and self.folder is not None and not Path(self.folder).is_dir():
+        if (
+            names_files
+            and self.question is None
+            and self.folder is not None
+            and not Path(self.folder).is_dir()
+        ):
             self.folder, self.question = None, self.folder  # then a single word is the question
         if self.question is None and len(self.vectors) > 1 and not matching_paths(last := self.vectors[-1]):
             if len(last.split()) < 2:
-                raise ConfigError(f"--vectors {last}: no such files; if it is the question, write it before --vectors, not after")
+                raise ConfigError(
+                    f"--vectors {last}: no such files; if it is the question, write it before --vectors, not"
+                    " after"
+                )
             self.question = self.vectors.pop()
 
 
@@ -97,8 +105,9 @@ def _answer(searcher: Retriever, question: str, top: int) -> None:
 
 
 def format_hit(hit: Hit, *, question: str, width: int, is_bright: bool = False) -> str:
-    """Rank, score and title; the part of the text around the question's words, these ``is_bright`` ones; where the passage is from and why
-    it was found. Control characters become spaces: a corpus must not drive a terminal."""
+    """Rank, score and title; the part of the text around the question's words, these ``is_bright`` ones;
+    where the passage is from and why it was found. Control characters become spaces: a corpus must not drive
+    a terminal."""
     from dpr.retrieval.explaining import QuestionWords
 
     words = QuestionWords(question)
@@ -109,17 +118,32 @@ def format_hit(hit: Hit, *, question: str, width: int, is_bright: bool = False) 
     lines = textwrap.wrap(excerpt, inner, max_lines=_SNIPPET_LINES, placeholder=" ...")
     if is_bright:
         lines = [
-            "".join(f"\033[1m{piece}\033[0m" if place % 2 else piece for place, piece in enumerate(words.pieces(line))) for line in lines
+            "".join(
+                f"\033[1m{piece}\033[0m" if place % 2 else piece
+                for place, piece in enumerate(words.pieces(line))
+            )
+            for line in lines
         ]
     facts = [_printable(fact) for fact in _origin(hit)]
-    facts += [_place_text(_SIDES.get(side, side), place) for side, place in hit.sides.items()] if len(hit.sides) > 1 else []
+    facts += (
+        [_place_text(_SIDES.get(side, side), place) for side, place in hit.sides.items()]
+        if len(hit.sides) > 1
+        else []
+    )
     common = words.in_common(title, text)
     facts.append(f"in common: {_printable(', '.join(common))}" if common else "no word in common")
-    return "\n".join([heading, *(f"    {line}" for line in lines), *(f"    {line}" for line in textwrap.wrap(" | ".join(facts), inner))])
+    return "\n".join(
+        [
+            heading,
+            *(f"    {line}" for line in lines),
+            *(f"    {line}" for line in textwrap.wrap(" | ".join(facts), inner)),
+        ]
+    )
 
 
 def _origin(hit: Hit) -> list[str]:
-    """Where the passage was taken from: place and heading, where the title does not end with it, and address; else the corpus."""
+    """Where the passage was taken from: place and heading, where the title does not end with it, and address;
+    else the corpus."""
     origin = hit.origin
     if origin is None:
         return [] if hit.file is None else [hit.file.name]

@@ -1,4 +1,5 @@
-"""The catalogues ``datasets`` and ``ctx_sources``: names and paths -> files and options. Nothing is opened here."""
+"""The catalogues ``datasets`` and ``ctx_sources``: names and paths -> files and options. Nothing is opened
+here."""
 
 from __future__ import annotations
 
@@ -38,8 +39,11 @@ class Catalogue(Generic[Options]):
     instead: str
     without_effect: tuple[str, ...] = ()
 
-    def resolve_file(self, name: str, entries: Mapping[str, Any], *, setting: str = "") -> tuple[str, Path, Options]:
-        """Short name, file and options of what ``name`` stands for: an existing file, or else a key of the catalogue.
+    def resolve_file(
+        self, name: str, entries: Mapping[str, Any], *, setting: str = ""
+    ) -> tuple[str, Path, Options]:
+        """Short name, file and options of what ``name`` stands for: an existing file, or else a key of the
+        catalogue.
 
         Raises:
             ConfigError: neither, the entry's file is missing, or an option is unknown or of the wrong type.
@@ -61,7 +65,8 @@ class Catalogue(Generic[Options]):
         return name, form, options
 
     def read_entry(self, name: str, entry: Any) -> Options:
-        """The options of an entry; a text or a list stands for its ``file``. Options given as null keep their default.
+        """The options of an entry; a text or a list stands for its ``file``. Options given as null keep their
+        default.
 
         Raises:
             ConfigError: an option is unknown, of the wrong type or out of range.
@@ -73,21 +78,41 @@ class Catalogue(Generic[Options]):
             raise ConfigError(f"{key} is not a set of options such as file=<path>")
         if (target := entry.get("_target_")) is not None and target not in self.targets:
             raise ConfigError(f"{key}._target_={target} is not supported; leave _target_ out, {self.instead}")
-        given = {option: value for option, value in entry.items() if option not in ("_target_", *self.without_effect)}
+        given = {
+            option: value
+            for option, value in entry.items()
+            if option not in ("_target_", *self.without_effect)
+        }
         options = self.options.from_mapping(given, f"{key}.")
         for prefix in _PREFIXES & given.keys():
             warn_of_lost_space(f"{key}.{prefix}", given[prefix] or "")
         return options
 
-    def unknown(self, name: str, entries: Mapping[str, Any], *, setting: str = "", also: Iterable[str] = ()) -> ConfigError:
+    def unknown(
+        self, name: str, entries: Mapping[str, Any], *, setting: str = "", also: Iterable[str] = ()
+    ) -> ConfigError:
         """What to raise for a name that is neither a file nor an entry."""
-        hint = suggestion(name, entries, also=also, otherwise=f"; the catalogue has {', '.join(sorted(entries)) or 'no entries'}")
-        return ConfigError(f"{setting}{name} is neither a file nor a {self.what} of the catalogue {self.key}{hint}")
+        hint = suggestion(
+            name,
+            entries,
+            also=also,
+            otherwise=f"; the catalogue has {', '.join(sorted(entries)) or 'no entries'}",
+        )
+        return ConfigError(
+            f"{setting}{name} is neither a file nor a {self.what} of the catalogue {self.key}{hint}"
+        )
 
     def missing(self, name: str, file: str, options: Any) -> ConfigError:
         """What to raise for an entry whose file is not there."""
-        where = f"it is published at {options.source}; put it there (.gz as it is will do)" if options.source else "put it there"
-        return ConfigError(f"{self.what} {name}: {file} does not exist\n{where}, or name your copy: {self.key}.{name}.file=<path>")
+        where = (
+            f"it is published at {options.source}; put it there (.gz as it is will do)"
+            if options.source
+            else "put it there"
+        )
+        return ConfigError(
+            f"{self.what} {name}: {file} does not exist\n{where}, or name your copy:"
+            f" {self.key}.{name}.file=<path>"
+        )
 
 
 def published_form(path: Path, source: str | None) -> Path | None:
@@ -100,7 +125,10 @@ def published_form(path: Path, source: str | None) -> Path | None:
 
 
 def warn_of_lost_space(key: str, prefix: str) -> None:
-    """Warns of a prefix that ends in a colon: most models know "query: ", and shells and YAML easily lose its space."""
+    """Warns of a prefix that ends in a colon: most models know "query: ", and shells and YAML easily lose its
+    space."""
     if prefix.endswith(":"):
-        message = "%s=%r ends without a space, so texts follow the colon at once; write %r if one belongs there"
+        message = (
+            "%s=%r ends without a space, so texts follow the colon at once; write %r if one belongs there"
+        )
         logger.warning(message, key, prefix, prefix + " ")

@@ -18,8 +18,9 @@ _SHOWN, _WIDTH = 5, 110
 
 @dataclass
 class CheckDataSettings(ReadSettings, SuspectSettings):
-    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model will see them; the same of a
-    corpus, questions and judgements, and whether they fit together; with suspects= the labels that look wrong.
+    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model
+    will see them; the same of a corpus, questions and judgements, and whether they fit together; with
+    suspects= the labels that look wrong.
 
     Ends with 0, or with strict=true and a problem with 3. Any format that dpr prepare knows."""
 
@@ -65,8 +66,14 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
             require_set(self, {"files": "train.jsonl"})
         if self.suspects and not self.tokenizer:
             raise ConfigError("suspects needs a trained bi-encoder: model_file=runs/first")
-        if self.suspects and (key := next((key for key in ("corpus", "queries", "min_grade") if getattr(self, key) is not None), None)):
-            raise ConfigError(f"suspects and {key} are mutually exclusive; make a file of these data with dpr prepare first")
+        if self.suspects and (
+            key := next(
+                (key for key in ("corpus", "queries", "min_grade") if getattr(self, key) is not None), None
+            )
+        ):
+            raise ConfigError(
+                f"suspects and {key} are mutually exclusive; make a file of these data with dpr prepare first"
+            )
 
 
 def run(config: CheckDataSettings) -> int:
@@ -79,15 +86,21 @@ def run(config: CheckDataSettings) -> int:
 
     tensorizer, prefixes = None, {"question": config.query_prefix, "passage": config.passage_prefix}
     if config.tokenizer:
-        tensorizer = open_tokenizer(config.tokenizer, sequence_length=config.sequence_length, question_length=config.question_length)
+        tensorizer = open_tokenizer(
+            config.tokenizer, sequence_length=config.sequence_length, question_length=config.question_length
+        )
         for side, key, prompt in (
             ("question", "query_prefix", tensorizer.text.query_prompt),
             ("passage", "passage_prefix", tensorizer.text.passage_prompt),
         ):
             prefixes[side] = tensorizer.text.agreed_prefix(prefixes[side], prompt, key=key) or ""
     given = {"train": config.files, "dev": config.dev}
-    sets = {name: check_files(expand_files(files), read_options(config)) for name, files in given.items() if files}
-    corpus, questions, qrels = (Path(name) if name else None for name in (config.corpus, config.questions, config.qrels))
+    sets = {
+        name: check_files(expand_files(files), read_options(config)) for name, files in given.items() if files
+    }
+    corpus, questions, qrels = (
+        Path(name) if name else None for name in (config.corpus, config.questions, config.qrels)
+    )
     retrieval = RetrievalCheck(corpus, questions, qrels) if corpus or questions else None
     lines, problems = report(sets, retrieval, tensorizer, prefixes)
     print("\n".join(lines))
@@ -110,14 +123,30 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     from dpr.mining.settings import ModelSearchSettings
     from dpr.mining.suspects import find_suspects
 
-    how = vars(config.part(ForwardSettings)) | {"query_prefix": config.query_prefix, "passage_prefix": config.passage_prefix}
+    how = vars(config.part(ForwardSettings)) | {
+        "query_prefix": config.query_prefix,
+        "passage_prefix": config.passage_prefix,
+    }
     model = dense_search(ModelSearchSettings(model_file=config.tokenizer, **how))
-    train = open_training_set(expand_files(config.files), name="train", split=config.split, columns=config.columns())
-    counts = find_suspects(train, out, [model, lexical_search()], most=config.most_suspects, overwrite=config.overwrite)
-    print(f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict: ", end="")
-    print(f"{counts['positives in doubt']:,} positives, {counts['negatives in doubt']:,} hard negatives; the most doubtful are in {out}")
+    train = open_training_set(
+        expand_files(config.files), name="train", split=config.split, columns=config.columns()
+    )
+    counts = find_suspects(
+        train, out, [model, lexical_search()], most=config.most_suspects, overwrite=config.overwrite
+    )
+    print(
+        f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict: ",
+        end="",
+    )
+    print(
+        f"{counts['positives in doubt']:,} positives, {counts['negatives in doubt']:,} hard negatives; the"
+        f" most doubtful are in {out}"
+    )
     for _, record in islice(iter_json_objects(out), _SHOWN):
-        print(f"  {record['doubt']:.2f}  {_short(record['question'])}\n        {record['label']}: {_short(record['passage']['text'])}")
+        print(
+            f"  {record['doubt']:.2f}  {_short(record['question'])}\n        {record['label']}:"
+            f" {_short(record['passage']['text'])}"
+        )
         if "instead" in record:
             print(f"        found:    {_short(record['instead']['text'])}")
     command = shlex.join(["dpr", "prepare", *config.files, "out=FILE", f"suspects={out}"])

@@ -1,4 +1,5 @@
-"""``dpr compare``: the metrics of retrieval runs, or of whole evaluations, side by side, and which differences are more than chance."""
+"""``dpr compare``: the metrics of retrieval runs, or of whole evaluations, side by side, and which
+differences are more than chance."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ Groups = dict[str, "dict[str, MetricsFile]"]
 
 @dataclass
 class CompareSettings(Settings):
-    """Prints a table from metrics files that answer the same questions, and tests each run against the first: a paired t test, a
-    randomisation test (100,000 random signs) and Holm's correction over all comparisons made. Decide on the metric before you look: every
-    further one makes the correction stricter. Of folders of dpr evaluate, the systems of one are compared, or one system of several."""
+    """Prints a table from metrics files that answer the same questions, and tests each run against the first:
+    a paired t test, a randomisation test (100,000 random signs) and Holm's correction over all comparisons
+    made. Decide on the metric before you look: every further one makes the correction stricter. Of folders of
+    dpr evaluate, the systems of one are compared, or one system of several."""
 
     EXAMPLES: ClassVar[str] = """\
 dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
@@ -61,7 +63,11 @@ def run(config: CompareSettings) -> None:
     named = labelled(config.runs)
     for _, path in named:
         if not path.exists():
-            hint = f"for several metrics: metrics={','.join([*config.metrics, str(path)])}" if config.metrics else ""
+            hint = (
+                f"for several metrics: metrics={','.join([*config.metrics, str(path)])}"
+                if config.metrics
+                else ""
+            )
             raise InputError("no such file or folder", file=path, hint=hint)
     is_folders = all(path.is_dir() for _, path in named)
     if is_folders:
@@ -76,7 +82,11 @@ def run(config: CompareSettings) -> None:
     tested = tests_of(groups, config.metrics)
     if config.out is not None:
         records = {name: record_of(runs) for name, runs in groups.items()}
-        write_json(Path(config.out), ({"sets": records} if is_folders else next(iter(records.values()))) | tested, note={})
+        write_json(
+            Path(config.out),
+            ({"sets": records} if is_folders else next(iter(records.values()))) | tested,
+            note={},
+        )
 
 
 def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
@@ -99,21 +109,37 @@ def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
 def record_of(runs: dict[str, MetricsFile]) -> dict[str, Any]:
     """The runs of a set for JSON, without example questions, which are for reading one by one: dpr report."""
     first = next(iter(runs.values()))
-    reports = {label: {name: value for name, value in run.report.items() if name != "examples"} for label, run in runs.items()}
+    reports = {
+        label: {name: value for name, value in run.report.items() if name != "examples"}
+        for label, run in runs.items()
+    }
     return {"question_set": first.question_set, "num_questions": first.num_questions, "runs": reports}
 
 
 def tests_of(groups: Groups, metrics: Sequence[str]) -> dict[str, Any]:
-    """Prints the tests of each run against the first of its set, and of two runs the questions that changed most; returns both for JSON."""
-    from dpr.evaluation.comparison import as_record, changed_most, changed_table, difference_table, differences, metrics_to_test
+    """Prints the tests of each run against the first of its set, and of two runs the questions that changed
+    most; returns both for JSON."""
+    from dpr.evaluation.comparison import (
+        as_record,
+        changed_most,
+        changed_table,
+        difference_table,
+        differences,
+        metrics_to_test,
+    )
 
     every = {f"{label} ({name})": run for name, runs in groups.items() for label, run in runs.items()}
     against, *others = next(iter(groups.values()))
     without = [label for label, run in every.items() if run.each is None]
     if without and metrics:
-        raise InputError(f"{without[0]} has no values of each question", hint="run dpr retrieve metrics_file=... again")
+        raise InputError(
+            f"{without[0]} has no values of each question", hint="run dpr retrieve metrics_file=... again"
+        )
     if without and others:
-        print(f"\nNothing is tested: {', '.join(without)} has no values of each question; dpr retrieve metrics_file=... writes them.")
+        print(
+            f"\nNothing is tested: {', '.join(without)} has no values of each question; dpr retrieve"
+            " metrics_file=... writes them."
+        )
     if without or not others:
         return {}
     names = metrics_to_test(every, metrics)
@@ -135,9 +161,14 @@ def tests_of(groups: Groups, metrics: Sequence[str]) -> dict[str, Any]:
             second = runs[label].each
             assert first is not None and second is not None
             listed = changed_most(first, second, shown)
-            changed.append({"set": name, "run": label, "metric": shown, "questions": [asdict(one) for one in listed]})
+            changed.append(
+                {"set": name, "run": label, "metric": shown, "questions": [asdict(one) for one in listed]}
+            )
             if len(groups) == len(others) == 1 and listed:
-                print(f"\nThe questions whose {shown} changed most, {against} -> {label}:\n{changed_table(listed)}")
+                print(
+                    f"\nThe questions whose {shown} changed most, {against} ->"
+                    f" {label}:\n{changed_table(listed)}"
+                )
     return {"tests": [as_record(one) for one in compared], "changed": changed}
 
 
@@ -156,14 +187,17 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
         asked = (run.question_set, run.num_questions)
         if questions is not None and questions[:2] != asked:
             about = f"is about {asked[1]} questions of {asked[0]}"
-            raise InputError(about, file=file, expected=f"{questions[1]} of {questions[0]}, as {questions[2]}")
+            raise InputError(
+                about, file=file, expected=f"{questions[1]} of {questions[0]}, as {questions[2]}"
+            )
         questions = questions or (*asked, file)
         by_label[label] = run
     return by_label
 
 
 def read_folders(named: Sequence[tuple[str, Path]], system: str | None) -> Groups:
-    """The metrics files of output folders of dpr evaluate, by set: of one folder all systems, of several one system.
+    """The metrics files of output folders of dpr evaluate, by set: of one folder all systems, of several one
+    system.
 
     Raises:
         InputError: a folder is none, lacks the system, or is about other sets than the first.
@@ -177,8 +211,15 @@ def read_folders(named: Sequence[tuple[str, Path]], system: str | None) -> Group
     chosen = system or ("dense" if all("dense" in theirs for *_, theirs in evaluations) else systems[0])
     for _, folder, names, theirs in evaluations:
         if chosen not in theirs:
-            raise InputError(f"has no results of {chosen}", file=folder, expected=f"--system with one of {', '.join(theirs)}")
+            raise InputError(
+                f"has no results of {chosen}",
+                file=folder,
+                expected=f"--system with one of {', '.join(theirs)}",
+            )
         if set(names) != set(sets):
             expected = f"{', '.join(sets)}, as {first}"
             raise InputError(f"has the test sets {', '.join(names)}", file=folder, expected=expected)
-    return {name: read_runs([(label, folder / name / f"{chosen}.json") for label, folder, *_ in evaluations]) for name in sets}
+    return {
+        name: read_runs([(label, folder / name / f"{chosen}.json") for label, folder, *_ in evaluations])
+        for name in sets
+    }

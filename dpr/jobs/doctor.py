@@ -16,8 +16,8 @@ from dpr.core.settings import Settings, setting
 from dpr.core.version import __version__
 
 CORE = (
-    "torch transformers tokenizers safetensors datasets numpy scipy hydra-core omegaconf pyyaml faiss-cpu bm25s pytrec-eval-terrier regex "
-    "tqdm".split()
+    "torch transformers tokenizers safetensors datasets numpy scipy hydra-core omegaconf pyyaml faiss-cpu"
+    " bm25s pytrec-eval-terrier regex tqdm".split()
 )
 _EXTRAS = {
     "tensorboard": ("tb", "curves in TensorBoard (tracking.tensorboard=true)"),
@@ -38,7 +38,8 @@ _EXTRAS = {
 
 @dataclass
 class DoctorSettings(Settings):
-    """Prints versions, devices, free disk space and what the optional packages would add, without loading any of them. With the folder of a
+    """Prints versions, devices, free disk space and what the optional packages would add, without loading any
+    of them. With the folder of a
     run: which usual faults its metrics show, with the figures and what to change."""
 
     run: str | None = setting(None, operand="[RUN]", path="input")
@@ -58,7 +59,10 @@ def run(config: DoctorSettings) -> int:
     print("Optional")
     for name, (extra, gives) in _EXTRAS.items():
         version = version_of(name)
-        print(f"  {name:<22} {version or 'absent':<10} {gives}" + ("" if version else f'; pip install -e ".[{extra}]"'))
+        print(
+            f"  {name:<22} {version or 'absent':<10} {gives}"
+            + ("" if version else f'; pip install -e ".[{extra}]"')
+        )
     if missing := [name for name, version in versions.items() if version is None]:
         print(f"error: missing {', '.join(missing)}; install dpr again", file=sys.stderr)
         return 2
@@ -71,8 +75,15 @@ def _look_at_run(folder: Path) -> int:
 
     run = read_training(folder)
     if run is None:
-        raise InputError("no training run", file=folder, expected="a folder with metrics.jsonl, the output_dir of dpr train")
-    print(f"{folder}: {len(run.logs)} log lines and {len(run.validations)} validations, up to step {run.step:.0f}")
+        raise InputError(
+            "no training run",
+            file=folder,
+            expected="a folder with metrics.jsonl, the output_dir of dpr train",
+        )
+    print(
+        f"{folder}: {len(run.logs)} log lines and {len(run.validations)} validations, up to step"
+        f" {run.step:.0f}"
+    )
     for note in run.notes:
         print(f"  note: {note}")
     faults = symptoms(run)

@@ -35,7 +35,9 @@ def run(config: DownloadConfig) -> None:
             is_new = download(url, target, sha256=resource.sha256 if url == resource.url else None)
             print(f"{target}: {'fetched' if is_new else 'there already'}, {target.stat().st_size:,} bytes")
             if is_archive(target):
-                folder = target.with_name(target.name.split(".tar")[0].removesuffix(".zip").removesuffix(".tgz"))
+                folder = target.with_name(
+                    target.name.split(".tar")[0].removesuffix(".zip").removesuffix(".tgz")
+                )
                 if folder.exists():
                     print(f"{folder}: there already")
                 else:
@@ -46,9 +48,16 @@ def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
     """The keys that names stand for: a key itself, or all below it."""
     chosen: dict[str, None] = {}
     for name in names:
-        keys = [name] if name in resources else [key for key in resources if key.startswith(name.rstrip(".") + ".")]
+        keys = (
+            [name]
+            if name in resources
+            else [key for key in resources if key.startswith(name.rstrip(".") + ".")]
+        )
         if not keys:
-            raise ConfigError(f"{name} is not a key of resources{suggestion(name, resources, otherwise='; dpr download lists all')}")
+            raise ConfigError(
+                f"{name} is not a key of"
+                f" resources{suggestion(name, resources, otherwise='; dpr download lists all')}"
+            )
         chosen |= dict.fromkeys(keys)
     return list(chosen)
 
@@ -64,7 +73,10 @@ def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str
     published = "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]) else suffixes[-1:])
     suffix = published if resource.suffix is None else resource.suffix
     if resource.parts:
-        files = [(url.replace("{}", str(number)), beside / f"{name}_{number}{suffix}") for number in range(resource.parts)]
+        files = [
+            (url.replace("{}", str(number)), beside / f"{name}_{number}{suffix}")
+            for number in range(resource.parts)
+        ]
     else:
         files = [(url, beside / f"{name}{suffix}")]
     return files + [(other, beside / PurePosixPath(urlsplit(other).path).name) for other in resource.beside()]

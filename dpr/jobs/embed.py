@@ -23,23 +23,35 @@ _TIMEOUT_S = 1800.0
 
 
 def run(config: EmbedConfig) -> EmbedReport:
-    """Embeds one shard, where every rank of a group calls it, or on a cluster all shards, whose numbers it adds."""
+    """Embeds one shard, where every rank of a group calls it, or on a cluster all shards, whose numbers it
+    adds."""
     if config.cluster.kind == "none":
         return embed(config)
-    resolve_passage_source(str(config.ctx_src), config.ctx_sources)  # a mistake is reported before anything is started
+    # a mistake is reported before anything is started
+    resolve_passage_source(str(config.ctx_src), config.ctx_sources)
     if config.num_shards == 1:
         logger.warning("num_shards=1 is one worker's work; set it to some times the number of workers")
-    shards = [replace(config, shard_id=number, cluster=ClusterSettings()) for number in range(config.num_shards)]
+    shards = [
+        replace(config, shard_id=number, cluster=ClusterSettings()) for number in range(config.num_shards)
+    ]
     reports = []
     progress = Progress("embedding", len(shards), unit="shards")
     folder = Path(str(config.out_file)).parent
-    for _, report in share_out(config.cluster, embed, shards, what="embedding", folder=folder, device=config.device_or_cpu):
+    for _, report in share_out(
+        config.cluster, embed, shards, what="embedding", folder=folder, device=config.device_or_cpu
+    ):
         reports.append(report)
         progress.advance(1, 0)
     progress.close()
     counts = (sum(getattr(report, name) for report in reports) for name in ("passages", "embedded", "empty"))
     whole = EmbedReport(Path(f"{config.out_file}_*"), *counts)
-    logger.info("%s: %d vectors in %d shards, %d from before", whole.folder, whole.passages, len(reports), whole.passages - whole.embedded)
+    logger.info(
+        "%s: %d vectors in %d shards, %d from before",
+        whole.folder,
+        whole.passages,
+        len(reports),
+        whole.passages - whole.embedded,
+    )
     return whole
 
 
@@ -49,9 +61,17 @@ def embed(config: EmbedConfig) -> EmbedReport:
     device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=_TIMEOUT_S):
         options = TowerOptions(attention=config.attention)
-        model = BiEncoder.load(str(config.model_file), device=device, options=options, **config.encoder.arguments())
+        model = BiEncoder.load(
+            str(config.model_file), device=device, options=options, **config.encoder.arguments()
+        )
         report = embed_shard(model, source, config)
         if current_ranks().is_main:
-            reused = f", {report.passages - report.embedded} from before" if report.passages > report.embedded else ""
-            logger.info("%s: %d vectors of %d dimensions%s", report.folder, report.passages, model.dimension, reused)
+            reused = (
+                f", {report.passages - report.embedded} from before"
+                if report.passages > report.embedded
+                else ""
+            )
+            logger.info(
+                "%s: %d vectors of %d dimensions%s", report.folder, report.passages, model.dimension, reused
+            )
         return report

@@ -1,4 +1,5 @@
-"""One step of a run, in words. Nothing is replayed: its rows, passages and tokens are functions of the settings and its number."""
+"""One step of a run, in words. Nothing is replayed: its rows, passages and tokens are functions of the
+settings and its number."""
 
 from __future__ import annotations
 
@@ -28,14 +29,19 @@ def run(config: ExplainConfig) -> None:
 
 
 def explain(config: ExplainConfig) -> Iterator[str]:
-    """The lines about a step: its epoch and pools, and of every pool rows, questions, passages, masks and tokens.
+    """The lines about a step: its epoch and pools, and of every pool rows, questions, passages, masks and
+    tokens.
 
     Raises:
         ConfigError: the run has no such step.
     """
     # Only the tokenizer is used, so random weights will do.
-    tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
-    opened = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
+    tensorizer = build_model(
+        replace(config, encoder=replace(config.encoder, pretrained=False), init=None)
+    ).tensorizer
+    opened = open_sets(
+        resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors
+    )
     sets = [(source, options.agreed(source.name, tensorizer.text)) for source, options in opened]
     stored = stored_pool_size(None if config.output_dir is None else Path(config.output_dir), config)
     pool_size = config.train.global_batch_size or stored or config.train.batch_size
@@ -44,19 +50,31 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     if config.step > total:
         raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
     (epoch, in_epoch), keys = divmod(config.step - 1, per_epoch), plan.pools_of(config.step - 1)
-    yield f"step {config.step} of {total}: epoch {epoch}, step {in_epoch + 1} of {per_epoch} in it, {len(keys)} pools"
+    yield (
+        f"step {config.step} of {total}: epoch {epoch}, step {in_epoch + 1} of {per_epoch} in it, {len(keys)}"
+        " pools"
+    )
     for key in keys:
         yield from _pool(plan.dataset, key, tensorizer, config.candidates(), config.questions)
 
 
-def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, rule: str, most: int) -> Iterator[str]:
+def _pool(
+    dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, rule: str, most: int
+) -> Iterator[str]:
     rows = dataset.read(dataset.iterator.pool(*key))
     batch = dataset.collator(rows)
     width = len(batch.context_valid) // len(batch)
     yield ""
-    parts = {number: [row.number for row in rows if row.dataset == number] for number in sorted(set(batch.datasets))}
+    parts = {
+        number: [row.number for row in rows if row.dataset == number]
+        for number in sorted(set(batch.datasets))
+    }
     for number, members in parts.items():
-        name = f"pool {key[1]}: {len(members)} questions of" if number == min(parts) else f"  and {len(members)} questions of"
+        name = (
+            f"pool {key[1]}: {len(members)} questions of"
+            if number == min(parts)
+            else f"  and {len(members)} questions of"
+        )
         options = dataset.options[number]
         text = tensorizer.text
         prefixes = {
@@ -66,8 +84,9 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
         shown = "".join(f", {prefix!r} before {side}" for side, prefix in prefixes.items() if prefix)
         yield f"{name} {dataset.sources[number].name}, rows {_listed(members)}{shown}"
     yield (
-        f"  {int(batch.context_valid.sum())} contexts in {len(batch.context_valid)} slots, {len(batch.contexts)} different texts; "
-        f"{batch.num_tokens} tokens ({batch.questions.tokens.shape[0]} of questions)"
+        f"  {int(batch.context_valid.sum())} contexts in {len(batch.context_valid)} slots,"
+        f" {len(batch.contexts)} different texts; {batch.num_tokens} tokens"
+        f" ({batch.questions.tokens.shape[0]} of questions)"
     )
     columns = _masked_columns(batch, rule)
     questions, contexts = _words(batch.questions, tensorizer), _words(batch.contexts, tensorizer)
@@ -86,7 +105,10 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
             yield f"    {role:<9} slot {slot}: {_name(passage)}"
             yield f"              {contexts[int(batch.context_row[slot])]}"
         masked = columns[number]
-        yield f"    masked    {f'slots {_listed(masked)}, which answer it too' if masked else 'no other slot is known to answer it'}"
+        yield (
+            "    masked   "
+            f" {f'slots {_listed(masked)}, which answer it too' if masked else 'no other slot is known to answer it'}"
+        )
     if most and len(batch) > most:
         yield f"  ... {len(batch) - most} more questions (questions=0 shows all)"
 
@@ -95,7 +117,10 @@ def _masked_columns(batch: BiEncoderBatch, rule: str) -> list[list[int]]:
     """Slots of the pool that are left out for each question alone."""
     known = batch.known_positive_ids, batch.known_positive_valid
     candidates = find_candidates(rule, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
-    return [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in candidates.masked.tolist()]
+    return [
+        sorted({slot for slot in row if slot < len(batch.context_valid)})
+        for row in candidates.masked.tolist()
+    ]
 
 
 def _words(batch: TokenBatch, tensorizer: Tensorizer) -> list[str]:

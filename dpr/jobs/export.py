@@ -34,14 +34,20 @@ def run(config: ExportConfig) -> None:
         _fill_store(config)
         return
     target = Path(str(config.out_file))
-    require_writable(target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr")
+    require_writable(
+        target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr"
+    )
     more = None if config.check_texts is None else read_texts(Path(config.check_texts))
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
     model.keep_dimensions(config.dimensions)
     if config.to in MODEL_FORMATS:
-        facts = card_facts(str(config.model_file), target.name, license_name=config.license, results=config.results or ())
+        facts = card_facts(
+            str(config.model_file), target.name, license_name=config.license, results=config.results or ()
+        )
         graphs: dict[str, Any] = {"precisions": config.precisions or (), "onnx": config.onnx}
-        export_folder(model, target, config.to, source=str(config.model_file), facts=facts, more=more, **graphs)
+        export_folder(
+            model, target, config.to, source=str(config.model_file), facts=facts, more=more, **graphs
+        )
         return
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):
@@ -52,19 +58,25 @@ def run(config: ExportConfig) -> None:
             logger.info("%s written", folder)
         return
     if config.to == "dpr" and model.settings.dimensions:
-        raise ConfigError(f"the original has no place for encoder.dimensions={model.settings.dimensions}; export to=model keeps it")
+        raise ConfigError(
+            f"the original has no place for encoder.dimensions={model.settings.dimensions}; export to=model"
+            " keeps it"
+        )
     model = merged(model)
     if config.to == "model":
         model.save(target)
         logger.info("%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
         return
     name, allowed = config.encoder.pretrained_model_cfg, config.allow_other_vectors
-    export_dpr_file(model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=allowed)
+    export_dpr_file(
+        model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=allowed
+    )
     logger.info("%s: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
 
 
 def _fill_store(config: ExportConfig) -> None:
-    """Puts the vectors into the store that the settings name, or those that an earlier, killed run did not."""
+    """Puts the vectors into the store that the settings name, or those that an earlier, killed run did
+    not."""
     out = str(config.out_file)
     if config.to != "pgvector" and "://" not in out:
         require_writable(out, folder=True)
@@ -73,10 +85,17 @@ def _fill_store(config: ExportConfig) -> None:
     rows = VectorRows(shards, sources, config.metadata_kinds())
     if not rows.num_rows:
         raise InputError("no vectors", file=", ".join(config.vector_patterns()))
-    require_corpora(corpora_of(shard.metadata for shard in shards), sources, file=", ".join(config.vector_patterns()))
+    require_corpora(
+        corpora_of(shard.metadata for shard in shards), sources, file=", ".join(config.vector_patterns())
+    )
     if config.to in FILE_FORMATS:
         has_written = write_files(rows, Path(out), FILE_FORMATS[config.to])
     else:
         has_written = _SERVERS[config.to](rows, out, config.table)
     if has_written:
-        logger.info("%s holds %d vectors of %d dimensions, compared by dot product", config.to, rows.num_rows, rows.dimension)
+        logger.info(
+            "%s holds %d vectors of %d dimensions, compared by dot product",
+            config.to,
+            rows.num_rows,
+            rows.dimension,
+        )

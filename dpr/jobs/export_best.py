@@ -1,4 +1,5 @@
-"""``train.export``: the best checkpoint of a finished run, in formats of other libraries, in the run's folder."""
+"""``train.export``: the best checkpoint of a finished run, in formats of other libraries, in the run's
+folder."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def check_formats(names: list[str] | None) -> None:
         if name not in MODEL_FORMATS:
             raise ConfigError(f"train.export={name} is not known; choose of {', '.join(MODEL_FORMATS)}")
         if missing := [package for package in _NEEDS.get(name, ()) if find_spec(package) is None]:
-            raise ConfigError(f'train.export={name} needs the package {missing[0]!r}: pip install -e ".[onnx]" in the clone')
+            raise ConfigError(
+                f'train.export={name} needs the package {missing[0]!r}: pip install -e ".[onnx]" in the clone'
+            )
 
 
 def check_model(names: list[str] | None, model: BiEncoder) -> None:
@@ -44,8 +47,8 @@ def check_model(names: list[str] | None, model: BiEncoder) -> None:
 
 
 def export_best(config: BiEncoderTrainConfig) -> list[Path]:
-    """Writes the run's best checkpoint (without validations its last) as ``<output_dir>/export/<format>``; what an earlier end of the run
-    wrote there is replaced.
+    """Writes the run's best checkpoint (without validations its last) as ``<output_dir>/export/<format>``;
+    what an earlier end of the run wrote there is replaced.
 
     Raises:
         InputError: a format cannot say what the model does. The run and its checkpoints are complete.
@@ -53,13 +56,20 @@ def export_best(config: BiEncoderTrainConfig) -> list[Path]:
     if not config.train.export:
         return []
     run = Path(str(config.output_dir))
-    pooling = config.encoder.pooling if is_user_defined(config.encoder.pooling) else CheckpointEncoderConfig().pooling
+    pooling = (
+        config.encoder.pooling
+        if is_user_defined(config.encoder.pooling)
+        else CheckpointEncoderConfig().pooling
+    )
     model = BiEncoder.load(run, **CheckpointEncoderConfig(pooling=pooling).arguments())
     facts = card_facts(str(run), run.resolve().name, license_name=None, results=())
     written = []
     for name in dict.fromkeys(config.train.export):
         target = run / FOLDER / name
-        if target.is_dir() and read_manifest(target)["metadata"].get("made_of", {}).get("model") != model.fingerprint:
+        if (
+            target.is_dir()
+            and read_manifest(target)["metadata"].get("made_of", {}).get("model") != model.fingerprint
+        ):
             remove_folder(target)
         export_folder(model, target, name, source=str(run), facts=facts)
         written.append(target)

@@ -1,4 +1,5 @@
-"""Indexer settings -> indexes and retrievers; a saved index is reused where it is of the same vectors or texts."""
+"""Indexer settings -> indexes and retrievers; a saved index is reused where it is of the same vectors or
+texts."""
 
 from __future__ import annotations
 
@@ -49,14 +50,20 @@ def build_retriever(
     device: torch.device | str = "cpu",
     questions: Sequence[str] = (),
 ) -> Retriever:
-    """The retriever that the settings describe: dense, over words, or both. The recall of a new index is measured on ``questions``."""
+    """The retriever that the settings describe: dense, over words, or both. The recall of a new index is
+    measured on ``questions``."""
     choice = index_choice(config.indexer)
     if choice.index_class.reads == "texts":
         if config.hybrid != "none":
-            raise ConfigError(f"hybrid={config.hybrid} adds BM25 to a dense indexer; indexer={choice.kind} searches texts itself")
+            raise ConfigError(
+                f"hybrid={config.hybrid} adds BM25 to a dense indexer; indexer={choice.kind} searches texts"
+                " itself"
+            )
         return LexicalRetriever(open_text_index(choice, sources, config.bm25_index_path or config.index_path))
     if not config.model_file:
-        raise ConfigError(f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first")
+        raise ConfigError(
+            f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first"
+        )
     model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
     model.keep_dimensions(config.dimensions)
     agreed = (form or QuestionForm()).agreed(model.tensorizer.text)
@@ -72,14 +79,19 @@ def build_retriever(
     words = index_choice(replace(config.indexer, kind="bm25"))
     lexical = LexicalRetriever(open_text_index(words, sources, config.bm25_index_path))
     weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
-    return HybridRetriever(dense, lexical, Fusion(config.hybrid, weight, config.hybrid_normalisation, config.hybrid_depth))
+    return HybridRetriever(
+        dense, lexical, Fusion(config.hybrid, weight, config.hybrid_normalisation, config.hybrid_depth)
+    )
 
 
 def index_choice(config: IndexerConfig) -> IndexChoice:
-    """The index that the settings name. A built-in kind has its settings beside ``kind``, a user-defined class in ``options``."""
+    """The index that the settings name. A built-in kind has its settings beside ``kind``, a user-defined
+    class in ``options``."""
     if config.kind not in KINDS:
         return IndexChoice.of(config.kind, config.options, key="indexer.options.")
-    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in KINDS[config.kind].names}, key="indexer.")
+    return IndexChoice.of(
+        config.kind, {name: getattr(config, name) for name in KINDS[config.kind].names}, key="indexer."
+    )
 
 
 def open_vector_index(
@@ -94,16 +106,21 @@ def open_vector_index(
     """An index of the vectors: opened from ``index_path`` if it exists, else built, and saved there.
 
     Raises:
-        InputError: the vectors are of another model, the saved index is of other vectors, or either is of other passages than ``sources``.
+        InputError: the vectors are of another model, the saved index is of other vectors, or either is of
+        other passages than ``sources``.
     """
     patterns = config.vector_patterns()
     is_shared = config.cluster.kind != "none"
-    shards = _open_vectors(patterns, model, f"model_file={config.model_file}", config.dimensions, verify=not is_shared)
+    shards = _open_vectors(
+        patterns, model, f"model_file={config.model_file}", config.dimensions, verify=not is_shared
+    )
     vectors = _with_prefixes(shards, patterns, sources)
     corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
     require_corpora(corpora, sources, file=", ".join(patterns))
     if is_shared:  # workers verify the shards that they search
-        shared = ClusterSearch(cluster_folder(config), config.cluster, config.indexer.block_rows, config.device_or_cpu)
+        shared = ClusterSearch(
+            cluster_folder(config), config.cluster, config.indexer.block_rows, config.device_or_cpu
+        )
         return ClusterIndex.build(vectors, shared)
     folder = Path(config.index_path) if config.index_path else None
     if folder is not None and not choice.index_class.is_saved:
@@ -117,7 +134,11 @@ def open_vector_index(
         stated = read_manifest(folder)["metadata"].get("corpora")
         require_corpora(corpora_of(stated if isinstance(stated, list) else ()), sources, file=folder)
     if shards and index.num_passages != (expected := sum(shard.num_vectors for shard in shards)):
-        raise InputError(f"holds {index.num_passages} passages", file=folder, expected=f"the {expected} of encoded_ctx_files")
+        raise InputError(
+            f"holds {index.num_passages} passages",
+            file=folder,
+            expected=f"the {expected} of encoded_ctx_files",
+        )
     return index
 
 
@@ -130,10 +151,18 @@ def cluster_folder(config: RetrievalConfig) -> Path:
 def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:
     """An index of the corpus's words: opened from ``path`` if it exists, else built, and saved there."""
     if not sources:
-        raise ConfigError(f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]")
+        raise ConfigError(
+            f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]"
+        )
     # Words are searched without the prefix of what is embedded.
-    texts = [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources] if path else []
-    return IndexStore(choice, Path(path) if path else None, {"corpus": _hash(*texts)}).load_or_build(lambda: lexical_texts(sources))
+    texts = (
+        [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources]
+        if path
+        else []
+    )
+    return IndexStore(choice, Path(path) if path else None, {"corpus": _hash(*texts)}).load_or_build(
+        lambda: lexical_texts(sources)
+    )
 
 
 def _open_vectors(
@@ -149,18 +178,29 @@ def _open_vectors(
     files = [PickledVectors(path) for path in paths]
     for file in files:
         if file.dimension != model.dimension:
-            raise InputError(f"vectors of {file.dimension} dimensions", file=file.path, expected=f"the {model.dimension} of {model_file}")
+            raise InputError(
+                f"vectors of {file.dimension} dimensions",
+                file=file.path,
+                expected=f"the {model.dimension} of {model_file}",
+            )
     ids = np.concatenate([file.ids for file in files])
     if len(np.unique(ids)) != len(ids):
-        raise InputError("a passage id occurs twice in these vectors", file=", ".join(str(file.path) for file in files[:4]))
-    logger.warning("embedding files do not say which model made them; %d vectors are taken to be of %s", len(ids), model_file)
+        raise InputError(
+            "a passage id occurs twice in these vectors", file=", ".join(str(file.path) for file in files[:4])
+        )
+    logger.warning(
+        "embedding files do not say which model made them; %d vectors are taken to be of %s",
+        len(ids),
+        model_file,
+    )
     return files
 
 
 def _with_prefixes(
     shards: Sequence[VectorShard | PickledVectors], patterns: Sequence[str], sources: Sequence[PassageSource]
 ) -> list[RowSource]:
-    """Shards whose ids get the prefix of their passage source; DPR pairs the patterns with the sources in order."""
+    """Shards whose ids get the prefix of their passage source; DPR pairs the patterns with the sources in
+    order."""
     if not any(source.id_prefix for source in sources):
         return list(shards)
     if len(sources) not in (1, len(patterns)):
@@ -177,7 +217,10 @@ def _with_prefixes(
 def _digest(shards: Sequence[VectorShard | PickledVectors], vectors: Sequence[RowSource]) -> str:
     """Identity of the vectors and of the ids they are given."""
     prefixes = [item.prefix if isinstance(item, PrefixedSource) else "" for item in vectors]
-    digests = [shard.digest if isinstance(shard, PickledVectors) else describe_file(shard.path / MANIFEST)["sha256"] for shard in shards]
+    digests = [
+        shard.digest if isinstance(shard, PickledVectors) else describe_file(shard.path / MANIFEST)["sha256"]
+        for shard in shards
+    ]
     return _hash(*(f"{digest} {prefix}" for digest, prefix in zip(digests, prefixes, strict=True)))
 
 

@@ -1,4 +1,5 @@
-"""``dpr merge``: weights between those of a model and of what it was tuned to, or the mean of several, chosen on dev questions."""
+"""``dpr merge``: weights between those of a model and of what it was tuned to, or the mean of several, chosen
+on dev questions."""
 
 from __future__ import annotations
 
@@ -48,13 +49,22 @@ def run(config: MergeConfig) -> None:
         InputError: the models differ in more than their weights.
     """
     if launched("WORLD_SIZE") > 1:
-        raise ConfigError("models are merged in one process; start it without torchrun (a GPU is used when there is one)")
+        raise ConfigError(
+            "models are merged in one process; start it without torchrun (a GPU is used when there is one)"
+        )
     names, models = zip(*_opened(config), strict=True)
     sets = [] if config.set is None else read_suite(config.set, split=config.split, cache=cache_root(None))
     validations = [_validation(test_set, config) for test_set in sets]
     fingerprints = [model.fingerprint for model in models]
-    made_of: dict[str, Any] = {"models": dict(zip(names, fingerprints, strict=True)), "weights": config.weights if config.base else None}
-    made_of |= {"set": {each.name: each.content() for each in validations}, "metric": config.metric, "precision": config.precision}
+    made_of: dict[str, Any] = {
+        "models": dict(zip(names, fingerprints, strict=True)),
+        "weights": config.weights if config.base else None,
+    }
+    made_of |= {
+        "set": {each.name: each.content() for each in validations},
+        "metric": config.metric,
+        "precision": config.precision,
+    }
     out, mixture = Path(str(config.out)), Mixture(models)
     mixture.model.to(resolve_device(config.device))
     with steps_in_order(out, made_of) as steps:
@@ -68,20 +78,32 @@ def run(config: MergeConfig) -> None:
                 print(format_table(rows, {config.metric: config.metric} | RETRIEVAL_COLUMNS))
             print(f"{out}: {_label(names, chosen)}")
             mixture.take(chosen)
-            facts = {"models": made_of["models"], "weights": dict(zip(names, chosen, strict=True)), "metric": config.metric}
+            facts = {
+                "models": made_of["models"],
+                "weights": dict(zip(names, chosen, strict=True)),
+                "metric": config.metric,
+            }
             _write(steps, mixture.model, facts | {"metrics": measured.known.get(chosen)})
 
 
 def _opened(config: MergeConfig) -> Iterator[tuple[str, BiEncoder]]:
-    """The models by the names that they have in messages and files, those that were tuned first; adapters are merged into their weights."""
+    """The models by the names that they have in messages and files, those that were tuned first; adapters are
+    merged into their weights."""
     arguments = config.encoder.arguments()
     first: BiEncoder | None = None
-    given = [("tuned" if len(config.tuned) == 1 else f"tuned{number}", path) for number, path in enumerate(config.tuned, 1)]
+    given = [
+        ("tuned" if len(config.tuned) == 1 else f"tuned{number}", path)
+        for number, path in enumerate(config.tuned, 1)
+    ]
     for name, path in (*given, *([("base", config.base)] if config.base else [])):
         if first is None or (Path(path).exists() and not is_backbone(Path(path))):
             model = merged(BiEncoder.load(path, **arguments))
         elif first.settings.projection_dim:
-            raise InputError("has no projection; it was new in training", file=path, hint="name a model that has one as base")
+            raise InputError(
+                "has no projection; it was new in training",
+                file=path,
+                hint="name a model that has one as base",
+            )
         else:  # it does not say how it is used: as a run begins with it
             model = BiEncoder.from_pretrained(path, first.settings)
         first = first or model
@@ -106,15 +128,24 @@ def _facts(model: BiEncoder) -> dict[str, Any]:
         **model.settings.as_dict(),
         "number of tokens": len(model.tensorizer.tokenizer.get_vocab()),
         "tokenizer's fingerprint": model.tensorizer.fingerprint,
-        **{f"shape of {name}": tuple(tensor.shape) for name, tensor in model.weights().items() if name != "log_temperature"},
+        **{
+            f"shape of {name}": tuple(tensor.shape)
+            for name, tensor in model.weights().items()
+            if name != "log_temperature"
+        },
     }
 
 
 def mixed(models: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """The sum of weights by their shares, in float64. Models without a share are left out: one that is all of it keeps its bits."""
-    (first, part), *others = [(weights, share) for weights, share in zip(models, shares, strict=True) if share]
+    """The sum of weights by their shares, in float64. Models without a share are left out: one that is all of
+    it keeps its bits."""
+    (first, part), *others = [
+        (weights, share) for weights, share in zip(models, shares, strict=True) if share
+    ]
     return {
-        name: sum((weights[name].double() * share for weights, share in others), tensor.double() * part).to(tensor.dtype)
+        name: sum((weights[name].double() * share for weights, share in others), tensor.double() * part).to(
+            tensor.dtype
+        )
         for name, tensor in first.items()
     }
 
@@ -124,7 +155,10 @@ class Mixture:
 
     def __init__(self, models: Sequence[BiEncoder]) -> None:
         self.model = models[0]
-        self._weights = [{name: tensor.detach().cpu().clone() for name, tensor in model.weights().items()} for model in models]
+        self._weights = [
+            {name: tensor.detach().cpu().clone() for name, tensor in model.weights().items()}
+            for model in models
+        ]
 
     def take(self, shares: Shares) -> None:
         """Gives ``model`` the weights of the mixture; its temperature stays."""
@@ -132,15 +166,22 @@ class Mixture:
 
 
 class _Measured:
-    """The metrics of mixtures, the mean over the sets, each measured once, be it by a process that was killed."""
+    """The metrics of mixtures, the mean over the sets, each measured once, be it by a process that was
+    killed."""
 
-    def __init__(self, steps: StepsInOrder, mixture: Mixture, validations: Sequence[RetrievalValidation], metric: str) -> None:
+    def __init__(
+        self, steps: StepsInOrder, mixture: Mixture, validations: Sequence[RetrievalValidation], metric: str
+    ) -> None:
         self._steps, self._mixture, self._validations, self._metric = steps, mixture, validations, metric
         lines = (steps.folder / CANDIDATES).read_text().splitlines() if steps.num_done else ()
-        self.known: dict[Shares, Metrics] = {tuple(line["weights"]): line["metrics"] for line in map(json.loads, lines)}
+        self.known: dict[Shares, Metrics] = {
+            tuple(line["weights"]): line["metrics"] for line in map(json.loads, lines)
+        }
         for each in validations:
             if f"eval/{each.name}/{metric}" not in each.names():
-                raise ConfigError(f"metric={metric} is not known; choose one of {', '.join(each.judged.names())}")
+                raise ConfigError(
+                    f"metric={metric} is not known; choose one of {', '.join(each.judged.names())}"
+                )
 
     def __call__(self, shares: Shares) -> float:
         """The metric that decides."""
@@ -184,16 +225,29 @@ def _label(names: Sequence[str], shares: Shares) -> str:
 def _validation(test_set: TestSet, config: MergeConfig) -> RetrievalValidation:
     options = test_set.options
     if options.skip_same_id:
-        raise ConfigError(f"{test_set.name}: skip_same_id=true is for dpr evaluate; choose by a set without it")
+        raise ConfigError(
+            f"{test_set.name}: skip_same_id=true is for dpr evaluate; choose by a set without it"
+        )
     if test_set.qrels is None:
-        raise InputError(f"{test_set.name}: no judgements to choose by", file=test_set.queries, expected="qrels/<split>.tsv beside it")
-    files: dict[str, Any] = {"corpus": str(test_set.corpus), "questions": str(test_set.queries), "qrels": str(test_set.qrels)}
+        raise InputError(
+            f"{test_set.name}: no judgements to choose by",
+            file=test_set.queries,
+            expected="qrels/<split>.tsv beside it",
+        )
+    files: dict[str, Any] = {
+        "corpus": str(test_set.corpus),
+        "questions": str(test_set.queries),
+        "qrels": str(test_set.qrels),
+    }
     asked: dict[str, Any] = {
         "prompt": options.prompt,
         "query_prefix": options.query_prefix,
         "passage_prefix": options.passage_prefix or "",
     }
-    return RetrievalValidation(RetrievalValidationSettings(**files, **asked, match="qrels", name=test_set.name), precision=config.precision)
+    return RetrievalValidation(
+        RetrievalValidationSettings(**files, **asked, match="qrels", name=test_set.name),
+        precision=config.precision,
+    )
 
 
 def _write(steps: StepsInOrder, model: BiEncoder, facts: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""``dpr mine``: hard negatives for training data; the models, vectors and indexes that they are searched with."""
+"""``dpr mine``: hard negatives for training data; the models, vectors and indexes that they are searched
+with."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ def run(config: MineCommand) -> None:
     out, corpus = Path(str(config.out)), None if config.corpus is None else Path(config.corpus)
     require_writable(out)
     mining = MiningSettings(**{item.name: getattr(config, item.name) for item in fields(MiningSettings)})
-    open_scorer = partial(open_cross_encoder, config.cross_encoder, **config.models_options()) if config.cross_encoder else None
+    open_scorer = (
+        partial(open_cross_encoder, config.cross_encoder, **config.models_options())
+        if config.cross_encoder
+        else None
+    )
     if open_scorer is not None and mining.veto_above is None:
         mining.veto_above = 0.5
     kind, options = config.indexer.kind, config.indexer.options
@@ -54,7 +59,9 @@ def run(config: MineCommand) -> None:
     scorer = open_scorer() if open_scorer else None
     if corpus is not None:
         file_state(corpus)  # a missing file is reported before the data are read
-    train = open_training_set(config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows)
+    train = open_training_set(
+        config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
+    )
     audit = mine(
         train,
         out,
@@ -68,29 +75,42 @@ def run(config: MineCommand) -> None:
         overwrite=config.overwrite,
     )
     print("\n".join(audit_lines(audit)))
-    print(f"{out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives")
+    print(
+        f"{out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives"
+    )
 
 
 def bm25_constants(config: Bm25Settings) -> dict[str, Any]:
     """k1 and b where they are not the usual ones, which a user-defined index need not have."""
-    return {item.name: value for item in fields(Bm25Settings) if (value := getattr(config, item.name)) != item.default}
+    return {
+        item.name: value
+        for item in fields(Bm25Settings)
+        if (value := getattr(config, item.name)) != item.default
+    }
 
 
-def lexical_search(*, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float) -> ScoringSearch:
+def lexical_search(
+    *, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float
+) -> ScoringSearch:
     """BM25, of which ``k1`` and ``b`` may be given, or another index over texts with its ``options``."""
-    return LexicalSearch(_index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>"))
+    return LexicalSearch(
+        _index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>")
+    )
 
 
 def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -> ScoringSearch:
     """A bi-encoder's search over vectors that ``dpr embed`` made; without them it makes them.
 
     Raises:
-        ConfigError: vectors without a corpus, an index over texts, or a prompt or prefix that the model does not have.
+        ConfigError: vectors without a corpus, an index over texts, or a prompt or prefix that the model does
+        not have.
         InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
         CheckpointError: there is no model.
     """
     settings.check()
-    index = _index(settings.indexer, settings.indexer_options, reads="vectors", else_hint="leave model_file out")
+    index = _index(
+        settings.indexer, settings.indexer_options, reads="vectors", else_hint="leave model_file out"
+    )
     if settings.vectors and corpus is None:
         raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
     for key, prefix in (("query_prefix", settings.query_prefix), ("passage_prefix", settings.passage_prefix)):
@@ -100,13 +120,27 @@ def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -
     shards = open_shards(settings.vectors) if settings.vectors else []
     check_vectors_are_of(model, shards, model_file=f"model_file={settings.model_file}")
     text = model.tensorizer.text
-    passage_prefix = text.agreed_prefix(settings.passage_prefix, text.passage_prompt, key="passage_prefix") or ""
+    passage_prefix = (
+        text.agreed_prefix(settings.passage_prefix, text.passage_prompt, key="passage_prefix") or ""
+    )
     if corpus is not None:
-        require_corpora(corpora_of(shard.metadata for shard in shards), [PassageSource(corpus)], file=", ".join(settings.vectors))
+        require_corpora(
+            corpora_of(shard.metadata for shard in shards),
+            [PassageSource(corpus)],
+            file=", ".join(settings.vectors),
+        )
     for shard in shards:
         if (stored := shard.metadata.get("passage_prefix")) != passage_prefix:
-            hint = "name the passage_prefix that the corpus was embedded with, embed it with that of the training, or leave vectors out"
-            raise InputError(f"vectors made with passage_prefix={stored!r}", file=shard.path, expected=repr(passage_prefix), hint=hint)
+            hint = (
+                "name the passage_prefix that the corpus was embedded with, embed it with that of the"
+                " training, or leave vectors out"
+            )
+            raise InputError(
+                f"vectors made with passage_prefix={stored!r}",
+                file=shard.path,
+                expected=repr(passage_prefix),
+                hint=hint,
+            )
     return DenseSearch(
         model,
         shards=shards,
@@ -126,14 +160,22 @@ def _index(kind: str, options: Mapping[str, Any], *, reads: str, else_hint: str)
     return choice
 
 
-def open_cross_encoder(folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0) -> PairScorer:
+def open_cross_encoder(
+    folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0
+) -> PairScorer:
     """The cross-encoder in a folder; raises CheckpointError where there is none, or it cannot be used."""
     where = resolve_device(device)
-    return CrossEncoder.load(folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision)
+    return CrossEncoder.load(
+        folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision
+    )
 
 
 def workers_elsewhere(
-    cluster: ClusterSettings, *, folder: Path, device: str | None, cross_encoder: Callable[[], PairScorer] | None
+    cluster: ClusterSettings,
+    *,
+    folder: Path,
+    device: str | None,
+    cross_encoder: Callable[[], PairScorer] | None,
 ) -> Elsewhere | None:
     """The workers of a cluster, which write to ``folder``; None without one.
 

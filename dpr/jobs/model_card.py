@@ -22,7 +22,8 @@ _NOT_OF_THE_RUN = ("datasets", "output_dir", "device", "no_cuda")
 
 
 def card_facts(model_file: str, name: str, *, license_name: str | None, results: Sequence[str]) -> CardFacts:
-    """What is known of a model. Of its checkpoint only what can be read is used; absolute paths and credentials are left out.
+    """What is known of a model. Of its checkpoint only what can be read is used; absolute paths and
+    credentials are left out.
 
     Raises:
         InputError: a file of ``results`` is no metrics file.
@@ -34,16 +35,25 @@ def card_facts(model_file: str, name: str, *, license_name: str | None, results:
         checkpoint = resolve_checkpoint(checkpoint)
         config, state = _object(checkpoint / CONFIG_FILE), _object(checkpoint / STATE_FILE)
     fixed, free = (_dict(_dict(state.get("identity")).get(part)) for part in ("fixed", "free"))
-    fingerprints = {"training data": fixed.get("train_datasets"), "validation data": free.get("dev_datasets.content")}
+    fingerprints = {
+        "training data": fixed.get("train_datasets"),
+        "validation data": free.get("dev_datasets.content"),
+    }
     metrics = _dict(_dict(state.get("progress")).get("last_metrics"))
     base = None if config.get("model_file") else _dict(config.get("encoder")).get("pretrained_model_cfg")
     return CardFacts(
         name=name,
         license=license_name,
-        base_model=base if isinstance(base, str) and _HUB_NAME.fullmatch(base) and not Path(base).exists() else None,
+        base_model=base
+        if isinstance(base, str) and _HUB_NAME.fullmatch(base) and not Path(base).exists()
+        else None,
         command=_command(config) if config else "",
         seed=fixed.get("seed") if isinstance(fixed.get("seed"), int) else None,
-        data={key: [str(value) for value in values] for key, values in fingerprints.items() if isinstance(values, list) and values},
+        data={
+            key: [str(value) for value in values]
+            for key, values in fingerprints.items()
+            if isinstance(values, list) and values
+        },
         validation={key: float(value) for key, value in metrics.items() if type(value) in (int, float)},
         retrievals=[read_retrieval(Path(file).stem, Path(file)) for file in results],
     )
@@ -61,7 +71,13 @@ def _command(config: dict[str, Any]) -> str:
 
 def _typed(value: Any, text: str) -> str:
     """The ``text`` that a page shows of a value, as it is typed."""
-    return "null" if value is None else f"[{text.replace(', ', ',')}]" if isinstance(value, list | tuple) else text
+    return (
+        "null"
+        if value is None
+        else f"[{text.replace(', ', ',')}]"
+        if isinstance(value, list | tuple)
+        else text
+    )
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,8 @@ from dpr.core.settings import Settings, require_set, setting
 
 @dataclass
 class NewEncoderSettings(Settings):
-    """Learns a WordPiece vocabulary and writes it with the configuration of a BERT, or of a static encoder, as a Hugging Face folder."""
+    """Learns a WordPiece vocabulary and writes it with the configuration of a BERT, or of a static encoder,
+    as a Hugging Face folder."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr new-encoder corpus=corpus.tsv questions=train.json out=my_encoder vocab_size=8000 layers=1 hidden=256
@@ -35,8 +36,8 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     heads: int = setting(0, least=0)
     """Attention heads; 0 = one per 64 of the width."""
     rows: str = setting("random", choices=("random", "svd"), requires="layers=0")
-    """What the rows of a static encoder begin with: random numbers, or the strongest singular vectors of the corpus, by BM25's weights
-    (docs/training.md)."""
+    """What the rows of a static encoder begin with: random numbers, or the strongest singular vectors of the
+    corpus, by BM25's weights (docs/training.md)."""
     max_positions: int = setting(512, unit="tokens", least=1)
     """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")
@@ -57,11 +58,25 @@ def run(config: NewEncoderSettings) -> None:
     from dpr.preparation.new_encoder import EncoderShape, new_encoder
 
     shape = EncoderShape(
-        config.layers, config.hidden, config.heads, config.max_positions, config.vocab_size, not config.cased, config.unused_slots
+        config.layers,
+        config.hidden,
+        config.heads,
+        config.max_positions,
+        config.vocab_size,
+        not config.cased,
+        config.unused_slots,
     )
     questions = [Path(file) for file in config.questions]
     out, corpus = Path(str(config.out)), Path(str(config.corpus))
-    made_as: dict[str, Any] = {"tokenizer": config.tokenizer, "rows": config.rows, "overwrite": config.overwrite}
+    made_as: dict[str, Any] = {
+        "tokenizer": config.tokenizer,
+        "rows": config.rows,
+        "overwrite": config.overwrite,
+    }
     size = new_encoder(out, corpus, questions, shape=shape, **made_as)
-    weights = "weights come with training" if config.rows == "random" else "its rows are the corpus's singular vectors"
+    weights = (
+        "weights come with training"
+        if config.rows == "random"
+        else "its rows are the corpus's singular vectors"
+    )
     print(f"{out}: {config.layers} layer(s), {config.hidden} wide, {size} tokens; {weights}")

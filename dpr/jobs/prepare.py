@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class PrepareSettings(ReadSettings):
-    """Makes training data from one or more files (or folders) of another format. The content tells the format."""
+    """Makes training data from one or more files (or folders) of another format. The content tells the
+    format."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr prepare squad/train-v1.1.json out=train.jsonl
@@ -40,14 +41,18 @@ dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
     suspects: str | None = setting(None, path="input")
     """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
     relabel: bool = setting(False, requires="suspects")
-    """In place of a positive on that list take the passage that was found instead; a negative on it becomes a positive."""
+    """In place of a positive on that list take the passage that was found instead; a negative on it becomes a
+    positive."""
     overwrite: bool = False
     """Replace what is at out."""
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"sources": "train.json", "out": "train.jsonl"})
         if self.sources[0] == "docstrings" and not Path("docstrings").exists():
-            raise ConfigError("the corpus of docstrings is an example: python -m examples.docstring_corpus --out FOLDER, in the repository")
+            raise ConfigError(
+                "the corpus of docstrings is an example: python -m examples.docstring_corpus --out FOLDER, in"
+                " the repository"
+            )
 
     @staticmethod
     def more_help() -> str:
@@ -55,7 +60,8 @@ dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
         from dpr.formats.training_files.registry import FORMATS
 
         rows = [
-            f"  {name:<14} {entry.about}{'' if entry.write is None else f' [to={name}]'}\n{' ' * 17}{entry.example}\n"
+            f"  {name:<14}"
+            f" {entry.about}{'' if entry.write is None else f' [to={name}]'}\n{' ' * 17}{entry.example}\n"
             for name, entry in FORMATS.items()
         ]
         return "Formats (those marked to= can be written too)\n" + "".join(rows)
@@ -74,7 +80,9 @@ def run(config: PrepareSettings) -> None:
         to=config.to,
         skip_bad_rows=config.on_bad_row == "skip",
         max_bad_rows=config.max_bad_rows,
-        corrections=None if config.suspects is None else Corrections(Path(config.suspects), relabel=config.relabel),
+        corrections=(
+            None if config.suspects is None else Corrections(Path(config.suspects), relabel=config.relabel)
+        ),
         overwrite=config.overwrite,
     )
     print(f"{config.out}: {counts or 'there already, made of the same'}")

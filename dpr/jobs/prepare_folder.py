@@ -1,4 +1,5 @@
-"""``dpr prepare-folder``: the documents of a folder as passages, training questions, and held-out questions."""
+"""``dpr prepare-folder``: the documents of a folder as passages, training questions, and held-out
+questions."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ class FolderOfDocuments(FolderSettings):
 
 @dataclass
 class PrepareFolderSettings(FolderOfDocuments):
-    """Reads Markdown, text, HTML, reStructuredText, docstrings of Python, CSV and PDF (extra pdf), cuts passages at headings and
-    paragraphs, and makes questions of FAQs, headings and first sentences. Files that cannot be read are listed in unread.jsonl."""
+    """Reads Markdown, text, HTML, reStructuredText, docstrings of Python, CSV and PDF (extra pdf), cuts
+    passages at headings and paragraphs, and makes questions of FAQs, headings and first sentences. Files that
+    cannot be read are listed in unread.jsonl."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr prepare-folder docs out=data/docs
@@ -52,7 +54,12 @@ def run(config: PrepareFolderSettings) -> None:
 
     questions = None if config.questions is None else Path(config.questions)
     counts = prepare_folder(
-        Path(str(config.folder)), Path(str(config.out)), config.reading(), questions=questions, overwrite=config.overwrite, few=config.few
+        Path(str(config.folder)),
+        Path(str(config.out)),
+        config.reading(),
+        questions=questions,
+        overwrite=config.overwrite,
+        few=config.few,
     )
     kinds = counts.pop("test questions by kind")
     print(f"{config.out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))

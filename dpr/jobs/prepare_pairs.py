@@ -12,9 +12,9 @@ from dpr.preparation.settings import PairFileSettings
 
 @dataclass
 class PreparePairsSettings(PairFileSettings):
-    """Cuts questions from the passages of a corpus, and writes the corpus without them, to compare settings where there are no questions.
-    Scores on pseudo-questions are optimistic, and say nothing of the quality of a model. With rounds=N, writes training pairs too, for
-    dpr mine and dpr score."""
+    """Cuts questions from the passages of a corpus, and writes the corpus without them, to compare settings
+    where there are no questions. Scores on pseudo-questions are optimistic, and say nothing of the quality of
+    a model. With rounds=N, writes training pairs too, for dpr mine and dpr score."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr prepare-pairs corpus.tsv out=data/pseudo
@@ -37,5 +37,7 @@ def run(config: PreparePairsSettings) -> None:
     from dpr.preparation.pseudo_questions import prepare_pairs
 
     settings = config.part(PairFileSettings)
-    counts = prepare_pairs(Path(str(config.corpus)), Path(str(config.out)), settings, overwrite=config.overwrite)
+    counts = prepare_pairs(
+        Path(str(config.corpus)), Path(str(config.out)), settings, overwrite=config.overwrite
+    )
     print(f"{config.out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))

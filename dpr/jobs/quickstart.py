@@ -1,4 +1,5 @@
-"""``dpr quickstart FOLDER``: from a folder of documents to a retriever that is evaluated and can be searched, with one command."""
+"""``dpr quickstart FOLDER``: from a folder of documents to a retriever that is evaluated and can be searched,
+with one command."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class QuickstartSettings(DeviceSettings, FolderOfDocuments):
-    """Reads a folder of documents, trains an encoder on questions made of them, evaluates it beside BM25 on held-out questions, and makes
-    the folder searchable. Rerun the same command to resume, and after the documents have changed: only what has changed is made again."""
+    """Reads a folder of documents, trains an encoder on questions made of them, evaluates it beside BM25 on
+    held-out questions, and makes the folder searchable. Rerun the same command to resume, and after the
+    documents have changed: only what has changed is made again."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr quickstart docs
@@ -48,13 +50,23 @@ dpr quickstart docs encoder=models/e5-small
         if self.questions is not None and not Path(self.questions).is_file():
             raise ConfigError(f"questions={self.questions} does not exist")
         if Path(self.out).resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"out={self.out} lies in {folder}, whose files are read; name a folder elsewhere with out=")
+            raise ConfigError(
+                f"out={self.out} lies in {folder}, whose files are read; name a folder elsewhere with out="
+            )
 
 
 def run(config: QuickstartSettings) -> int:
-    """Runs all stages, prints what came of them, and serves the page where it is asked for; returns the exit code."""
+    """Runs all stages, prints what came of them, and serves the page where it is asked for; returns the exit
+    code."""
     from dpr.jobs.adapt import require_model
-    from dpr.jobs.ladder.adaptation import STATIC, TRANSFORMER, AdaptationPlan, require_own, stages, write_search
+    from dpr.jobs.ladder.adaptation import (
+        STATIC,
+        TRANSFORMER,
+        AdaptationPlan,
+        require_own,
+        stages,
+        write_search,
+    )
     from dpr.jobs.ladder.climb import climb
     from dpr.jobs.ladder.texts import FolderTexts
     from dpr.jobs.serve import require_packages
@@ -77,7 +89,10 @@ def run(config: QuickstartSettings) -> int:
     if is_trained:
         show(plan, config, time.monotonic() - start)
     else:
-        print(f"\n{plan.counts()['passages']:,} passages, too few questions in them to train on: BM25 searches them.")
+        print(
+            f"\n{plan.counts()['passages']:,} passages, too few questions in them to train on: BM25 searches"
+            " them."
+        )
         print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
         print(f'Search by hand:   dpr search {shlex.quote(str(out))} "your question"')
     if not config.serve:
@@ -123,14 +138,26 @@ def show(plan: AdaptationPlan, config: QuickstartSettings, seconds: float) -> No
     counts = plan.counts()
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts["test questions by kind"].items())
     shares = {stage: read_json(plan.metrics(stage))["metrics"]["accuracy@5"] for stage in SYSTEMS}
-    words = "The passage is among the first five for {dense:.0%} of the questions with the trained encoder, {bm25:.0%} with BM25, "
+    words = (
+        "The passage is among the first five for {dense:.0%} of the questions with the trained encoder,"
+        " {bm25:.0%} with BM25, "
+    )
     words += "{hybrid:.0%} with both."
-    print(f"\n{counts['passages']:,} passages of {counts['files']:,} files; {counts['test questions']:,} held-out questions ({kinds}).")
+    print(
+        f"\n{counts['passages']:,} passages of {counts['files']:,} files; {counts['test questions']:,}"
+        f" held-out questions ({kinds})."
+    )
     print(words.format(**shares))
     if set(counts["test questions by kind"]) <= {"heading", "title", "sentence"}:
-        print("These questions are made of the texts and share words with them, which flatters BM25; questions=FILE takes real ones.")
+        print(
+            "These questions are made of the texts and share words with them, which flatters BM25;"
+            " questions=FILE takes real ones."
+        )
     if counts["unread files"]:
-        print(f"{counts['unread files']:,} files could not be read: {plan.texts.prepared / 'unread.jsonl'} says why")
+        print(
+            f"{counts['unread files']:,} files could not be read: {plan.texts.prepared / 'unread.jsonl'}"
+            " says why"
+        )
     print(f"It took {seconds / 60:.1f} minutes.\n")
     print(f'Search by hand:   dpr search {shlex.quote(str(plan.out))} "your question"')
     print(f"In a browser:     dpr serve {shlex.quote(str(plan.out))} metadata=file")

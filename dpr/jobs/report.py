@@ -12,7 +12,8 @@ from dpr.core.settings import Settings, require_set, setting
 
 @dataclass
 class ReportSettings(Settings):
-    """Writes one self-contained HTML page about a run folder: curves, metrics, example questions, settings."""
+    """Writes one self-contained HTML page about a run folder: curves, metrics, example questions,
+    settings."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr report runs/first
@@ -40,7 +41,9 @@ def run(config: ReportSettings) -> None:
 
     folder, out = Path(str(config.folder)), None if config.out is None else Path(config.out)
     if not folder.is_dir():
-        raise InputError("no such folder", file=folder, expected="the output_dir of a training run, or the folder above it")
+        raise InputError(
+            "no such folder", file=folder, expected="the output_dir of a training run, or the folder above it"
+        )
     if out is not None:
         require_writable(out)
     target = write_report(folder, labelled(config.runs), out=out, title=config.title)

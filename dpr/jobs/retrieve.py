@@ -39,7 +39,14 @@ from dpr.retrieval.judging import (
     write_report,
 )
 from dpr.retrieval.passages import require_passages
-from dpr.retrieval.retrievers import DenseRetriever, Fusion, HybridRetriever, QuestionForm, Retriever, warn_of_unknown_words
+from dpr.retrieval.retrievers import (
+    DenseRetriever,
+    Fusion,
+    HybridRetriever,
+    QuestionForm,
+    Retriever,
+    warn_of_unknown_words,
+)
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import QuestionSetConfig, RetrievalConfig
 from dpr.storage.durable import remove_folder
@@ -49,9 +56,12 @@ logger = get_logger(__name__)
 
 
 def run(config: RetrievalConfig) -> float | None:
-    """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the deepest cut-off that there is."""
+    """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the
+    deepest cut-off that there is."""
     if launched("WORLD_SIZE") > 1:
-        raise ConfigError("retrieval runs in one process; start it without torchrun (a GPU is used when there is one)")
+        raise ConfigError(
+            "retrieval runs in one process; start it without torchrun (a GPU is used when there is one)"
+        )
     for file in filter(None, (config.out_file, config.trec_run_file, config.metrics_file)):
         require_writable(file)
     for folder in filter(None, (config.search_folder, config.index_path, config.bm25_index_path)):
@@ -75,23 +85,42 @@ def run(config: RetrievalConfig) -> float | None:
     for line in judged.notes:
         logger.info(line)
     if config.out_file:
-        results = to_results(job.questions, job.texts, rankings, (passages or {}) if config.out_texts else None, judged.matched)
+        results = to_results(
+            job.questions, job.texts, rankings, (passages or {}) if config.out_texts else None, judged.matched
+        )
         write_results(config.out_file, results, with_texts=config.out_texts)
         logger.info("results written to %s", config.out_file)
     if config.trec_run_file:
-        write_trec_run(config.trec_run_file, {question.id: ranking for question, ranking in zip(job.questions, rankings, strict=True)})
+        write_trec_run(
+            config.trec_run_file,
+            {question.id: ranking for question, ranking in zip(job.questions, rankings, strict=True)},
+        )
         logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
         asked: dict[str, Any] = {"questions": job.questions, "texts": job.texts, "rankings": rankings}
-        measured: dict[str, Any] = {"judged": judged, "num_docs": config.n_docs, "rows": shown, "passages": passages}
-        write_report(Path(config.metrics_file), job.facts(weight) | index_facts(retriever), **asked, **measured, note={})
+        measured: dict[str, Any] = {
+            "judged": judged,
+            "num_docs": config.n_docs,
+            "rows": shown,
+            "passages": passages,
+        }
+        write_report(
+            Path(config.metrics_file),
+            job.facts(weight) | index_facts(retriever),
+            **asked,
+            **measured,
+            note={},
+        )
     if config.search_folder:
         job.search_settings(weight).write(Path(config.search_folder))
     if config.cluster.kind != "none":  # not before: a killed run finds there what was searched
         remove_folder(cluster_folder(config))
     if judged.metrics:
         print(job.table(judged.metrics))
-    return next((judged.metrics[name] for name in ("mrr@10", *reversed(judged.metrics)) if name in judged.metrics), None)
+    return next(
+        (judged.metrics[name] for name in ("mrr@10", *reversed(judged.metrics)) if name in judged.metrics),
+        None,
+    )
 
 
 def index_facts(retriever: Retriever) -> dict[str, Any]:
@@ -121,7 +150,8 @@ def question_form(options: QuestionSetConfig, encoder_path: str | None) -> Quest
 
 
 class _Retrieval:
-    """The inputs of a run, resolved and checked before the first model is loaded, and what is made of them."""
+    """The inputs of a run, resolved and checked before the first model is loaded, and what is made of
+    them."""
 
     def __init__(self, config: RetrievalConfig) -> None:
         self.config = config
@@ -143,21 +173,31 @@ class _Retrieval:
         match, has_answers = self.config.match, any(question.answers for question in self.questions)
         if match in ("string", "regex"):
             if not has_answers:
-                message, hint = f"match={match}, but no question has answers", "give qrels=<file>, or match=none"
+                message, hint = (
+                    f"match={match}, but no question has answers",
+                    "give qrels=<file>, or match=none",
+                )
                 raise InputError(message, file=self.question_set.file, hint=hint)
             return match
         if match == "auto" and self.sources and has_answers:
             return "string"
         if match == "auto" and self.qrels is None:
-            missing = "ctx_datasets=[<corpus>] gives the texts to look for answers in" if has_answers else "qrels=<file> gives judgements"
+            missing = (
+                "ctx_datasets=[<corpus>] gives the texts to look for answers in"
+                if has_answers
+                else "qrels=<file> gives judgements"
+            )
             logger.warning("there is nothing to compute metrics from: %s", missing)
         return None
 
     def require_words(self, trec_run_file: str) -> None:
-        """Raises InputError where a TREC run cannot hold the id of a question, or of a passage that is known before the search."""
+        """Raises InputError where a TREC run cannot hold the id of a question, or of a passage that is known
+        before the search."""
         passages: Iterable[str] = (str(passage.id) for source in self.sources for passage in source.read())
         patterns = self.config.vector_patterns()
-        if not self.sources and all(path.is_dir() for pattern in patterns for path in matching_paths(pattern)):
+        if not self.sources and all(
+            path.is_dir() for pattern in patterns for path in matching_paths(pattern)
+        ):
             shards = open_shards(patterns, verify=False) if patterns else []
             passages = (key for shard in shards for ids in shard.id_chunks() for key in decode_ids(ids))
         for key in chain((question.id for question in self.questions), passages):
@@ -169,7 +209,9 @@ class _Retrieval:
         num_docs = config.n_docs + config.skip_same_id
         if not isinstance(retriever, HybridRetriever):
             rankings = retriever.retrieve(self.asked, num_docs)
-            return without_own_ids(self.questions, rankings, config.n_docs) if config.skip_same_id else rankings, None
+            return (
+                without_own_ids(self.questions, rankings, config.n_docs) if config.skip_same_id else rankings
+            ), None
         dense, lexical = retriever.retrieve_sides(self.asked, num_docs)
         if config.skip_same_id:
             depth = max(config.n_docs, config.hybrid_depth)
@@ -180,10 +222,15 @@ class _Retrieval:
             fusion = replace(fusion, weight=self._tune(fusion, dense, lexical))
             why = f"the best {config.tune_metric} on these questions"
         elif config.hybrid_weight is None:
-            why = "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a dev set"
+            why = (
+                "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a"
+                " dev set"
+            )
         if fusion.method == "linear":
             logger.info("hybrid_weight=%g, the dense side's share: %s", fusion.weight, why)
-        return fusion.fuse(dense, lexical, config.n_docs), fusion.weight if fusion.method == "linear" else None
+        return fusion.fuse(dense, lexical, config.n_docs), (
+            fusion.weight if fusion.method == "linear" else None
+        )
 
     def _tune(self, fusion: Fusion, dense: list[Ranking], lexical: list[Ranking]) -> float:
         """The weight with the best ``tune_metric``; of equal ones the smallest."""
@@ -200,14 +247,21 @@ class _Retrieval:
             workers=self.config.validation_workers,
         )
         self.tried_weights = {f"{weight:g}": value for weight, value in values.items()}
-        logger.info("hybrid_weight: %s", ", ".join(f"{weight:g} {value:.3f}" for weight, value in values.items()))
+        logger.info(
+            "hybrid_weight: %s", ", ".join(f"{weight:g} {value:.3f}" for weight, value in values.items())
+        )
         return max(values, key=lambda weight: (values[weight], -weight))
 
     def look_up(
-        self, rankings: Sequence[Ranking], *, with_texts: bool, also: Collection[str] = (), beside: Collection[str] = ()
+        self,
+        rankings: Sequence[Ranking],
+        *,
+        with_texts: bool,
+        also: Collection[str] = (),
+        beside: Collection[str] = (),
     ) -> dict[str, Passage] | None:
-        """The retrieved passages (all must be in the corpus), those judged relevant and ``also``, read in one pass over the corpus, and
-        those ``beside`` where there is such a pass."""
+        """The retrieved passages (all must be in the corpus), those judged relevant and ``also``, read in one
+        pass over the corpus, and those ``beside`` where there is such a pass."""
         hits = {passage for ranking in rankings for passage, _ in ranking} if with_texts else set()
         others = relevant_ids(self.qrels or {}).union(also)
         if not self.sources or not (hits or others):
@@ -227,10 +281,13 @@ class _Retrieval:
             )
         if self.qrels is None:
             return by_answers
-        by_qrels = judge_by_qrels(self.questions, rankings, self.qrels, num_docs=config.n_docs, corpus_ids=passages)
+        by_qrels = judge_by_qrels(
+            self.questions, rankings, self.qrels, num_docs=config.n_docs, corpus_ids=passages
+        )
         if self.answer_match is None:
             return by_qrels
-        # Metrics by judgements keep the plain names, those by answers get a prefix; has_answer in the results is about answers.
+        # Metrics by judgements keep the plain names, those by answers get a prefix; has_answer in the results
+        # is about answers.
         metrics = by_qrels.metrics | {f"answer_{name}": value for name, value in by_answers.metrics.items()}
         values = by_qrels.values | {f"answer_{name}": listed for name, listed in by_answers.values.items()}
         return replace(by_qrels, matched=by_answers.matched, metrics=metrics, values=values)
@@ -273,4 +330,6 @@ class _Retrieval:
         label = self.config.indexer.kind if self.config.hybrid == "none" else f"{self.config.hybrid} hybrid"
         shown = [f"accuracy@{k}" for k in (1, 5, 20, 100)] + ["mrr@10", "ndcg@10", "recall@100"]
         columns = {name: name for name in shown if name in metrics} or {name: name for name in metrics}
-        return f"{self.question_set.name}, {len(self.questions)} questions\n" + format_table({label: metrics}, columns)
+        return f"{self.question_set.name}, {len(self.questions)} questions\n" + format_table(
+            {label: metrics}, columns
+        )

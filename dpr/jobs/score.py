@@ -19,8 +19,12 @@ def run(config: ScoreCommand) -> None:
     if corpus is not None:
         file_state(corpus)  # a missing file is reported before the data are read
     teacher = _teacher(config)
-    train = open_training_set(config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows)
-    audit = score_passages(train, out, teacher, corpus=corpus, processes=config.processes, overwrite=config.overwrite)
+    train = open_training_set(
+        config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
+    )
+    audit = score_passages(
+        train, out, teacher, corpus=corpus, processes=config.processes, overwrite=config.overwrite
+    )
     print("\n".join(audit_lines(audit)))
     print(f"{out}: {audit['counts']['passages with a score']:,} scores")
 

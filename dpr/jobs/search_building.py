@@ -1,4 +1,5 @@
-"""Passages from Python -> a corpus that can be searched: in memory, or in a folder with vectors and ``search.json``."""
+"""Passages from Python -> a corpus that can be searched: in memory, or in a folder with vectors and
+``search.json``."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ _ENCODED_AT_ONCE = 1024
 
 
 def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage, Mapping[str, Any]]]:
-    """Passages with the record that each was made of; one without an id gets its number, counted from ``known``.
+    """Passages with the record that each was made of; one without an id gets its number, counted from
+    ``known``.
 
     Raises:
         InputError: which one cannot be used, and why; an id occurs twice.
@@ -69,11 +71,23 @@ def _given(passages: Passages) -> Iterator[tuple[str, Record]]:
     if isinstance(passages, str | Path):
         file = user_path(passages)
         if not file.is_file():
-            raise InputError("there is no such file", file=str(passages)[:200], hint="passages are a file, or a list of texts or records")
-        rows: Iterable[tuple[Any, Any]] = read_records(file) if has_records(file) else enumerate(read_passages(file), 1)
-        yield from ((f"{file}:{line}" if has_records(file) else f"{file}, passage {line}", record) for line, record in rows)
+            raise InputError(
+                "there is no such file",
+                file=str(passages)[:200],
+                hint="passages are a file, or a list of texts or records",
+            )
+        rows: Iterable[tuple[Any, Any]] = (
+            read_records(file) if has_records(file) else enumerate(read_passages(file), 1)
+        )
+        yield from (
+            (f"{file}:{line}" if has_records(file) else f"{file}, passage {line}", record)
+            for line, record in rows
+        )
     elif isinstance(passages, Mapping | Passage) or not isinstance(passages, Iterable):
-        raise InputError(f"passages is {describe(passages)}", expected="a file, or a list of texts, dictionaries with 'text', or Passage")
+        raise InputError(
+            f"passages is {describe(passages)}",
+            expected="a file, or a list of texts, dictionaries with 'text', or Passage",
+        )
     else:
         yield from ((f"passage {index}", record) for index, record in enumerate(passages))
 
@@ -85,7 +99,9 @@ def _passage(record: Record, number: str) -> Passage:
         made = record if record.id else replace(record, id=number)
     elif isinstance(record, Mapping):
         text = checked_text(record, require_name(record, PASSAGE_TEXTS, "text"))
-        made = Passage(text, title_in(record), first_id(record, PASSAGE_IDS, number), origin=origin_of(record))
+        made = Passage(
+            text, title_in(record), first_id(record, PASSAGE_IDS, number), origin=origin_of(record)
+        )
     else:
         raise ValueError(f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage")
     if len(str(made.id).encode(errors="replace")) > MAX_ID_BYTES or "\0" in str(made.id):
@@ -128,7 +144,9 @@ class MemoryCorpus:
                 vectors.append(self.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE]))
                 progress.advance(len(vectors[-1]), 0)
             progress.close()
-            self._vectors.append(ArraySource(encode_ids([str(passage.id) for passage in texts]), np.concatenate(vectors)))
+            self._vectors.append(
+                ArraySource(encode_ids([str(passage.id) for passage in texts]), np.concatenate(vectors))
+            )
         self.passages |= {str(passage.id): passage for passage, _ in made}
         self._records += [record for _, record in made]
 
@@ -148,15 +166,25 @@ class MemoryCorpus:
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
         def row(number: int, record: Mapping[str, Any]) -> tuple[Any, ...]:
             try:
-                return tuple(checked_field(name, kind, field_of(record, name)) for name, kind in kinds.items())
+                return tuple(
+                    checked_field(name, kind, field_of(record, name)) for name, kind in kinds.items()
+                )
             except ValueError as error:
                 raise InputError(f"passage {number}: {error}") from None
 
-        return PassageFields.of(encode_ids(list(self.passages)), kinds, (row(*item) for item in enumerate(self._records)))
+        return PassageFields.of(
+            encode_ids(list(self.passages)), kinds, (row(*item) for item in enumerate(self._records))
+        )
 
 
 def build_in(
-    folder: Path, model: BiEncoder | str | Path | None, passages: Passages, *, mode: str | None, indexer: str, device: str | None
+    folder: Path,
+    model: BiEncoder | str | Path | None,
+    passages: Passages,
+    *,
+    mode: str | None,
+    indexer: str,
+    device: str | None,
 ) -> None:
     """Writes what a search of these passages needs, and ``search.json`` last; what is there already is kept.
 
@@ -166,43 +194,76 @@ def build_in(
     mode = mode or ("bm25" if model is None else "dense")
     if mode not in SEARCH_MODES or (model is None and mode != "bm25"):
         raise ConfigError(
-            f"mode={mode!r} is for a model; give one, or leave mode out" if mode in SEARCH_MODES else f"mode={mode!r} is not known"
+            f"mode={mode!r} is for a model; give one, or leave mode out"
+            if mode in SEARCH_MODES
+            else f"mode={mode!r} is not known"
         )
     kind = index_class(indexer)
     if kind.reads == "texts" or indexer not in KINDS:
-        raise ConfigError(f"indexer={indexer!r} is not an index over vectors; choose of {', '.join(KINDS.keys() - {'bm25'})}")
+        raise ConfigError(
+            f"indexer={indexer!r} is not an index over vectors; choose of"
+            f" {', '.join(KINDS.keys() - {'bm25'})}"
+        )
     source = _source(passages, folder / "corpus.jsonl")
-    if (folder / FILE).is_file() and [item.file.resolve() for item in SearchSettings.read(folder).passages] != [source.file.resolve()]:
-        raise InputError("names other passages", file=folder / FILE, hint="open the folder, or choose another one")
-    made = SearchSettings(passages=[source], bm25_index_path=str(folder / "bm25"), hybrid="linear" if mode == "hybrid" else "none")
+    if (folder / FILE).is_file() and [
+        item.file.resolve() for item in SearchSettings.read(folder).passages
+    ] != [source.file.resolve()]:
+        raise InputError(
+            "names other passages", file=folder / FILE, hint="open the folder, or choose another one"
+        )
+    made = SearchSettings(
+        passages=[source],
+        bm25_index_path=str(folder / "bm25"),
+        hybrid="linear" if mode == "hybrid" else "none",
+    )
     if model is not None:
-        loaded = model if isinstance(model, BiEncoder) else BiEncoder.load(model, device=resolve_device(device))
+        loaded = (
+            model if isinstance(model, BiEncoder) else BiEncoder.load(model, device=resolve_device(device))
+        )
         if isinstance(model, BiEncoder):
             _keep_model(model, folder / "model")
         file = str(folder / "model" if isinstance(model, BiEncoder) else model)
         embed_shard(loaded, source, EmbedConfig(out_file=str(folder / "vectors")))
-        made = replace(made, model_file=file, encoded_ctx_files=[str(folder / "vectors_0")], indexer={"kind": indexer})
+        made = replace(
+            made, model_file=file, encoded_ctx_files=[str(folder / "vectors_0")], indexer={"kind": indexer}
+        )
         made = replace(made, index_path=str(folder / "index") if kind.is_saved and mode != "bm25" else None)
     made.write(folder) if mode != "bm25" else replace(made, indexer={"kind": "bm25"}).write(folder)
 
 
-def add_to(folder: Path | None, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Retriever]) -> StoredCorpus:
-    """The corpus of a folder with more passages, which are stored there; ``sides`` are those that are open."""
+def add_to(
+    folder: Path | None, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Retriever]
+) -> StoredCorpus:
+    """The corpus of a folder with more passages, which are stored there; ``sides`` are those that are
+    open."""
     if folder is None or not (folder / FILE).is_file():
-        raise ConfigError("passages are added to a folder with a search.json, or to a retriever in memory; Retriever.build makes both")
+        raise ConfigError(
+            "passages are added to a folder with a search.json, or to a retriever in memory; Retriever.build"
+            " makes both"
+        )
     with held(folder / FILE, file=lock_of(folder / FILE)):
         return _add_alone(folder, corpus, passages, sides)
 
 
-def _add_alone(folder: Path, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Retriever]) -> StoredCorpus:
+def _add_alone(
+    folder: Path, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Retriever]
+) -> StoredCorpus:
     old = corpus.settings
     if SearchSettings.read(folder).passages != old.passages:
-        raise InputError("names other passages than when it was opened", file=folder / FILE, hint="open the folder again, then add")
+        raise InputError(
+            "names other passages than when it was opened",
+            file=folder / FILE,
+            hint="open the folder again, then add",
+        )
     first, names, number = old.passages[0], {source.file.stem for source in old.passages}, 1
     while f"added{number}" in names:
         number += 1
     known = sum(1 for source in old.passages for _ in source.read())
-    for path in (*folder.glob(f"added{number}[.-]*"), folder / f"bm25-{number}", folder / f"index-{number}"):  # of one that was killed
+    for path in (
+        *folder.glob(f"added{number}[.-]*"),
+        folder / f"bm25-{number}",
+        folder / f"index-{number}",
+    ):  # of one that was killed
         remove(path)
     file = folder / f"added{number}.jsonl"
     try:
@@ -210,7 +271,11 @@ def _add_alone(folder: Path, corpus: StoredCorpus, passages: Passages, sides: Ma
         _write(file, passages, known)
         if again := sorted(corpus.passages.get(str(passage.id) for passage in source.read())):
             raise InputError(f"the id {again[0]!r} is in the corpus already", expected="new ids")
-        new = replace(old, passages=[*old.passages, source], bm25_index_path=old.bm25_index_path and str(folder / f"bm25-{number}"))
+        new = replace(
+            old,
+            passages=[*old.passages, source],
+            bm25_index_path=old.bm25_index_path and str(folder / f"bm25-{number}"),
+        )
         if "dense" in corpus.modes:
             dense = sides.get("dense") or corpus.side("dense")
             assert isinstance(dense, DenseRetriever)
@@ -253,27 +318,44 @@ def _write(file: Path, passages: Passages, known: int) -> None:
     count = 0
     with durable_text(target) as out:
         for count, (passage, record) in enumerate(records_of(passages, known=known), 1):
-            read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)} | {"_id", "id", "title", "text", "metadata"}
+            read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)} | {
+                "_id",
+                "id",
+                "title",
+                "text",
+                "metadata",
+            }
             metadata = {key: value for key, value in record.items() if key not in read}
             inner = record.get("metadata")
             metadata |= dict(inner) if isinstance(inner, Mapping) else {}
             metadata |= origin_record(passage.origin) if passage.origin is not None else {}
-            value = {"_id": passage.id, "title": passage.title, "text": passage.text} | ({"metadata": metadata} if metadata else {})
+            value = {"_id": passage.id, "title": passage.title, "text": passage.text} | (
+                {"metadata": metadata} if metadata else {}
+            )
             try:
                 out.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
             except (TypeError, ValueError) as error:
-                raise InputError(f"passage {count - 1}: a field cannot be written as JSON ({error})") from None
+                raise InputError(
+                    f"passage {count - 1}: a field cannot be written as JSON ({error})"
+                ) from None
         if not count:
             raise InputError("there are no passages")
     if target != file:
         is_same = content_sha256(target) == content_sha256(file)
         remove(target)
         if not is_same:
-            raise InputError("holds other passages", file=file, hint="choose another folder, or add() to these")
+            raise InputError(
+                "holds other passages", file=file, hint="choose another folder, or add() to these"
+            )
 
 
 def _keep_model(model: BiEncoder, folder: Path) -> None:
     if not folder.exists():
         model.save(folder)
     elif (found := BiEncoder.load(folder).fingerprint) != model.fingerprint:
-        raise InputError(f"holds another model ({found!r})", file=folder, expected=repr(model.fingerprint), hint="choose another folder")
+        raise InputError(
+            f"holds another model ({found!r})",
+            file=folder,
+            expected=repr(model.fingerprint),
+            hint="choose another folder",
+        )

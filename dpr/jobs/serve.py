@@ -21,9 +21,9 @@ from dpr.serving.settings import ServeSettings
 class ServeCommand(ServeSettings):
     """Answers questions over HTTP, one or more run folders at a time, and shows a page to try them: http://127.0.0.1:8080
 
-    A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one is served for its vectors alone.
-    label=folder gives it another name than its own. Ctrl-C or SIGTERM ends the service once what it has is answered; SIGHUP or POST /reload
-    opens the files again."""
+    A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one is served for
+    its vectors alone. label=folder gives it another name than its own. Ctrl-C or SIGTERM ends the service
+    once what it has is answered; SIGHUP or POST /reload opens the files again."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr serve runs/quickstart
@@ -42,7 +42,9 @@ def run(config: ServeCommand) -> int:
     require_packages("dpr serve")
     from dpr.serving.server import serve
 
-    told = json.dumps({"runs": {name: str(folder) for name, folder in runs.items()}, "settings": asdict(given)})
+    told = json.dumps(
+        {"runs": {name: str(folder) for name, folder in runs.items()}, "settings": asdict(given)}
+    )
     return serve(given, [sys.executable, "-m", "dpr.serving.engine", told])
 
 
@@ -70,7 +72,11 @@ def named(given: Sequence[str]) -> dict[str, Path]:
         folders_by_name[name] = Path(folder)
         has_model = Path(folder).is_file() or next(Path(folder).rglob("*.safetensors"), None) is not None
         if not has_model and not (Path(folder) / "search.json").is_file():
-            raise InputError("no search.json, and no model", file=folder, hint=f"dpr retrieve ... search_folder={folder} writes the first")
+            raise InputError(
+                "no search.json, and no model",
+                file=folder,
+                hint=f"dpr retrieve ... search_folder={folder} writes the first",
+            )
     if not folders_by_name:
         raise ConfigError("there is nothing to serve; name a run folder, e.g. dpr serve runs/first")
     return folders_by_name

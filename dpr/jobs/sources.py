@@ -1,4 +1,5 @@
-"""Names, paths and globs of training sets, question sets and passage collections -> files and options. Nothing is opened here."""
+"""Names, paths and globs of training sets, question sets and passage collections -> files and options.
+Nothing is opened here."""
 
 from __future__ import annotations
 
@@ -64,9 +65,10 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
     """Resolves the value of ``train_datasets`` or ``dev_datasets``.
 
     Args:
-        names: a catalogue key, a path, a glob (its files are one set), the options of an entry (``{file: corpus.tsv, pairs: crops}``), or a
-            list of these; None gives an empty list.
-        catalogue: the ``datasets`` settings, name -> options. Relative files are taken from the working directory.
+        names: a catalogue key, a path, a glob (its files are one set), the options of an entry (``{file:
+            corpus.tsv, pairs: crops}``), or a list of these; None gives an empty list.
+        catalogue: the ``datasets`` settings, name -> options. Relative files are taken from the working
+        directory.
 
     Raises:
         ConfigError: a name is unknown, a file is missing, an option is unknown or of the wrong type.
@@ -79,7 +81,10 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
         elif isinstance(name, str) and name:
             short_name, files, options = _resolve(name, catalogue)
         else:
-            raise ConfigError(f"{name!r} is not a data set; give names of the catalogue, paths, entries with a file, or a list of them")
+            raise ConfigError(
+                f"{name!r} is not a data set; give names of the catalogue, paths, entries with a file, or a"
+                " list of them"
+            )
         unique, number = short_name, 2
         while unique in sources:
             unique, number = f"{short_name}_{number}", number + 1
@@ -87,13 +92,19 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
     return list(sources.values())
 
 
-def _resolve(name: str, catalogue: Mapping[str, Any], *, is_entry: bool = False) -> tuple[str, tuple[Path, ...], DataSetSettings]:
+def _resolve(
+    name: str, catalogue: Mapping[str, Any], *, is_entry: bool = False
+) -> tuple[str, tuple[Path, ...], DataSetSettings]:
     path = Path(name)
     if name in catalogue and (is_entry or not path.is_file()):
         options = _TRAINING_SETS.read_entry(name, catalogue[name])
         return name, _catalogue_files(name, options), options
     if name in catalogue:
-        logger.warning("%s is a file here and a data set of the catalogue; the file is used (write ./%s to say so)", name, name)
+        logger.warning(
+            "%s is a file here and a data set of the catalogue; the file is used (write ./%s to say so)",
+            name,
+            name,
+        )
     files = _expand(name) or ((path,) if path.is_dir() and look_at(path).is_training_data else ())
     if files:
         return _short_name(path.name), files, DataSetSettings()
@@ -101,7 +112,9 @@ def _resolve(name: str, catalogue: Mapping[str, Any], *, is_entry: bool = False)
         raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
     if glob.has_magic(name):
         raise ConfigError(f"no file matches {name}")
-    beside = (str(path.parent / other) for other in difflib.get_close_matches(path.name, _names_beside(path), n=2))
+    beside = (
+        str(path.parent / other) for other in difflib.get_close_matches(path.name, _names_beside(path), n=2)
+    )
     raise _TRAINING_SETS.unknown(name, catalogue, also=beside)
 
 
@@ -111,7 +124,9 @@ def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
     files: list[Path] = []
     for entry in [None] if options.file is None else listed(options.file):
         if not isinstance(entry, str) or not entry:
-            raise ConfigError(f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>")
+            raise ConfigError(
+                f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>"
+            )
         published = published_form(user_path(entry), options.source)
         matches = _expand(entry) or ((published,) if published else ())
         if not matches:
@@ -177,21 +192,34 @@ def resolve_passage_sources(names: Sequence[str], catalogue: Mapping[str, Any]) 
     Raises:
         ConfigError: see ``resolve_passage_source``.
     """
-    return [resolve_passage_source(file, catalogue) for name in names for file in _matches(name, catalogue) or [name]]
+    return [
+        resolve_passage_source(file, catalogue)
+        for name in names
+        for file in _matches(name, catalogue) or [name]
+    ]
 
 
 def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSource:
-    """The collection that ``name`` stands for: an existing file, or else a key of the ``ctx_sources`` catalogue.
+    """The collection that ``name`` stands for: an existing file, or else a key of the ``ctx_sources``
+    catalogue.
 
     Raises:
         ConfigError: neither, the catalogue's file is missing, or an option is unknown or of the wrong type.
     """
     matches = _matches(name, catalogue)
     if len(matches) > 1:
-        raise ConfigError(f"{name} matches {len(matches)} files; a corpus to embed is one file, so join them, or embed each")
+        raise ConfigError(
+            f"{name} matches {len(matches)} files; a corpus to embed is one file, so join them, or embed each"
+        )
     short_name, file, options = _PASSAGES.resolve_file(matches[0] if matches else name, catalogue)
-    given = {item.name: getattr(options, item.name) for item in fields(PassageSource) if item.name not in ("file", "name")}
-    return PassageSource(file, short_name, **{key: value for key, value in given.items() if value is not None})
+    given = {
+        item.name: getattr(options, item.name)
+        for item in fields(PassageSource)
+        if item.name not in ("file", "name")
+    }
+    return PassageSource(
+        file, short_name, **{key: value for key, value in given.items() if value is not None}
+    )
 
 
 def _matches(name: str, catalogue: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,13 @@ from dpr.models.backbones import is_without_weights
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.pretrained import read_config
 from dpr.models.sentence_transformers import MODULES
-from dpr.models.settings import EncoderSettings, RunningSettings, TemperatureSettings, TowerSettings, VectorSettings
+from dpr.models.settings import (
+    EncoderSettings,
+    RunningSettings,
+    TemperatureSettings,
+    TowerSettings,
+    VectorSettings,
+)
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
 from dpr.training.callbacks import Callback
@@ -46,23 +52,30 @@ logger = get_logger(__name__)
 
 
 def run(config: BiEncoderTrainConfig) -> float | None:
-    """Trains, or only evaluates when there are no train_datasets. Returns the best (or the evaluated) validation value."""
+    """Trains, or only evaluates when there are no train_datasets. Returns the best (or the evaluated)
+    validation value."""
     train_sources = resolve_training_files(config.train_datasets, config.datasets)
     dev_sources = resolve_training_files(config.dev_datasets, config.datasets)
     if config.as_dpr:
         # The original put special tokens before training questions only.
-        dev_sources = [replace(source, options=replace(source.options, special_token=None)) for source in dev_sources]
+        dev_sources = [
+            replace(source, options=replace(source.options, special_token=None)) for source in dev_sources
+        ]
     if not train_sources and (config.model_file is None or not (dev_sources or config.train.validation)):
         raise ConfigError(
-            "nothing to do: set train_datasets to train, or model_file and dev_datasets (or train.validation) to evaluate\n"
-            "e.g. train_datasets=[train.json] dev_datasets=[dev.json] output_dir=runs/first"
+            "nothing to do: set train_datasets to train, or model_file and dev_datasets (or train.validation)"
+            " to evaluate\ne.g. train_datasets=[train.json] dev_datasets=[dev.json] output_dir=runs/first"
         )
     if train_sources and config.output_dir is None:
-        raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
+        raise ConfigError(
+            "output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g."
+            " output_dir=runs/first"
+        )
     check_formats(config.train.export)
     device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
-        # Everything that settings name is looked at before the model and the data are read: that may take an hour.
+        # Everything that settings name is looked at before the model and the data are read: that may take an
+        # hour.
         if output_dir := config.output_dir:
             on_main(lambda: require_writable(output_dir, folder=True))
         named = Named.of(config)
@@ -93,7 +106,8 @@ def run(config: BiEncoderTrainConfig) -> float | None:
 
 
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
-    """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``.
+    """The towers: from ``model_file`` (its own settings win over ``encoder``), or from
+    ``encoder.pretrained_model_cfg``.
 
     Raises:
         ConfigError: ``encoder`` says of vectors or texts what the model states otherwise.
@@ -101,9 +115,13 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     encoder = config.encoder
     for key in ("query_prompt", "passage_prompt"):
         warn_of_lost_space(f"encoder.{key}", getattr(encoder, key) or "")
-    options = TowerOptions(**vars(config.loss.part(TemperatureSettings)), **vars(encoder.part(RunningSettings)))
+    options = TowerOptions(
+        **vars(config.loss.part(TemperatureSettings)), **vars(encoder.part(RunningSettings))
+    )
     text = encoder.text_of(TextSettings(plain_apostrophes=_makes_apostrophes_plain(config)))
-    settings = EncoderSettings(**vars(encoder.part(VectorSettings)) | vars(text) | {"dpr_trailing_sep": config.trailing_sep()})
+    settings = EncoderSettings(
+        **vars(encoder.part(VectorSettings)) | vars(text) | {"dpr_trailing_sep": config.trailing_sep()}
+    )
     if config.model_file is not None:
         model = BiEncoder.load(
             config.model_file,
@@ -120,7 +138,10 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             model.use_static_questions()
         stated, stored = config.loss.temperature, model.stored_temperature
         if stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
-            message = "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the model"
+            message = (
+                "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the"
+                " model"
+            )
             logger.warning(message, stated, config.model_file, stored)
         return model
     _check_kind(config.init, encoder)
@@ -139,47 +160,77 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
 
 
 def _makes_apostrophes_plain(config: BiEncoderTrainConfig) -> bool:
-    """The default: a run that is resumed keeps what it began with, also where a version began it that made them plain for every model."""
+    """The default: a run that is resumed keeps what it began with, also where a version began it that made
+    them plain for every model."""
     output_dir = None if config.output_dir is None else Path(config.output_dir)
     stored = unchangeable(output_dir, config).get("encoder")  # it names the setting only where it is false
     found = 0 if not isinstance(stored, dict) else 1 if stored.get("plain_apostrophes") is False else 2
-    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes of questions alone.
+    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes
+    # of questions alone.
     return (not config.encoder.shared, False, True)[from_main(found)]
 
 
 def _refuse_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:
-    """A pooling, a length or another setting that is not the model's would have no effect; the usual ones may just not have been named."""
+    """A pooling, a length or another setting that is not the model's would have no effect; the usual ones may
+    just not have been named."""
     own = model.settings
     lengths = {"sequence_length": own.sequence_length, "question_length": model.tensorizer.question_length}
-    for name, stored in {"pooling": own.pooling, "normalize": own.normalize, "shared": own.shared, **lengths}.items():
+    for name, stored in {
+        "pooling": own.pooling,
+        "normalize": own.normalize,
+        "shared": own.shared,
+        **lengths,
+    }.items():
         if (given := getattr(encoder, name)) not in (stored, getattr(EncoderSettings(), name)):
-            raise ConfigError(f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own")
+            raise ConfigError(
+                f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own"
+            )
 
 
 def _check_kind(init: str | None, encoder: TowerSettings) -> None:
-    """Weights that are asked for must be there; so must a static encoder, since it learns at rates that would ruin any other."""
+    """Weights that are asked for must be there; so must a static encoder, since it learns at rates that would
+    ruin any other."""
     folder = Path(encoder.pretrained_model_cfg)
     if init == "weights" and is_without_weights(folder):
-        raise ConfigError(f"init=weights, but encoder.pretrained_model_cfg={folder} has none (dpr new-encoder writes none); leave init out")
-    if encoder.encoder_model_type == "static" and not ((folder / "config.json").is_file() and read_config(folder).model_type == "static"):
         raise ConfigError(
-            f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static encoder; make one with "
-            f"dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=1024 (tokenizer={folder} takes the tokenizer of a model)"
+            f"init=weights, but encoder.pretrained_model_cfg={folder} has none (dpr new-encoder writes none);"
+            " leave init out"
+        )
+    if encoder.encoder_model_type == "static" and not (
+        (folder / "config.json").is_file() and read_config(folder).model_type == "static"
+    ):
+        raise ConfigError(
+            f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static"
+            " encoder; make one with dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=1024"
+            f" (tokenizer={folder} takes the tokenizer of a model)"
         )
     if (folder / MODULES).is_file():
         found = f"encoder.pretrained_model_cfg={folder} is a folder of sentence-transformers"
         if not (folder / "config.json").is_file():
             raise ConfigError(f"{found} whose encoder lies deeper; set model_file={folder} in its place")
-        logger.warning("%s: its encoder alone is used; model_file=%s takes its pooling, prompts and lengths too", found, folder)
+        logger.warning(
+            "%s: its encoder alone is used; model_file=%s takes its pooling, prompts and lengths too",
+            found,
+            folder,
+        )
 
 
-def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> OpenedSets:
-    """Opens data sets with their options; the first opening of a file reads it once and stores it memory-mapped."""
+def open_sets(
+    sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None
+) -> OpenedSets:
+    """Opens data sets with their options; the first opening of a file reads it once and stores it
+    memory-mapped."""
     if loss_scales is not None:
         if named := next((source.name for source in sources if source.options.loss_scale is not None), None):
-            raise ConfigError(f"datasets.{named}.loss_scale and loss_scale_factors are mutually exclusive; leave one of them out")
+            raise ConfigError(
+                f"datasets.{named}.loss_scale and loss_scale_factors are mutually exclusive; leave one of"
+                " them out"
+            )
         if len(loss_scales) != len(sources):
-            raise ConfigError(f"loss_scale_factors has {len(loss_scales)} values for {len(sources)} train_datasets; give one for each")
+            raise ConfigError(
+                f"loss_scale_factors has {len(loss_scales)} values for {len(sources)} train_datasets; give"
+                " one for each"
+            )
     opened: OpenedSets = []
     bad_rows: dict[str, Any] = {"on_bad_row": config.on_bad_row, "max_bad_rows": config.max_bad_rows}
     scales = [source.options.loss_scale for source in sources] if loss_scales is None else loss_scales
@@ -203,7 +254,10 @@ def open_pairs(source: NamedSource) -> PseudoPairs:
     """The pairs that a set's options ask for, cut from its corpus."""
     given, key = source.options, f"datasets.{source.name}"
     if len(source.files) > 1:
-        raise ConfigError(f"{key}.file names {len(source.files)} files, but pairs are cut from one corpus; make an entry of each")
+        raise ConfigError(
+            f"{key}.file names {len(source.files)} files, but pairs are cut from one corpus; make an entry of"
+            " each"
+        )
     cut = {name: getattr(given, name) for name in ("drop_words", "held_back", "held_only")}
     return PseudoPairs(source.files[0], name=source.name, kinds=given.pairs, **cut)
 
@@ -217,8 +271,8 @@ def build_trainer(
     loss: Loss | None = None,
     named: Named | None = None,
 ) -> BiEncoderTrainer:
-    """The trainer that the settings describe; ``loss`` and ``named`` where they are made already. Trackers and user-defined callbacks do
-    not see a dry run."""
+    """The trainer that the settings describe; ``loss`` and ``named`` where they are made already. Trackers
+    and user-defined callbacks do not see a dry run."""
     named = named or Named.of(config)
     users, trackers = ((), ()) if config.train.dry_run else (named.callbacks, make_trackers(config))
     further = [*users, *trackers]
@@ -238,20 +292,25 @@ def build_trainer(
 
 
 def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
-    """The trackers that ``tracking`` asks for. They follow user-defined callbacks, so they get the metrics that those add."""
+    """The trackers that ``tracking`` asks for. They follow user-defined callbacks, so they get the metrics
+    that those add."""
     tracking, trackers = config.tracking, list[Callback]()
     if tracking.tensorboard:
         trackers.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
-        trackers.append(WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode))
+        trackers.append(
+            WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode)
+        )
     kinds = {MLflow: tracking.mlflow, Trackio: tracking.trackio}
-    trackers += [kind(project=tracking.project, run_name=tracking.run_name) for kind, is_on in kinds.items() if is_on]
+    trackers += [
+        kind(project=tracking.project, run_name=tracking.run_name) for kind, is_on in kinds.items() if is_on
+    ]
     return trackers
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:
-    """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json and a report. Returns the NLL, or without
-    dev sets the first metric."""
+    """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json and a
+    report. Returns the NLL, or without dev sets the first metric."""
     sets = [DevSet(source.name, source, options) for source, options in dev_sets]
     own = dev_validations(sets, config, metrics=named.metrics) if sets else []
     metrics = run_validations([*own, *named.validations], model)

@@ -1,4 +1,5 @@
-"""Settings -> the curve of an index, recall against time: a table, a picture, and the breadth that reaches the recall that is wanted."""
+"""Settings -> the curve of an index, recall against time: a table, a picture, and the breadth that reaches
+the recall that is wanted."""
 
 from __future__ import annotations
 
@@ -37,10 +38,13 @@ _ENOUGH = 0.9995
 
 
 def run(config: TuneIndexConfig) -> float | None:
-    """Prints the curve and writes it. Returns the recall@100 of the breadth that is enough, on the questions it was not chosen by."""
+    """Prints the curve and writes it. Returns the recall@100 of the breadth that is enough, on the questions
+    it was not chosen by."""
     choice = index_choice(config.indexer)
     if not choice.index_class.breadth_setting:
-        raise ConfigError(f"indexer={choice.kind} has no setting that makes its search broader; there is nothing to tune")
+        raise ConfigError(
+            f"indexer={choice.kind} has no setting that makes its search broader; there is nothing to tune"
+        )
     for file in filter(None, (config.curve_file,)):
         require_writable(file)
     question_set = resolve_question_set(str(config.qa_dataset), config.datasets)
@@ -49,9 +53,13 @@ def run(config: TuneIndexConfig) -> float | None:
     form = question_form(question_set.options, config.encoder_path)
     asked = [form.asked(texts[row].text) for row in held_back(len(texts), config.num_questions)]
     if len(asked) < 2:
-        raise ConfigError(f"qa_dataset={config.qa_dataset} has {len(asked)} questions; at least 2 are compared")
+        raise ConfigError(
+            f"qa_dataset={config.qa_dataset} has {len(asked)} questions; at least 2 are compared"
+        )
     device = resolve_device(config.device_or_cpu)
-    dense = build_retriever(config, sources, form=form, device=device, questions=[form.asked(text.text) for text in texts])
+    dense = build_retriever(
+        config, sources, form=form, device=device, questions=[form.asked(text.text) for text in texts]
+    )
     assert isinstance(dense, DenseRetriever)
     queries = dense.encode(asked)
     exact = IndexChoice("exact", ExactSettings())
@@ -62,28 +70,45 @@ def run(config: TuneIndexConfig) -> float | None:
     print("\n".join(_table(name, points, exact_time)))
     chosen = least_that_reaches(points, target)
     if chosen is None:
-        print(f"no {name} reaches {_AT} {target:g}; the highest is {max(point.recall[_AT] for point in points):.3f}")
+        print(
+            f"no {name} reaches {_AT} {target:g}; the highest is"
+            f" {max(point.recall[_AT] for point in points):.3f}"
+        )
     else:
         speed = chosen.time.per_second / exact_time.per_second
         message = f"{_AT} {chosen.recall[_AT]:.3f} on the {len(asked) // 2} questions it was not chosen by"
         print(f"indexer.{name}={chosen.breadth}: {message}, {speed:.1f} times as fast as exact search")
     if config.curve_file:
-        facts = {"kind": choice.kind, "breadth": name, "questions": len(asked), "target_recall": target, "exact": asdict(exact_time)}
+        facts = {
+            "kind": choice.kind,
+            "breadth": name,
+            "questions": len(asked),
+            "target_recall": target,
+            "exact": asdict(exact_time),
+        }
         _write(Path(config.curve_file), facts, points, exact_time)
     return chosen.recall[_AT] if chosen else None
 
 
 def _table(name: str, points: list[CurvePoint], exact: Timed) -> list[str]:
     lines = [f"{name:>10} {'recall@10':>10} {_AT:>11} {'questions/s':>12} {'ms alone':>9}"]
-    rows = [(str(point.breadth), f"{point.recall['recall@10']:.3f}", f"{point.recall[_AT]:.3f}", point.time) for point in points]
+    rows = [
+        (str(point.breadth), f"{point.recall['recall@10']:.3f}", f"{point.recall[_AT]:.3f}", point.time)
+        for point in points
+    ]
     for label, first, all_, taken in [*rows, ("exact", "1.000", "1.000", exact)]:
-        lines.append(f"{label:>10} {first:>10} {all_:>11} {taken.per_second:>12,.0f} {1000 * taken.alone:>9.2f}")
+        lines.append(
+            f"{label:>10} {first:>10} {all_:>11} {taken.per_second:>12,.0f} {1000 * taken.alone:>9.2f}"
+        )
     return lines
 
 
 def _write(file: Path, facts: dict[str, object], points: list[CurvePoint], exact: Timed) -> None:
     title = f"{facts['kind']}: recall against time, {facts['questions']} questions"
-    series = [(name, [(1000 * point.time.together, point.recall[name]) for point in points]) for name in ("recall@10", _AT)]
+    series = [
+        (name, [(1000 * point.time.together, point.recall[name]) for point in points])
+        for name in ("recall@10", _AT)
+    ]
     series.append(("exact search", [(1000 * exact.together, 1.0)]))
     chart = line_chart(title, series, x_label="ms per question, all asked together (log scale)", log_x=True)
     with durable_file(file, note={}) as out:
@@ -94,7 +119,8 @@ def _write(file: Path, facts: dict[str, object], points: list[CurvePoint], exact
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds per question: ``together``, all asked at once (the best of some rounds), and ``alone``, one at a time (the median)."""
+    """Seconds per question: ``together``, all asked at once (the best of some rounds), and ``alone``, one at
+    a time (the median)."""
 
     together: float
     alone: float
@@ -106,7 +132,8 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One breadth. ``chosen_on`` is the recall over every other question, ``recall`` that over the rest, ``time`` that of all."""
+    """One breadth. ``chosen_on`` is the recall over every other question, ``recall`` that over the rest,
+    ``time`` that of all."""
 
     breadth: int
     time: Timed
@@ -133,7 +160,8 @@ def timed(index: Index, queries: np.ndarray) -> tuple[Timed, SearchResult]:
 
 
 def measure_curve(index: Index, queries: np.ndarray, truth: Sequence[Sequence[str]]) -> list[CurvePoint]:
-    """A point for each breadth, ascending, up to the first that finds everything. The index is left with the last of them."""
+    """A point for each breadth, ascending, up to the first that finds everything. The index is left with the
+    last of them."""
     points = []
     for breadth in index.breadths(DEPTH):
         index.search_with(breadth)

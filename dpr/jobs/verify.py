@@ -13,10 +13,11 @@ _MOST_NAMED = 200
 
 @dataclass
 class VerifySettings(Settings):
-    """Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without one, such as that of a run, it
-    checks all parts that have one or should have one, and the files that have a NAME.sha256 beside them; it lists the files that have no
-    checksum. Of a run, run.json states what it and the JSON files beside it hold, and what metrics.jsonl held at the last checkpoint.
-    Exits with 3 when a file differs, or when no file has a checksum."""
+    """Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without
+    one, such as that of a run, it checks all parts that have one or should have one, and the files that have
+    a NAME.sha256 beside them; it lists the files that have no checksum. Of a run, run.json states what it and
+    the JSON files beside it hold, and what metrics.jsonl held at the last checkpoint. Exits with 3 when a
+    file differs, or when no file has a checksum."""
 
     paths: list[str] = setting(list, operand="PATH ...", path="input")
     """Folders and files that a command wrote."""
@@ -38,7 +39,9 @@ def run(config: VerifySettings) -> int:
         parts = _parts(path) if path.is_dir() else [path]
         for part in parts:
             problems = verify_folder(part) if part.is_dir() else verify_file(part)
-            print(f"{part}: good" if not problems else "\n".join(f"{part}: {problem}" for problem in problems))
+            print(
+                f"{part}: good" if not problems else "\n".join(f"{part}: {problem}" for problem in problems)
+            )
             is_whole = is_whole and not problems
         for run in sorted(path.rglob(RUN_FILE)):
             for name, problems in run_problems(run.parent).items():
@@ -53,12 +56,15 @@ def run(config: VerifySettings) -> int:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The folder itself if it has a manifest; else folders in it that have one or should (checkpoints), and files with a checksum."""
+    """The folder itself if it has a manifest; else folders in it that have one or should (checkpoints), and
+    files with a checksum."""
     from dpr.storage.durable import CHECKSUM
 
     if (folder / "manifest.json").exists():
         return [folder]
-    outputs = {file.parent for file in folder.rglob("manifest.json")} | {path for path in folder.glob("*.step*") if path.is_dir()}
+    outputs = {file.parent for file in folder.rglob("manifest.json")} | {
+        path for path in folder.glob("*.step*") if path.is_dir()
+    }
     files = {note.with_name(note.name.removesuffix(CHECKSUM)) for note in folder.rglob(f"?*{CHECKSUM}")}
     outputs |= {file for file in files if not outputs & set(file.parents)}
     return sorted(path for path in outputs if _is_visible(path, folder)) or [folder]
@@ -69,7 +75,11 @@ def _rest(path: Path, parts: list[Path]) -> list[str]:
     from dpr.storage.durable import CHECKSUM
 
     known = set(parts)
-    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != CHECKSUM and _is_visible(file, path)]
+    files = [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.suffix != CHECKSUM and _is_visible(file, path)
+    ]
     return [str(file.relative_to(path)) for file in files if not known & {file, *file.parents}]
 
 

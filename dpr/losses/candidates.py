@@ -1,10 +1,13 @@
-"""Which contexts a question competes with, and its scores for them. docs/numerics.md, sections 1 and 3, derives the rules.
+"""Which contexts a question competes with, and its scores for them. docs/numerics.md, sections 1 and 3,
+derives the rules.
 
-Candidates follow from identities alone, which are known before anything is encoded. They are found on the host, where sorting and
-counting wait for nothing, and only the finished columns go to the device. Guards against false negatives and the weights of rivals follow
-from scores; they are functions of a part of the score matrix, so that they work in blocks.
+Candidates follow from identities alone, which are known before anything is encoded. They are found on the
+host, where sorting and counting wait for nothing, and only the finished columns go to the device. Guards
+against false negatives and the weights of rivals follow from scores; they are functions of a part of the
+score matrix, so that they work in blocks.
 
-Letters: B questions of this rank, M context slots of the pool, K known positives per question, D dimensions (G of guide vectors).
+Letters: B questions of this rank, M context slots of the pool, K known positives per question, D dimensions
+(G of guide vectors).
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ _ODD = -7046029254386353131  # mixes two numbers into one of 64 bits; distinct f
 class Candidates(NamedTuple):
     """What a question competes with.
 
-    ``target`` (B,) is the column of its positive, ``counts`` (M,) bool marks the columns that count, ``masked`` (B, K) columns that do not
-    count for one question (M where there are fewer than K), ``first`` (M,) names for each column the first that holds the same passage.
+    ``target`` (B,) is the column of its positive, ``counts`` (M,) bool marks the columns that count,
+    ``masked`` (B, K) columns that do not count for one question (M where there are fewer than K), ``first``
+    (M,) names for each column the first that holds the same passage.
     """
 
     target: Tensor
@@ -41,11 +45,13 @@ class Candidates(NamedTuple):
     first: Tensor
 
     def to(self, device: torch.device) -> Candidates:
-        """A copy on ``device``, made without waiting: copies from memory that is not pinned would wait for all work under way."""
+        """A copy on ``device``, made without waiting: copies from memory that is not pinned would wait for
+        all work under way."""
         return Candidates(*(on_device(part, device) for part in self))
 
     def mask_(self, scores: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
-        """Writes ``MASKED_SCORE``, in place, over what does not count in the given part of the score matrix."""
+        """Writes ``MASKED_SCORE``, in place, over what does not count in the given part of the score
+        matrix."""
         width, column = scores.shape[1], self.masked[rows] - (columns.start or 0)
         # A spare column for what lies outside of this part.
         excluded = torch.cat([~self.counts[columns], self.counts.new_zeros(1)]).repeat(len(scores), 1)
@@ -53,8 +59,9 @@ class Candidates(NamedTuple):
         return scores.masked_fill_(excluded[:, :width], MASKED_SCORE)
 
     def are_first(self, best: Tensor) -> Tensor:
-        """Whether each target ranks first, (B,), where ``best`` (B,) has the highest score. Of the columns of one passage it is the first:
-        their scores differ by rounding alone, which depends on how a pool is divided."""
+        """Whether each target ranks first, (B,), where ``best`` (B,) has the highest score. Of the columns of
+        one passage it is the first: their scores differ by rounding alone, which depends on how a pool is
+        divided."""
         return self.first[best] == self.target
 
     def competing(self, rows: slice, columns: Tensor) -> Tensor:
@@ -66,14 +73,20 @@ class Candidates(NamedTuple):
 
 
 def find_candidates(
-    rule: str, positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
+    rule: str,
+    positive_idx: Tensor,
+    valid: Tensor,
+    ids: Tensor,
+    known_positive_ids: Tensor,
+    known_positive_valid: Tensor,
 ) -> Candidates:
-    """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage, told by its id or its text,
-    counts once (at its first slot; positives are moved there), and other known positives of a question do not count against it; one whose
-    second number is ``WHOLE_DOCUMENT`` stands for every passage of its document, at most one for each question.
+    """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage,
+    told by its id or its text, counts once (at its first slot; positives are moved there), and other known
+    positives of a question do not count against it; one whose second number is ``WHOLE_DOCUMENT`` stands for
+    every passage of its document, at most one for each question.
 
-    ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2),
-    ``known_positive_valid`` (B, K); all on the host.
+    ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids``
+    (B, K, 2), ``known_positive_valid`` (B, K); all on the host.
     """
     num_slots, num_known = len(ids), known_positive_ids.shape[1]
     column = torch.arange(num_slots, device=ids.device)
@@ -82,12 +95,15 @@ def find_candidates(
         for of_slots, of_known in zip(names_of(ids), names_of(known_positive_ids), strict=True)
     ]
 
-    # Two texts of one id, one of which has another id too, are one passage with that: hence until nothing changes.
+    # Two texts of one id, one of which has another id too, are one passage with that: hence until nothing
+    # changes.
     first, is_settled = column, False
     while not is_settled:
         found = []
         for name in by_name:
-            lowest = torch.full_like(name, num_slots).scatter_reduce(0, name[:num_slots][valid], first[valid], reduce="amin")
+            lowest = torch.full_like(name, num_slots).scatter_reduce(
+                0, name[:num_slots][valid], first[valid], reduce="amin"
+            )
             found.append(lowest[name])
         joined = torch.minimum(found[0], found[1])[:num_slots]
         is_settled = torch.equal(joined[valid], first[valid])
@@ -114,7 +130,8 @@ def find_candidates(
 def names_of(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Of identities (..., 2) the names by id and by text (...); passages with a name in common are one.
 
-    Both names of a cut, whose second number is not negative, are its own: another cut of its document is another passage.
+    Both names of a cut, whose second number is not negative, are its own: another cut of its document is
+    another passage.
     """
     is_text = ids[..., 1] < 0
     by_id = ids[..., 0] * _ODD + torch.where(is_text, 0, ids[..., 1])
@@ -122,13 +139,15 @@ def names_of(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def are_same(ids: Tensor, others: Tensor) -> Tensor:
-    """Which identities (..., 2) are those of the same passage as ``others`` (..., 2); the shapes are broadcast."""
+    """Which identities (..., 2) are those of the same passage as ``others`` (..., 2); the shapes are
+    broadcast."""
     (by_id, by_text), (other_by_id, other_by_text) = names_of(ids), names_of(others)
     return (by_id == other_by_id) | (by_text == other_by_text)
 
 
 def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
-    """The slots (B, n) of the document that each question has as a known positive; M where there are fewer."""
+    """The slots (B, n) of the document that each question has as a known positive; M where there are
+    fewer."""
     is_whole = known_positive_ids[:, :, 1] == WHOLE_DOCUMENT
     documents = known_positive_ids[torch.arange(len(is_whole)), is_whole.int().argmax(1), 0]
     ordered, order = torch.sort(ids[:, 0], stable=True)
@@ -139,15 +158,18 @@ def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
 
 
 def are_known(ids: Tensor, known: Tensor) -> Tensor:
-    """Which identities (..., 2) are those of known positives (..., 2), by themselves or by their document; the shapes are broadcast."""
+    """Which identities (..., 2) are those of known positives (..., 2), by themselves or by their document;
+    the shapes are broadcast."""
     return are_same(ids, known) | ((ids[..., 0] == known[..., 0]) & (known[..., 1] == WHOLE_DOCUMENT))
 
 
 @dataclass(frozen=True, slots=True)
 class GuideVectors:
-    """Another model's vectors of length 1 (zeros where it has none): of each question's positive (B, G), of the columns (M, G).
+    """Another model's vectors of length 1 (zeros where it has none): of each question's positive (B, G), of
+    the columns (M, G).
 
-    A passage whose cosine with a question's positive exceeds ``threshold`` is taken for an unlabelled positive.
+    A passage whose cosine with a question's positive exceeds ``threshold`` is taken for an unlabelled
+    positive.
     """
 
     positives: Tensor
@@ -159,8 +181,9 @@ class GuideVectors:
 class Rivals:
     """What a question's positive is compared with.
 
-    Scores above ``ceiling`` (B,) are masked, and so are columns that ``guide`` takes for positives and ``suspects`` (B, M) bool; the target
-    never is. With ``hardness`` b a rival weighs exp(b x) times as much in the denominator, x being its score times the temperature.
+    Scores above ``ceiling`` (B,) are masked, and so are columns that ``guide`` takes for positives and
+    ``suspects`` (B, M) bool; the target never is. With ``hardness`` b a rival weighs exp(b x) times as much
+    in the denominator, x being its score times the temperature.
     """
 
     candidates: Candidates
@@ -173,9 +196,16 @@ class Rivals:
     def target(self) -> Tensor:
         return self.candidates.target
 
-    def weighed(self, scores: Tensor, temperature: Tensor | float, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
-        """The given part of the candidates' scores as the denominator takes them: ``MASKED_SCORE`` in place over suspects, the logarithm of
-        each rival's weight added, which is a constant to the gradient, as ``temperature`` must be."""
+    def weighed(
+        self,
+        scores: Tensor,
+        temperature: Tensor | float,
+        rows: slice = EVERYTHING,
+        columns: slice = EVERYTHING,
+    ) -> Tensor:
+        """The given part of the candidates' scores as the denominator takes them: ``MASKED_SCORE`` in place
+        over suspects, the logarithm of each rival's weight added, which is a constant to the gradient, as
+        ``temperature`` must be."""
         suspects = [] if self.suspects is None else [self.suspects[rows, columns]]
         if self.ceiling is not None:
             suspects.append(scores.detach() > self.ceiling[rows, None])
@@ -195,9 +225,11 @@ class Rivals:
 
 
 def columns_in(columns: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Where ``columns`` (B',) are among ``width`` columns from ``start`` on, (B', 1), and whether they are, (B',).
+    """Where ``columns`` (B',) are among ``width`` columns from ``start`` on, (B', 1), and whether they are,
+    (B',).
 
-    Where they are not, the place means nothing. Selecting the rows that are inside would make the host wait for the device to count them.
+    Where they are not, the place means nothing. Selecting the rows that are inside would make the host wait
+    for the device to count them.
     """
     place = columns - start
     return place.clamp(0, width - 1)[:, None], (place >= 0) & (place < width)

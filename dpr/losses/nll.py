@@ -1,6 +1,8 @@
-"""The bi-encoder objective: negative log-likelihood of each question's positive among the candidates of its pool. Mathematics only.
+"""The bi-encoder objective: negative log-likelihood of each question's positive among the candidates of its
+pool. Mathematics only.
 
-Letters: B questions of this rank, M context slots of the pool, D dimensions. docs/numerics.md derives the scaling and the candidate rules.
+Letters: B questions of this rank, M context slots of the pool, D dimensions. docs/numerics.md derives the
+scaling and the candidate rules.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ CPU_MAX_SCORES = 1 << 18
 class BiEncoderNllLoss(Loss):
     """-log softmax(positive) of each of this rank's questions, among the candidates of the whole pool.
 
-    A score matrix of more than ``max_scores`` entries (on a CPU ``CPU_MAX_SCORES``, if that is less) is computed in blocks, and again in
-    backward. Replaces DPR's ``BiEncoderNllLoss``, which computed the whole pool on every rank and obtained 1 / W of the gradient.
+    A score matrix of more than ``max_scores`` entries (on a CPU ``CPU_MAX_SCORES``, if that is less) is
+    computed in blocks, and again in backward. Replaces DPR's ``BiEncoderNllLoss``, which computed the whole
+    pool on every rank and obtained 1 / W of the gradient.
     """
 
     def __init__(self, *, candidates: str = "distinct", max_scores: int = 1 << 22) -> None:
@@ -34,11 +37,16 @@ class BiEncoderNllLoss(Loss):
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch | None = None) -> LossResult:
         """Scores this rank's questions (B, D) against the pool's contexts (M, D)."""
-        return nll_of_columns(questions, pool.contexts, Rivals(pool.candidates), pool.temperature, max_scores=self.max_scores)
+        return nll_of_columns(
+            questions, pool.contexts, Rivals(pool.candidates), pool.temperature, max_scores=self.max_scores
+        )
 
 
-def nll_of_columns(questions: Tensor, columns: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int) -> LossResult:
-    """-log softmax of each question's target, (B,), among the vectors (M, D) that ``rivals`` lets compete with it."""
+def nll_of_columns(
+    questions: Tensor, columns: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int
+) -> LossResult:
+    """-log softmax of each question's target, (B,), among the vectors (M, D) that ``rivals`` lets compete
+    with it."""
     if in_blocks(questions, columns, max_scores):
         return LossResult(*blockwise_nll(questions, columns, rivals, temperature, max_scores=max_scores)[:2])
     return nll_of_scores(score_matrix(questions, columns, temperature), rivals, temperature)
@@ -47,7 +55,8 @@ def nll_of_columns(questions: Tensor, columns: Tensor, rivals: Rivals, temperatu
 def nll_of_scores(scores: Tensor, rivals: Rivals, temperature: Temperature) -> LossResult:
     """As ``nll_of_columns``, from the scores (B, M), which are changed."""
     scores = rivals.candidates.mask_(scores)
-    correct = rivals.candidates.are_first(scores.argmax(dim=1))  # by the model's own scores, not as they are guarded and weighed
+    # by the model's own scores, not as they are guarded and weighed
+    correct = rivals.candidates.are_first(scores.argmax(dim=1))
     scores = rivals.weighed(scores, temperature.constant())
     return LossResult(torch.nn.functional.cross_entropy(scores, rivals.target, reduction="none"), correct)
 
@@ -67,16 +76,20 @@ class _Block(NamedTuple):
 
 
 def _blocks(num_rows: int, num_columns: int, max_scores: int) -> Iterator[_Block]:
-    """Nearly square blocks of at most ``max_scores`` scores, all columns of some rows before the next rows."""
+    """Nearly square blocks of at most ``max_scores`` scores, all columns of some rows before the next
+    rows."""
     height = min(num_rows, max(1, int(max_scores**0.5)))
     width = max(1, max_scores // height)
     for row in range(0, num_rows, height):
         for column in range(0, num_columns, width):
-            yield _Block(slice(row, min(row + height, num_rows)), slice(column, min(column + width, num_columns)))
+            yield _Block(
+                slice(row, min(row + height, num_rows)), slice(column, min(column + width, num_columns))
+            )
 
 
 class _BlockwiseNll(torch.autograd.Function):
-    """The softmax over a large pool without its score matrix: memory is that of one block, and backward computes each block again."""
+    """The softmax over a large pool without its score matrix: memory is that of one block, and backward
+    computes each block again."""
 
     @staticmethod
     def forward(
@@ -91,7 +104,9 @@ class _BlockwiseNll(torch.autograd.Function):
             highest, column = scores.max(dim=1)
             is_better = highest > best[block.rows]
             best[block.rows] = torch.where(is_better, highest, best[block.rows])
-            best_column[block.rows] = torch.where(is_better, column + block.columns.start, best_column[block.rows])
+            best_column[block.rows] = torch.where(
+                is_better, column + block.columns.start, best_column[block.rows]
+            )
             scores = rivals.weighed(scores, temperature, *block)
             column, is_inside = _targets(rivals, block)
             found = scores.gather(1, column)[:, 0]
@@ -106,7 +121,9 @@ class _BlockwiseNll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         questions, contexts, temperature, log_sum = ctx.saved_tensors
-        grad_questions, grad_contexts, grad_temperature = (torch.zeros_like(part) for part in (questions, contexts, temperature))
+        grad_questions, grad_contexts, grad_temperature = (
+            torch.zeros_like(part) for part in (questions, contexts, temperature)
+        )
         for block in _blocks(len(questions), len(contexts), ctx.max_scores):
             scores = _scores(questions, contexts, temperature, ctx.rivals, block)
             share = (ctx.rivals.weighed(scores, temperature, *block) - log_sum[block.rows, None]).exp_()
@@ -121,26 +138,34 @@ class _BlockwiseNll(torch.autograd.Function):
         return grad_questions, grad_contexts, grad_temperature, None, None
 
 
-def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, rivals: Rivals, block: _Block) -> Tensor:
+def _scores(
+    questions: Tensor, contexts: Tensor, temperature: Tensor, rivals: Rivals, block: _Block
+) -> Tensor:
     scores = (questions[block.rows] @ contexts[block.columns].T).div_(temperature)
     return rivals.candidates.mask_(scores, block.rows, block.columns)
 
 
 def _targets(rivals: Rivals, block: _Block) -> tuple[Tensor, Tensor]:
-    return columns_in(rivals.target[block.rows], block.columns.start, block.columns.stop - block.columns.start)
+    return columns_in(
+        rivals.target[block.rows], block.columns.start, block.columns.stop - block.columns.start
+    )
 
 
 def blockwise_nll(
     questions: Tensor, contexts: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-log softmax(target) of each question, (B,), whether each ranks it first, (B,), and its highest unweighed score, (B,).
+    """-log softmax(target) of each question, (B,), whether each ranks it first, (B,), and its highest
+    unweighed score, (B,).
 
-    A target that is none of the columns scores 0: the result is then the logarithm of the sum over all columns. ``questions`` (B, D),
-    ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.
+    A target that is none of the columns scores 0: the result is then the logarithm of the sum over all
+    columns. ``questions`` (B, D), ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32
+    at least, whatever autocast says.
     """
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
         questions = questions.to(dtype)
         size = block_size(questions, max_scores)
-        losses, correct, best = _BlockwiseNll.apply(questions, contexts.to(dtype), temperature.like(questions), rivals, size)
+        losses, correct, best = _BlockwiseNll.apply(
+            questions, contexts.to(dtype), temperature.like(questions), rivals, size
+        )
     return losses, correct, best

@@ -1,4 +1,5 @@
-"""The objective as a weighted sum of terms, each a function of a question and its pool. docs/numerics.md, section 1, has the formulas.
+"""The objective as a weighted sum of terms, each a function of a question and its pool. docs/numerics.md,
+section 1, has the formulas.
 
 Letters: B questions of this rank, n own slots of each question, D dimensions.
 """
@@ -24,9 +25,10 @@ from dpr.losses.terms import Distillation, Embedding, Nll, Symmetric, Teacher, o
 class Objective(Loss):
     """A weighted sum of terms: those of ``settings``, then ``user_terms`` with their weights.
 
-    The terms run in the same order with the same operations in every step, whatever the data hold: a question without teacher scores has
-    a distillation term of 0, and the divisor of the pool stays Q. ``normalize``: vectors have length 1, and so must have their prefixes
-    (``loss.dimensions``). A score matrix of more than ``max_scores`` entries is computed in blocks.
+    The terms run in the same order with the same operations in every step, whatever the data hold: a question
+    without teacher scores has a distillation term of 0, and the divisor of the pool stays Q. ``normalize``:
+    vectors have length 1, and so must have their prefixes (``loss.dimensions``). A score matrix of more than
+    ``max_scores`` entries is computed in blocks.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class Objective(Loss):
         self.settings, self.candidates, self._normalize, self.guide = settings, candidates, normalize, guide
         self.terms: list[tuple[float, Term]] = []
         if weight := settings.weight_of("nll"):
-            self.terms.append((weight, Nll(settings, candidates=candidates, guide=guide, max_scores=max_scores)))
+            self.terms.append(
+                (weight, Nll(settings, candidates=candidates, guide=guide, max_scores=max_scores))
+            )
         if weight := settings.weight_of("symmetric"):
             self.terms.append((weight, Symmetric(settings, candidates=candidates, max_scores=max_scores)))
         if settings.uses_teacher:
@@ -68,16 +72,26 @@ class Objective(Loss):
         weights = self.settings.dimension_weights or [1.0] * len(widths)
         results = {}
         for width, weight in zip(widths, weights, strict=True):
-            narrow = replace(pool, contexts=self._prefix(pool.contexts, width), questions=self._prefix(pool.questions, width))
+            narrow = replace(
+                pool,
+                contexts=self._prefix(pool.contexts, width),
+                questions=self._prefix(pool.questions, width),
+            )
             result = self._sum(self._prefix(questions, width), narrow, batch)
             results[width] = LossResult(weight * result.losses, result.correct)
-        return LossResult(_added([result.losses for result in results.values()]), results[max(widths)].correct)
+        return LossResult(
+            _added([result.losses for result in results.values()]), results[max(widths)].correct
+        )
 
     def _prefix(self, vectors: Tensor, width: int) -> Tensor:
         """The first ``width`` dimensions, of length 1 again if the vectors have it."""
         if width == vectors.shape[1]:
             return vectors
-        return torch.nn.functional.normalize(vectors[:, :width], dim=1) if self._normalize else vectors[:, :width]
+        return (
+            torch.nn.functional.normalize(vectors[:, :width], dim=1)
+            if self._normalize
+            else vectors[:, :width]
+        )
 
     def _sum(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
         """The weighted sum of the terms for vectors of one width."""
@@ -90,10 +104,19 @@ class Objective(Loss):
                 correct = part.correct if correct is None else correct
                 part = part.losses
             if not isinstance(part, Tensor) or part.shape != (len(batch),):
-                shape = f"losses of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
-                raise ConfigError(f"the term {type(term).__name__} returned {shape}; expected one loss per question, ({len(batch)},)")
+                shape = (
+                    f"losses of shape {tuple(part.shape)}"
+                    if isinstance(part, Tensor)
+                    else f"a {type(part).__name__}"
+                )
+                raise ConfigError(
+                    f"the term {type(term).__name__} returned {shape}; expected one loss per question,"
+                    f" ({len(batch)},)"
+                )
             losses.append(weight * part)
-        return LossResult(_added(losses), self._own_correct(questions, pool, batch) if correct is None else correct)
+        return LossResult(
+            _added(losses), self._own_correct(questions, pool, batch) if correct is None else correct
+        )
 
     def _own_correct(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
         """Which questions rank their positive first among their own slots, (B,)."""

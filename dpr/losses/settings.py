@@ -1,4 +1,5 @@
-"""Terms of the objective: which there are, their weights and their parameters. They are part of the node ``loss`` of the configuration."""
+"""Terms of the objective: which there are, their weights and their parameters. They are part of the node
+``loss`` of the configuration."""
 
 from __future__ import annotations
 
@@ -28,40 +29,50 @@ class DistillationSettings(Settings, requires=TRAINING):
     """Terms that compare a question's scores for its own passages, or vectors, with those of a teacher."""
 
     kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
-    """Weight of the KL divergence between the teacher's and the model's distributions over a question's own passages."""
+    """Weight of the KL divergence between the teacher's and the model's distributions over a question's own
+    passages."""
     kl_temperature: float | None = setting(None, above=0, on_resume=IDENTITY, requires=_OF_KL)
     """Divides the model's scores in the KL divergence; absent = loss.temperature."""
     teacher_temperature: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_KL)
     """Divides the teacher's scores in the KL divergence."""
     margin_mse_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
-    """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus another passage's."""
+    """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus
+    another passage's."""
     margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_MARGINS)
     """Multiplies the teacher's margins; the model's are those of its scores before loss.temperature."""
     teacher: Any = setting(None, on_resume=CONTENT, excludes=("terms", "dimensions"), path="input")
-    """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too, of passages only where their tower is
-    trained; or vector shards of any model (dpr embed; a pattern or a list) over the passages (docs/students.md). Absent = none."""
+    """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too, of passages
+    only where their tower is trained; or vector shards of any model (dpr embed; a pattern or a list) over the
+    passages (docs/students.md). Absent = none."""
     embedding_weight: float = setting(1.0, above=0, on_resume=IDENTITY, requires="teacher")
-    """Weight of the squared distance between the model's vectors and those of loss.teacher; with nll_weight=0 texts alone are learned
-    from."""
+    """Weight of the squared distance between the model's vectors and those of loss.teacher; with nll_weight=0
+    texts alone are learned from."""
 
 
 @dataclass
 class RivalSettings(Settings, requires=TRAINING):
-    """What the positive is compared with in the NLL, and what weighs how much in it and in the symmetric term."""
+    """What the positive is compared with in the NLL, and what weighs how much in it and in the symmetric
+    term."""
 
     in_batch_negatives: bool = setting(True, on_resume=IDENTITY, requires=_OF_NLL, excludes=_NO_NLL)
-    """false: a question's positive competes with the question's own negatives only, not with the passages of other questions."""
-    positives: str = setting("one", choices=("one", "any", "each"), on_resume=IDENTITY, requires=_OF_NLL, excludes=_NO_NLL)
-    """one: the positive drawn for the question. any, each: all known positives of the question that are in the pool; any: the sum of their
-    softmax shares must rise; each: every one must beat the negatives."""
+    """false: a question's positive competes with the question's own negatives only, not with the passages of
+    other questions."""
+    positives: str = setting(
+        "one", choices=("one", "any", "each"), on_resume=IDENTITY, requires=_OF_NLL, excludes=_NO_NLL
+    )
+    """one: the positive drawn for the question. any, each: all known positives of the question that are in
+    the pool; any: the sum of their softmax shares must rise; each: every one must beat the negatives."""
     hardness: float = setting(0.0, least=0, on_resume=IDENTITY, requires=_OF_RIVALS)
-    """A negative with score x (before loss.temperature) weighs exp(hardness * x) times as much in the denominator; 0 = all the same."""
+    """A negative with score x (before loss.temperature) weighs exp(hardness * x) times as much in the
+    denominator; 0 = all the same."""
     false_negative_margin: float | None = setting(None, on_resume=IDENTITY, requires=_OF_RIVALS)
-    """Negatives that score higher than the positive by more than this (before loss.temperature) are masked, as likely positives; absent =
-    none is."""
-    guide: list[str] | None = setting(None, on_resume=CONTENT, requires=_OF_NLL, excludes=_NO_NLL, path="input")
-    """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's positive exceeds guide_threshold
-    are masked for it; absent = none is."""
+    """Negatives that score higher than the positive by more than this (before loss.temperature) are masked,
+    as likely positives; absent = none is."""
+    guide: list[str] | None = setting(
+        None, on_resume=CONTENT, requires=_OF_NLL, excludes=_NO_NLL, path="input"
+    )
+    """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's
+    positive exceeds guide_threshold are masked for it; absent = none is."""
     guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY, requires="guide")
     """Cosine of two guide vectors above which their passages are taken for one."""
 
@@ -73,12 +84,15 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
     nll_weight: float = setting(1.0, least=0, on_resume=IDENTITY, excludes="terms")
     """Weight of the negative log likelihood of the positive."""
     symmetric_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
-    """Weight of the negative log likelihood of the question among all questions of the pool, given its positive."""
+    """Weight of the negative log likelihood of the question among all questions of the pool, given its
+    positive."""
     terms: Any = setting(None, on_resume=IDENTITY)
-    """The terms, in place of the four weights: nll, symmetric, kl, margin_mse, or user-defined, module:Class (docs/training.md); one or a
-    list, each of weight 1 or {use: nll, weight: 0.5}, with the arguments of a class beside them. Absent = those with a weight above 0."""
+    """The terms, in place of the four weights: nll, symmetric, kl, margin_mse, or user-defined, module:Class
+    (docs/training.md); one or a list, each of weight 1 or {use: nll, weight: 0.5}, with the arguments of a
+    class beside them. Absent = those with a weight above 0."""
     dimensions: list[int] | None = setting(None, unit="dimensions", least=1, on_resume=IDENTITY)
-    """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number listed; absent = over all."""
+    """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number
+    listed; absent = over all."""
     dimension_weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires="dimensions")
     """One weight for each number of loss.dimensions; absent = 1 each."""
 
@@ -104,7 +118,8 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
         return next((entry.weight for entry in self.entries() if entry.name == name), 0.0)
 
     def changed(self) -> dict[str, Any]:
-        """The settings of the objective that differ from their defaults; none of them: the negative log likelihood alone."""
+        """The settings of the objective that differ from their defaults; none of them: the negative log
+        likelihood alone."""
         default = ObjectiveSettings()
         values = ((item.name, getattr(self, item.name)) for item in fields(ObjectiveSettings))
         return {name: value for name, value in values if value != getattr(default, name)}
@@ -113,22 +128,30 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
         """What the terms need of each other, and of the rule ``candidates``."""
         names = Counter(entry.name for entry in self.entries())
         if twice := next((name for name in TERMS if names[name] > 1), ""):
-            raise ConfigError(f"{prefix}terms names {twice} twice; give it one weight: {{use: {twice}, weight: 2}}")
+            raise ConfigError(
+                f"{prefix}terms names {twice} twice; give it one weight: {{use: {twice}, weight: 2}}"
+            )
         if not names:
-            raise ConfigError(f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or another above 0")
+            raise ConfigError(
+                f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or"
+                " another above 0"
+            )
         of_two = [name for name in ("hardness", "false_negative_margin") if name in self.changed()]
         if of_two and not (names["nll"] or names["symmetric"]):
             off = f"{prefix}nll_weight and {prefix}symmetric_weight are 0"
-            raise ConfigError(f"{prefix}{of_two[0]} has no effect where {off}; raise one of them, or leave it out")
+            raise ConfigError(
+                f"{prefix}{of_two[0]} has no effect where {off}; raise one of them, or leave it out"
+            )
         if self.positives != "one" and candidates == "dpr":
             raise ConfigError(
-                f"{prefix}positives={self.positives} and {prefix}candidates=dpr are mutually exclusive: dpr counts every slot and has "
-                f"one positive; set {prefix}candidates=distinct"
+                f"{prefix}positives={self.positives} and {prefix}candidates=dpr are mutually exclusive: dpr"
+                f" counts every slot and has one positive; set {prefix}candidates=distinct"
             )
         widths, weights = self.dimensions, self.dimension_weights
         if weights is not None and (widths is None or len(weights) != len(widths) or not any(weights)):
             raise ConfigError(
-                f"{prefix}dimension_weights={weights} does not fit {prefix}dimensions={widths}; expected one weight for each, one above 0"
+                f"{prefix}dimension_weights={weights} does not fit {prefix}dimensions={widths}; expected one"
+                " weight for each, one above 0"
             )
         if widths is not None and (not widths or len(set(widths)) < len(widths)):
             raise ConfigError(f"{prefix}dimensions={widths} is empty or names a number twice")
@@ -142,5 +165,7 @@ def _entry(given: Any) -> TermEntry:
     if type(weight) not in (int, float) or not 0 < weight < float("inf"):
         raise ConfigError(f"loss.terms: the weight of {name} is {weight!r}; it must be a number above 0")
     if name in TERMS and arguments:
-        raise ConfigError(f"loss.terms: {name} takes no {next(iter(arguments))}; its other settings are keys of loss")
+        raise ConfigError(
+            f"loss.terms: {name} takes no {next(iter(arguments))}; its other settings are keys of loss"
+        )
     return TermEntry(name, float(weight), arguments)

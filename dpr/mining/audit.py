@@ -1,4 +1,5 @@
-"""Statistics of mining: how much was left out and why, how negatives compare with positives, five examples."""
+"""Statistics of mining: how much was left out and why, how negatives compare with positives, five
+examples."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class BlockAudit:
         self._values: dict[str, list[float]] = {name: [] for name in _VALUES}
         self._example: dict[str, Any] | None = None
 
-    def add(self, sample: TrainingSample, mined: Mined, positive_score: float | None, *, in_corpus: bool) -> None:
+    def add(
+        self, sample: TrainingSample, mined: Mined, positive_score: float | None, *, in_corpus: bool
+    ) -> None:
         """Counts one question; ``in_corpus``: one of its positives is in the corpus."""
         self._counts["questions"] += 1
         self._counts["candidates"] += mined.candidates
@@ -66,7 +69,9 @@ class BlockAudit:
                 "positive_score": None if positive_score is None else round(positive_score, 3),
             }
 
-    def _add_negative(self, sample: TrainingSample, candidate: Candidate, positive_score: float | None) -> None:
+    def _add_negative(
+        self, sample: TrainingSample, candidate: Candidate, positive_score: float | None
+    ) -> None:
         self._values["score"].append(round(candidate.score, 4))
         if candidate.cross_encoder_score is not None:
             self._values["cross_encoder_score"].append(round(candidate.cross_encoder_score, 4))
@@ -82,12 +87,17 @@ class BlockAudit:
 
     def record(self) -> dict[str, Any]:
         """The counts as JSON."""
-        return {"counts": dict(self._counts), "left_out": dict(self._left_out), "values": self._values, "example": self._example}
+        return {
+            "counts": dict(self._counts),
+            "left_out": dict(self._left_out),
+            "values": self._values,
+            "example": self._example,
+        }
 
 
 def combine(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The audit of all blocks: counts, quantiles of scores and of how they compare with the positive's, five examples from all over the
-    data."""
+    """The audit of all blocks: counts, quantiles of scores and of how they compare with the positive's, five
+    examples from all over the data."""
     counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
     left_out: Counter[str] = Counter()
     values: dict[str, list[np.ndarray]] = {name: [] for name in _VALUES}
@@ -99,7 +109,11 @@ def combine(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
             values[name].append(np.array(block["values"][name], dtype=np.float32))
         if block["example"] is not None:
             examples.append(block["example"])
-    chosen = [examples[index] for index in sorted({round(step * (len(examples) - 1) / 4) for step in range(5)})] if examples else []
+    chosen = (
+        [examples[index] for index in sorted({round(step * (len(examples) - 1) / 4) for step in range(5)})]
+        if examples
+        else []
+    )
     of_values = {f"{name}_quantiles": quantiles(parts) for name, parts in values.items()}
     return {"counts": dict(counts), "left_out": dict(left_out), **of_values, "examples": chosen}
 
@@ -111,7 +125,10 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
     def share(count: int, whole: str, what: str) -> str:
         return f"{count:>10,}  {count / max(counts[whole], 1):>6.1%} {what}"
 
-    yield f"{counts['questions']:>10,}  questions, {counts['questions without negatives']:,} of them without negatives"
+    yield (
+        f"{counts['questions']:>10,}  questions, {counts['questions without negatives']:,} of them without"
+        " negatives"
+    )
     if counts.get(_NOT_FOUND):
         yield f"{counts[_NOT_FOUND]:>10,}  {_NOT_FOUND}"
     yield f"{counts['candidates']:>10,}  candidates examined"
@@ -120,7 +137,11 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
         yield share(count, "candidates", f"left out: {reason}")
     yield f"{counts['negatives']:>10,}  negatives written"
     yield share(counts["negatives that hold an answer"], "negatives", "of them hold an answer")
-    yield share(counts["negatives above the positive"], "negatives with a known positive score", "score above the positive")
+    yield share(
+        counts["negatives above the positive"],
+        "negatives with a known positive score",
+        "score above the positive",
+    )
     header = " ".join(f"{quantile:>7.0%}" for quantile in _QUANTILES)
     yield f"  quantiles of                 {header}"
     labels = ("score", "score / positive's score", "positive's score - score", "cross-encoder's score")
@@ -131,23 +152,42 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
         positive = "" if example["positive_score"] is None else f" {example['positive_score']}"
         yield f"  question  {' '.join(example['question'].split())[:140]}"
         yield f"    positive{positive}: {' '.join(example['positive'].split())[:140]}"
-        yield f"    negative {example['score']} (rank {example['rank']}): {' '.join(example['negative'].split())[:140]}"
+        yield (
+            f"    negative {example['score']} (rank {example['rank']}):"
+            f" {' '.join(example['negative'].split())[:140]}"
+        )
 
 
 def warn_of_few(audit: dict[str, Any], out: Path) -> None:
     """Warns where at least half of the questions got no negative, or no question is left, and says why."""
     counts = audit["counts"]
-    without, questions, not_found = counts["questions without negatives"], counts["questions"], counts.get(_NOT_FOUND, 0)
+    without, questions, not_found = (
+        counts["questions without negatives"],
+        counts["questions"],
+        counts.get(_NOT_FOUND, 0),
+    )
     if 2 * without < questions or not (questions or not_found):
         return
     reasons = [f"{counts['candidates']:,} candidates"]
     if counts["questions without candidates"]:
-        nothing = "nothing was found at the ranks that are looked at; BM25 finds only passages that share a word with the question"
+        nothing = (
+            "nothing was found at the ranks that are looked at; BM25 finds only passages that share a word"
+            " with the question"
+        )
         reasons.append(f"for {counts['questions without candidates']:,} {nothing}")
-    reasons += [f"{count:,} left out: {reason}" for reason, count in sorted(audit["left_out"].items(), key=lambda item: -item[1])]
+    reasons += [
+        f"{count:,} left out: {reason}"
+        for reason, count in sorted(audit["left_out"].items(), key=lambda item: -item[1])
+    ]
     if not_found:
         reasons.append(f"{not_found:,} {_NOT_FOUND}")
-    logger.warning("%s: %s of %s questions have no mined negatives (%s)", out, f"{without:,}", f"{questions:,}", "; ".join(reasons))
+    logger.warning(
+        "%s: %s of %s questions have no mined negatives (%s)",
+        out,
+        f"{without:,}",
+        f"{questions:,}",
+        "; ".join(reasons),
+    )
 
 
 def quantiles(parts: list[np.ndarray]) -> list[float]:

@@ -35,11 +35,13 @@ class MiningInputs(ForwardSettings, Bm25Settings):
     cross_encoder: str | None = setting(None, path="input")
     """Folder of a sequence classifier that reads question and passage together."""
     query_prefix: str = ""
-    """Put before every question as it is for model_file, as in training (datasets.<name>.query_prefix); prompts are stored."""
+    """Put before every question as it is for model_file, as in training (datasets.<name>.query_prefix);
+    prompts are stored."""
     passage_prefix: str = ""
     """The same before every passage; vectors must have been made with it."""
     prompt: str | None = None
-    """Name of the model's prompt for these questions (encoder.prompts); without it those of encoder.query_prompt."""
+    """Name of the model's prompt for these questions (encoder.prompts); without it those of
+    encoder.query_prompt."""
     processes: int = setting(1, unit="processes", least=1)
     """Processes that search by BM25 or by vectors, and filter; they share the CPU's cores."""
     on_bad_row: str = setting("fail", choices=("fail", "skip"))
@@ -57,10 +59,13 @@ class MiningInputs(ForwardSettings, Bm25Settings):
     def model_search(self, **more: Any) -> ModelSearchSettings:
         """The bi-encoder, and how it is used."""
         own = {name: getattr(self, name) for name in ("query_prefix", "passage_prefix", "prompt")}
-        return ModelSearchSettings(model_file=str(self.model_file), **asdict(self.encoder), **own, **self.models_options(), **more)
+        return ModelSearchSettings(
+            model_file=str(self.model_file), **asdict(self.encoder), **own, **self.models_options(), **more
+        )
 
     def refuse_idle(self, owners: Mapping[str, str]) -> None:
-        """Raises ConfigError for settings that are set though their owner does not take part; a name may be that of a section."""
+        """Raises ConfigError for settings that are set though their owner does not take part; a name may be
+        that of a section."""
         for entry in settings(type(self)):
             owner = owners.get(entry.key) or owners.get(entry.key.partition(".")[0])
             if owner and attrgetter(entry.key)(self) != entry.default:
@@ -76,14 +81,16 @@ class MiningIndex(Settings):
     """What is searched."""
 
     kind: str | None = None
-    """bm25; with model_file exact, hnsw32, ivf, small, flat, hnsw or hnsw_sq; or a user-defined index, module:Class. Absent = the first."""
+    """bm25; with model_file exact, hnsw32, ivf, small, flat, hnsw or hnsw_sq; or a user-defined index,
+    module:Class. Absent = the first."""
     options: dict[str, Any] = setting(dict, also=("indexer_options",))
     """Its settings as JSON, e.g. indexer.options='{"store_n": 32}'."""
 
 
 @dataclass
 class MineCommand(MiningInputs, MiningSettings):
-    """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and prints an audit of them.
+    """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and
+    prints an audit of them.
 
     Rerun the same command to resume a killed run; a finished one is not repeated."""
 
@@ -99,7 +106,8 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
     vectors: list[str] = setting(list, also=("encoded_ctx_files",), path="input")
     """Vectors of the corpus by this model, by dpr embed; again for more; none = they are made."""
     keep_within: int = setting(0, unit="passages", least=0)
-    """Leaves out questions for which no positive is among the first so many passages found, to filter what a model wrote; 0 = none."""
+    """Leaves out questions for which no positive is among the first so many passages found, to filter what a
+    model wrote; 0 = none."""
     indexer: MiningIndex = field(default_factory=MiningIndex)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
@@ -110,20 +118,31 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
             idle |= dict.fromkeys(("vectors", *_MODEL), "a model; add model_file=<folder>")
         if not self.cross_encoder:
             idle |= {"veto_above": "a cross-encoder; add cross_encoder=<folder>"}
-            idle |= {} if self.model_file else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
+            idle |= (
+                {}
+                if self.model_file
+                else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
+            )
         self.refuse_idle(idle)
         if self.keep_within > self.to_rank:
-            raise ConfigError(f"keep_within={self.keep_within} is above to_rank={self.to_rank}, the last rank that is searched")
+            raise ConfigError(
+                f"keep_within={self.keep_within} is above to_rank={self.to_rank}, the last rank that is"
+                " searched"
+            )
         if self.cluster.kind != "none" and self.processes > 1:
-            raise ConfigError(f"processes={self.processes} and cluster=ray are mutually exclusive; cluster.workers limits its workers")
+            raise ConfigError(
+                f"processes={self.processes} and cluster=ray are mutually exclusive; cluster.workers limits"
+                " its workers"
+            )
 
 
 @dataclass
 class ScoreCommand(MiningInputs):
-    """Adds a teacher_score to every passage of training data of any format that dpr prepare knows, and prints what they are like.
+    """Adds a teacher_score to every passage of training data of any format that dpr prepare knows, and prints
+    what they are like.
 
-    The teacher is a cross-encoder (its log-odds), a bi-encoder (its scores), BM25, or a hybrid of the last two. Rerun the same command to
-    resume a killed run; a finished one is not repeated."""
+    The teacher is a cross-encoder (its log-odds), a bi-encoder (its scores), BM25, or a hybrid of the last
+    two. Rerun the same command to resume a killed run; a finished one is not repeated."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr score train.jsonl out=train_scored.jsonl cross_encoder=ms-marco-cross-encoder
@@ -132,7 +151,8 @@ dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv processes=2
 dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/first hybrid=linear
 """
     hybrid: str = setting("none", choices=("none", "linear"))
-    """linear: the weighted sum of model_file's and BM25's scores by which dpr retrieve hybrid=linear ranks."""
+    """linear: the weighted sum of model_file's and BM25's scores by which dpr retrieve hybrid=linear
+    ranks."""
     hybrid_weight: float = setting(DEFAULT_WEIGHT, least=0, most=1)
     """The model's share in it."""
     hybrid_depth: int = setting(100, unit="passages", least=1)
@@ -141,7 +161,10 @@ dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/f
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         if self.cross_encoder and self.model_file:
-            raise ConfigError("cross_encoder and model_file are mutually exclusive: one teacher scores; leave one of them out")
+            raise ConfigError(
+                "cross_encoder and model_file are mutually exclusive: one teacher scores; leave one of"
+                " them out"
+            )
         is_hybrid, idle = self.hybrid != "none", dict[str, str]()
         if is_hybrid and not self.model_file:
             raise ConfigError(f"hybrid={self.hybrid} joins a model with BM25; add model_file=<folder>")
@@ -151,7 +174,11 @@ dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/f
             idle |= dict.fromkeys(("hybrid_weight", "hybrid_depth"), "hybrids; add hybrid=linear")
         if not self.model_file:
             idle |= dict.fromkeys(_MODEL, "a model; add model_file=<folder>")
-            idle |= {} if self.cross_encoder else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
+            idle |= (
+                {}
+                if self.cross_encoder
+                else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
+            )
         self.refuse_idle(idle)
         if self.cross_encoder and self.processes > 1:
             raise ConfigError("a cross-encoder scores in one process with all cores; leave processes out")

@@ -68,7 +68,8 @@ class MiningCorpus:
     def named(self, passage: Passage) -> Passage:
         """A passage of the training data with its id in the corpus.
 
-        Otherwise one text would be two passages: a question's positive, and a negative that training does not recognise as that positive.
+        Otherwise one text would be two passages: a question's positive, and a negative that training does not
+        recognise as that positive.
         """
         row = self.row_of(passage)
         key = _MADE if row is None else self._texts.id_at(row)
@@ -76,7 +77,9 @@ class MiningCorpus:
 
     def source(self, passage_prefix: str = "") -> PassageSource:
         """The passages as an embedding job reads them, whatever the format of the file."""
-        return _StoredPassages(self.file, name=self.file.name, texts=self._texts, passage_prefix=passage_prefix)
+        return _StoredPassages(
+            self.file, name=self.file.name, texts=self._texts, passage_prefix=passage_prefix
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class _StoredPassages(PassageSource):
 
 
 def write_training_passages(train: TrainingSet, file: Path) -> int:
-    """Writes the distinct passages of a training set as a corpus and returns how many. Holds two hashes of each in memory."""
+    """Writes the distinct passages of a training set as a corpus and returns how many. Holds two hashes of
+    each in memory."""
     return write_passages(file, _distinct(train))
 
 
@@ -108,7 +112,12 @@ def _distinct(train: TrainingSet) -> Iterator[Passage]:
                 continue
             contents.add(content)
             # An id that stands for two texts in the file names the first one only.
-            is_free = passage.id is not None and bool(passage.id) and text_hash(passage.id) not in names and "\0" not in passage.id
+            is_free = (
+                passage.id is not None
+                and bool(passage.id)
+                and text_hash(passage.id) not in names
+                and "\0" not in passage.id
+            )
             key = str(passage.id) if is_free else f"{_MADE}{content:016x}"
             names.add(text_hash(key))
             yield replace(passage, id=key)

@@ -1,6 +1,7 @@
 """Search by a bi-encoder, exact by default, over given vectors of the corpus or vectors that are made here.
 
-The model runs in one process, on all threads or on the GPU, so that the bits of vectors do not depend on how many processes search.
+The model runs in one process, on all threads or on the GPU, so that the bits of vectors do not depend on how
+many processes search.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class DenseSearch:
     """Ranks by a bi-encoder.
 
     Args:
-        shards: vectors of the corpus by this model, in the order of the corpus; if there are none, they are made in the work folder.
-        batch_tokens, precision: of the forward passes.
-        query_prefix, passage_prefix: put before what is encoded here, as in training; given shards must have been made with the latter.
+        shards: vectors of the corpus by this model, in the order of the corpus; if there are none, they are
+        made in the work folder. batch_tokens, precision: of the forward passes. query_prefix, passage_prefix:
+        put before what is encoded here, as in training; given shards must have been made with the latter.
             The model's own prompts need not be named.
         prompt: name of the model's prompt for these questions.
     """
@@ -84,43 +85,65 @@ class DenseSearch:
 
     def facts(self) -> dict[str, Any]:
         vectors = [describe_file(shard.path / MANIFEST)["sha256"] for shard in self.shards]
-        facts: dict[str, Any] = {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self.precision, "vectors": vectors}
+        facts: dict[str, Any] = {
+            "kind": "dense",
+            "model_fingerprint": self._fingerprint,
+            "precision": self.precision,
+            "vectors": vectors,
+        }
         if self.index.kind != "exact":
             facts["indexer"] = self.index.facts()
-        prefixes = {"query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix, "prompt": self.prompt}
+        prefixes = {
+            "query_prefix": self.query_prefix,
+            "passage_prefix": self.passage_prefix,
+            "prompt": self.prompt,
+        }
         return facts | {name: prefix for name, prefix in prefixes.items() if prefix}
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> DenseFinder:
+    def prepare(
+        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
+    ) -> DenseFinder:
         shards = self.shards or [self._embed(corpus, work)]
         _require_order_of(corpus, shards)
         missing = [rows for rows in blocks if not question_folder(work, rows).is_dir()]
-        progress = Progress("encoding", len(train), unit="questions", done=len(train) - sum(map(len, missing)))
+        progress = Progress(
+            "encoding", len(train), unit="questions", done=len(train) - sum(map(len, missing))
+        )
         for rows in missing:
             progress.advance(len(rows), self._encode_questions(train, rows, corpus, work))
         progress.close()
         finder = DenseFinder(tuple(shard.path for shard in shards), work, str(self.model.device), self.index)
         if self.index.index_class.is_saved:
+            # built here, before several processes ask; by a copy, as open shards cannot be sent to them
             replace(finder).open_index(
                 lambda: np.load(question_folder(work, blocks[0]) / "vectors.npy", allow_pickle=False)
-            )  # built here, before several processes ask; by a copy, as open shards cannot be sent to them
+            )
         return finder
 
     def _embed(self, corpus: MiningCorpus, work: Path) -> VectorShard:
-        config = EmbedConfig(out_file=str(work / "vectors"), batch_tokens=self.batch_tokens, precision=self.precision)
-        return VectorShard(embed_shard(self.model, corpus.source(self.passage_prefix), config).folder, verify=False)
+        config = EmbedConfig(
+            out_file=str(work / "vectors"), batch_tokens=self.batch_tokens, precision=self.precision
+        )
+        return VectorShard(
+            embed_shard(self.model, corpus.source(self.passage_prefix), config).folder, verify=False
+        )
 
     def _encode_questions(self, train: TrainingSet, rows: range, corpus: MiningCorpus, work: Path) -> int:
-        """Stores the vectors of a block of questions, and each question's best score of positives outside the corpus (NaN: it has none).
+        """Stores the vectors of a block of questions, and each question's best score of positives outside the
+        corpus (NaN: it has none).
 
         Returns the number of tokens of the questions.
         """
         samples = [train[row] for row in rows]
         tensorizer = self.model.tensorizer
         questions = [sample.question for sample in samples]
-        tokens = TokenBatch.from_lists(tensorizer.question_tokens(questions, prompt=self.prompt, prefix=self.query_prefix))
+        tokens = TokenBatch.from_lists(
+            tensorizer.question_tokens(questions, prompt=self.prompt, prefix=self.query_prefix)
+        )
         vectors = self._encode(tokens, "question")
         best = np.full(len(rows), np.nan, dtype=np.float32)
-        encoder_type = str(self.shards[0].metadata.get("encoder_type", "ctx")) if self.shards else "ctx"  # as the corpus was embedded
+        # as the corpus was embedded
+        encoder_type = str(self.shards[0].metadata.get("encoder_type", "ctx")) if self.shards else "ctx"
         source = corpus.source(self.passage_prefix)
         outside = [
             (index, source.as_encoded(passage))
@@ -131,7 +154,9 @@ class DenseSearch:
         for start in range(0, len(outside), _AT_ONCE):
             portion = outside[start : start + _AT_ONCE]
             places = np.array([index for index, _ in portion])
-            others = self._encode(tokenize_passages(tensorizer, [passage for _, passage in portion]), encoder_type)
+            others = self._encode(
+                tokenize_passages(tensorizer, [passage for _, passage in portion]), encoder_type
+            )
             np.fmax.at(best, places, paired_dots(vectors, places, others, np.arange(len(others))))
         with durable_folder(question_folder(work, rows), overwrite=True) as folder:
             np.save(folder / "vectors.npy", vectors, allow_pickle=False)
@@ -139,12 +164,19 @@ class DenseSearch:
         return len(tokens.tokens)
 
     def _encode(self, tokens: TokenBatch, encoder_type: str) -> np.ndarray:
-        return encode_tokens(self.model, tokens, encoder_type=encoder_type, batch_tokens=self.batch_tokens, precision=self.precision)
+        return encode_tokens(
+            self.model,
+            tokens,
+            encoder_type=encoder_type,
+            batch_tokens=self.batch_tokens,
+            precision=self.precision,
+        )
 
 
 @dataclass(frozen=True)
 class DenseFinder:
-    """The score of a positive is the dot product of its vector and the question's; ``prepare`` scored positives outside the corpus."""
+    """The score of a positive is the dot product of its vector and the question's; ``prepare`` scored
+    positives outside the corpus."""
 
     folders: tuple[Path, ...]
     work: Path
@@ -157,8 +189,11 @@ class DenseFinder:
 
     def open_index(self, questions: Callable[[], np.ndarray] | None = None) -> Index:
         folder = self.work / "index" if self.index.index_class.is_saved else None
-        device = self.device if torch.cuda.is_available() else "cpu"  # a worker elsewhere may have no GPU; the result is the same
-        return IndexStore(self.index, folder, device=device).load_or_build(lambda: self._shards, questions=questions)
+        # a worker elsewhere may have no GPU; the result is the same
+        device = self.device if torch.cuda.is_available() else "cpu"
+        return IndexStore(self.index, folder, device=device).load_or_build(
+            lambda: self._shards, questions=questions
+        )
 
     _opened = cached_property(open_index)
 
@@ -166,13 +201,20 @@ class DenseFinder:
         folder = question_folder(self.work, rows)
         questions = np.load(folder / "vectors.npy", allow_pickle=False)
         best = np.load(folder / "outside.npy", allow_pickle=False)
-        pairs = np.array([(index, row) for index, query in enumerate(queries) for row in query.positives], dtype=np.int64).reshape(-1, 2)
+        pairs = np.array(
+            [(index, row) for index, query in enumerate(queries) for row in query.positives], dtype=np.int64
+        ).reshape(-1, 2)
         for part, vectors in self._vectors_of(pairs):
             np.fmax.at(best, part[:, 0], paired_dots(questions, part[:, 0], vectors, np.arange(len(vectors))))
         rankings = to_rankings(self._opened.search(questions, depth))
-        return [QueryHits(hits, None if np.isnan(score) else float(score)) for hits, score in zip(rankings, best, strict=True)]
+        return [
+            QueryHits(hits, None if np.isnan(score) else float(score))
+            for hits, score in zip(rankings, best, strict=True)
+        ]
 
-    def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
+    def scores(
+        self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
         queries = np.load(question_folder(self.work, rows) / "vectors.npy", allow_pickle=False)
         flat = [(place, row) for place, listed in enumerate(passages) for row in listed]
         pairs = np.array([(*pair, index) for index, pair in enumerate(flat)], dtype=np.int64).reshape(-1, 3)
@@ -183,7 +225,8 @@ class DenseFinder:
         return [scores.tolist() for scores in of_questions]
 
     def _vectors_of(self, pairs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The (place, row of the corpus, ...) pairs, sorted by row, with the vectors at these rows, in one pass that reads only them."""
+        """The (place, row of the corpus, ...) pairs, sorted by row, with the vectors at these rows, in one
+        pass that reads only them."""
         pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
         start = 0
         for shard in self._shards:
@@ -200,14 +243,24 @@ def _require_order_of(corpus: MiningCorpus, shards: Sequence[VectorShard]) -> No
     names = ", ".join(str(shard.path) for shard in shards[:4])
     hint = f"embed {corpus.file} with this model, without an id_prefix, or leave vectors out"
     if total != corpus.num_passages:
-        raise InputError(f"{total} vectors", file=names, expected=f"one for each of the {corpus.num_passages} passages", hint=hint)
+        raise InputError(
+            f"{total} vectors",
+            file=names,
+            expected=f"one for each of the {corpus.num_passages} passages",
+            hint=hint,
+        )
     expected = corpus.ids()
     for shard in shards:
         for ids in shard.id_chunks():
             for key, expected_id in zip(ids.tolist(), expected, strict=False):
                 if key != expected_id.encode():
                     message = f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}"
-                    raise InputError(message, file=shard.path, expected=f"the passages of {corpus.file} in their order", hint=hint)
+                    raise InputError(
+                        message,
+                        file=shard.path,
+                        expected=f"the passages of {corpus.file} in their order",
+                        hint=hint,
+                    )
 
 
 def question_folder(work: Path, rows: range) -> Path:

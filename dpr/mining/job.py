@@ -1,4 +1,5 @@
-"""``dpr mine``: hard negatives for a training set, and the steps of every job that works on one block by block (``work``)."""
+"""``dpr mine``: hard negatives for a training set, and the steps of every job that works on one block by
+block (``work``)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import BlockAudit, combine, warn_of_few
 from dpr.mining.corpus import TRAINING_PASSAGES, MiningCorpus, write_training_passages
 from dpr.mining.lexical import LexicalSearch
-from dpr.mining.negatives import Candidate, MiningSettings, PairScorer, as_written, choose_negatives, finish_together, scored_by
+from dpr.mining.negatives import (
+    Candidate,
+    MiningSettings,
+    PairScorer,
+    as_written,
+    choose_negatives,
+    finish_together,
+    scored_by,
+)
 from dpr.mining.search import Finder, Query, QueryHits, Search
 from dpr.mining.work import BLOCKS, BlockWriter, Elsewhere, write_blocks
 from dpr.storage.checksums import content_sha256
@@ -48,17 +57,20 @@ def mine(
     elsewhere: Elsewhere | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes ``train`` with mined hard negatives as JSON lines to ``out``, the audit to ``<out>.audit.json``, and returns the audit.
+    """Writes ``train`` with mined hard negatives as JSON lines to ``out``, the audit to ``<out>.audit.json``,
+    and returns the audit.
 
-    Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in ``corpus`` get its ids, so that training recognises a
-    passage wherever it occurs. The result does not depend on who does the work, or on interruptions. If ``out`` is already the
-    finished result of the same data and settings, nothing is done.
+    Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in ``corpus`` get its ids,
+    so that training recognises a passage wherever it occurs. The result does not depend on who does the work,
+    or on interruptions. If ``out`` is already the finished result of the same data and settings, nothing is
+    done.
 
     Args:
         search: BM25 by default.
         scorer: the cross-encoder that ``settings.veto_above`` is for.
         corpus: passages to mine from; None = those of the training set.
-        keep_within: leaves out questions for which no positive is among the first so many passages found; 0 = none.
+        keep_within: leaves out questions for which no positive is among the first so many passages found; 0 =
+        none.
         elsewhere: workers on other machines, in place of ``processes`` of this one.
 
     Raises:
@@ -69,7 +81,12 @@ def mine(
     """
     settings.check()
     search = search or LexicalSearch()
-    base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and content_sha256(corpus), "search": search.facts()}
+    base = {
+        "version": _VERSION,
+        "train": train.fingerprint,
+        "corpus": corpus and content_sha256(corpus),
+        "search": search.facts(),
+    }
 
     def prepare(work: Path, blocks: Sequence[range]) -> BlockMiner:
         source = source_of(train, corpus, work)
@@ -115,14 +132,23 @@ class BlockMiner(BlockWriter):
         corpus = self.corpus
         prepared: list[TrainingSample] = []
         choices = []
-        kept = [(row, sample, one) for row, one in zip(rows, hits, strict=True) if self._is_kept(sample := self.train[row], one)]
+        kept = [
+            (row, sample, one)
+            for row, one in zip(rows, hits, strict=True)
+            if self._is_kept(sample := self.train[row], one)
+        ]
         for row, sample, one in kept:
             positives = tuple(corpus.named(passage) for passage in sample.positives)
-            existing = tuple(corpus.named(passage) for passage in sample.hard_negatives) if self.settings.keep_existing else ()
+            existing = (
+                tuple(corpus.named(passage) for passage in sample.hard_negatives)
+                if self.settings.keep_existing
+                else ()
+            )
             choosing = choose_negatives(
                 one.hits,
                 corpus.passage,
-                positives=positives + tuple(corpus.named(passage) for passage in self.train.known_positives(row)),
+                positives=positives
+                + tuple(corpus.named(passage) for passage in self.train.known_positives(row)),
                 existing=existing,
                 answers=sample.answers,
                 positive_score=one.positive_score,
@@ -138,13 +164,17 @@ class BlockMiner(BlockWriter):
         with durable_file(self.part(rows), note={}) as out:
             for sample, (_, _, one), mined in zip(prepared, kept, results, strict=True):
                 block_audit.add(sample, mined, one.positive_score, in_corpus=bool(self._known(sample)))
-                out.write(json.dumps(_record(sample, mined.negatives, self.mined_by), ensure_ascii=False) + "\n")
+                out.write(
+                    json.dumps(_record(sample, mined.negatives, self.mined_by), ensure_ascii=False) + "\n"
+                )
         write_json(self.audit(rows), block_audit.record(), note={})
 
 
 def _record(sample: TrainingSample, negatives: list[Candidate], mined_by: str) -> dict[str, Any]:
     existing = sample.hard_negatives
-    mined = tuple(replace(candidate.passage, teacher_score=as_written(candidate.log_odds)) for candidate in negatives)
+    mined = tuple(
+        replace(candidate.passage, teacher_score=as_written(candidate.log_odds)) for candidate in negatives
+    )
     record = sample_to_json(replace(sample, hard_negatives=existing + mined))
     for entry, candidate in zip(record["hard_negative_ctxs"][len(existing) :], negatives, strict=True):
         entry.update(score=round(candidate.score, 4), rank=candidate.rank, mined_by=mined_by)
@@ -157,8 +187,9 @@ def _record(sample: TrainingSample, negatives: list[Candidate], mined_by: str) -
 class BlockJob:
     """Something done to every question of a training set.
 
-    ``base`` decides what the work folder holds, ``facts`` the output too. ``prepare`` takes the work folder and the blocks; ``combine``
-    makes one audit of those of the blocks, ``join`` one output of their records, by default all of them in order.
+    ``base`` decides what the work folder holds, ``facts`` the output too. ``prepare`` takes the work folder
+    and the blocks; ``combine`` makes one audit of those of the blocks, ``join`` one output of their records,
+    by default all of them in order.
     """
 
     name: str
@@ -171,7 +202,15 @@ class BlockJob:
     join: Callable[[Iterable[Path], Path], None] | None = None
 
 
-def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, overwrite: bool, elsewhere: Elsewhere | None = None) -> Facts:
+def run_job(
+    job: BlockJob,
+    train: TrainingSet,
+    out: Path,
+    *,
+    processes: int,
+    overwrite: bool,
+    elsewhere: Elsewhere | None = None,
+) -> Facts:
     """Does what is left of a job and returns its audit; raises as ``mine`` does."""
     require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +230,9 @@ def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, ove
         writer = job.prepare(work, blocks)
         missing = [rows for rows in blocks if not writer.is_written(rows)]
         progress = Progress(job.name, len(train), unit="questions", done=len(train) - sum(map(len, missing)))
-        for rows in write_blocks(writer, missing, processes=processes, scorer=job.scorer, elsewhere=elsewhere):
+        for rows in write_blocks(
+            writer, missing, processes=processes, scorer=job.scorer, elsewhere=elsewhere
+        ):
             progress.advance(len(rows), 0)
         progress.close()
         audit = job.combine(read_json(writer.audit(rows)) for rows in blocks)

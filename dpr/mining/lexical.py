@@ -20,7 +20,8 @@ BLOCK_ROWS = 500
 
 @dataclass(frozen=True, slots=True)
 class LexicalSearch:
-    """An index of titles and texts: BM25 by default, which is built in memory (its postings, 8 bytes a word) and then mapped."""
+    """An index of titles and texts: BM25 by default, which is built in memory (its postings, 8 bytes a word)
+    and then mapped."""
 
     index: IndexChoice = field(default_factory=lambda: IndexChoice("bm25", Bm25Settings()))
 
@@ -35,7 +36,9 @@ class LexicalSearch:
     def facts(self) -> dict[str, Any]:
         return self.index.facts()
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> LexicalFinder:
+    def prepare(
+        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
+    ) -> LexicalFinder:
         finder = LexicalFinder(self.index, corpus.file, work)
         finder.open_index()  # built here, before several processes ask for it
         return finder
@@ -52,7 +55,9 @@ class LexicalFinder:
     def open_index(self) -> Index:
         def texts() -> Texts:
             corpus = MiningCorpus(self.corpus, self.work)
-            return Texts(list(corpus.ids()), (f"{passage.title} {passage.text}" for passage in corpus.passages()))
+            return Texts(
+                list(corpus.ids()), (f"{passage.title} {passage.text}" for passage in corpus.passages())
+            )
 
         return IndexStore(self.index, self.work / "index").load_or_build(texts)
 
@@ -62,5 +67,10 @@ class LexicalFinder:
         searched = (self._opened.search_beside(query.question, depth, query.positives) for query in queries)
         return [QueryHits(hits, max(scores, default=None)) for hits, scores in searched]
 
-    def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [self._opened.search_beside(question, 1, listed)[1] for question, listed in zip(questions, passages, strict=True)]
+    def scores(
+        self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        return [
+            self._opened.search_beside(question, 1, listed)[1]
+            for question, listed in zip(questions, passages, strict=True)
+        ]

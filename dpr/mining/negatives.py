@@ -1,4 +1,5 @@
-"""From what a retriever found for a question to its negatives: the filters, each with its name for the audit; and scores of a teacher."""
+"""From what a retriever found for a question to its negatives: the filters, each with its name for the audit;
+and scores of a teacher."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Candidate:
 
 @dataclass(slots=True)
 class Mined:
-    """What came of one question: the negatives, how many candidates were examined, and how many each filter left out."""
+    """What came of one question: the negatives, how many candidates were examined, and how many each filter
+    left out."""
 
     negatives: list[Candidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -75,10 +77,11 @@ def choose_negatives(
     row: int,
     settings: MiningSettings,
 ) -> Choosing:
-    """Applies rank window and filters in this order: known positives, no text, score, near-duplicates of positives, answers, repeats, veto.
+    """Applies rank window and filters in this order: known positives, no text, score, near-duplicates of
+    positives, answers, repeats, veto.
 
-    A candidate is examined only while negatives are missing, its text only when its id and score pass, and the cross-encoder is asked only
-    about one that passes all else.
+    A candidate is examined only while negatives are missing, its text only when its id and score pass, and
+    the cross-encoder is asked only about one that passes all else.
 
     Args:
         hits: what the retriever gives, best first.
@@ -100,7 +103,10 @@ def choose_negatives(
         candidate = Candidate(passage, score, index + 1)
         if not reason and settings.veto_above is not None:
             candidate.log_odds = yield candidate
-            is_vetoed = candidate.cross_encoder_score is not None and candidate.cross_encoder_score >= settings.veto_above
+            is_vetoed = (
+                candidate.cross_encoder_score is not None
+                and candidate.cross_encoder_score >= settings.veto_above
+            )
             reason = "vetoed by the cross-encoder" if is_vetoed else ""
         if reason:
             mined.left_out[reason] += 1
@@ -116,7 +122,9 @@ def _order(num_found: int, row: int, settings: MiningSettings) -> Sequence[int]:
     window = range(settings.from_rank - 1, min(settings.to_rank, num_found))
     if settings.pick == "top" or not window:
         return window
-    return [window[int(index)] for index in generator_for(_SAMPLE, settings.seed, row).permutation(len(window))]
+    return [
+        window[int(index)] for index in generator_for(_SAMPLE, settings.seed, row).permutation(len(window))
+    ]
 
 
 _KNOWN = "known positive"
@@ -127,7 +135,12 @@ class _Filters:
     """The filters of one question; words are taken out of texts when they are first compared."""
 
     def __init__(
-        self, positives: Sequence[Passage], existing: Sequence[Passage], answers: Sequence[str], highest: float, settings: MiningSettings
+        self,
+        positives: Sequence[Passage],
+        existing: Sequence[Passage],
+        answers: Sequence[str],
+        highest: float,
+        settings: MiningSettings,
     ) -> None:
         self._highest, self._limit = highest, settings.near_duplicate
         self._answers = () if settings.keep_answers else answers
@@ -139,7 +152,8 @@ class _Filters:
         self._words: frozenset[str] = frozenset()
 
     def judge(self, key: str, score: float, passage_of: Callable[[str], Passage]) -> tuple[str, Passage]:
-        """Why a passage is not a negative, empty where it is one, and the passage (nothing where its id decides)."""
+        """Why a passage is not a negative, empty where it is one, and the passage (nothing where its id
+        decides)."""
         if key in self._ids:
             return _KNOWN, _UNREAD
         passage = passage_of(key)
@@ -179,7 +193,8 @@ class _Filters:
 def finish_together(choices: Sequence[tuple[str, Choosing]], scorer: PairScorer | None) -> list[Mined]:
     """Runs the choices of many questions to their end.
 
-    Each waits for one candidate at a time. Those candidates are scored together, so no pair is scored needlessly and batches are large.
+    Each waits for one candidate at a time. Those candidates are scored together, so no pair is scored
+    needlessly and batches are large.
     """
     running = list(enumerate(choices))
     mined: dict[int, Mined] = {}
@@ -213,13 +228,19 @@ def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) 
     def scored(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
         return tuple(replace(passage, teacher_score=as_written(next(left))) for passage in passages)
 
-    positives, hard, other = scored(sample.positives), scored(sample.hard_negatives), scored(sample.other_negatives)
+    positives, hard, other = (
+        scored(sample.positives),
+        scored(sample.hard_negatives),
+        scored(sample.other_negatives),
+    )
     return replace(sample, positives=positives, hard_negatives=hard, other_negatives=other)
 
 
 def scored_by(scorer: PairScorer, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
     """The samples with the cross-encoder's log-odds of all their passages."""
-    scores = iter(scorer.log_odds([(sample.question, passage) for sample in samples for passage in passages_of(sample)]))
+    scores = iter(
+        scorer.log_odds([(sample.question, passage) for sample in samples for passage in passages_of(sample)])
+    )
     return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
 
 

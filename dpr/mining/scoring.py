@@ -1,4 +1,5 @@
-"""``dpr score``: a teacher's score for every passage of a training set, block by block, so that a killed run can be resumed."""
+"""``dpr score``: a teacher's score for every passage of a training set, block by block, so that a killed run
+can be resumed."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ Scores = list[float | None]
 class Teacher:
     """Who scores: a cross-encoder (its log-odds), one search (its scores), or two, which are a hybrid.
 
-    A hybrid's score is what ``dpr retrieve hybrid=linear`` ranks by: each side's scores of its ``depth`` best passages of the corpus,
-    scaled to 0 to 1 for each question, ``weight`` times the first's plus the rest times the second's; 0 for a passage that neither lists.
+    A hybrid's score is what ``dpr retrieve hybrid=linear`` ranks by: each side's scores of its ``depth`` best
+    passages of the corpus, scaled to 0 to 1 for each question, ``weight`` times the first's plus the rest
+    times the second's; 0 for a passage that neither lists.
     """
 
     scorer: PairScorer | None = None
@@ -65,12 +67,20 @@ class Teacher:
 
 
 def score_passages(
-    train: TrainingSet, out: Path, teacher: Teacher, *, corpus: Path | None = None, processes: int = 1, overwrite: bool = False
+    train: TrainingSet,
+    out: Path,
+    teacher: Teacher,
+    *,
+    corpus: Path | None = None,
+    processes: int = 1,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes ``train`` with a ``teacher_score`` of every passage as JSON lines to ``out``, the audit to ``<out>.audit.json``; returns it.
+    """Writes ``train`` with a ``teacher_score`` of every passage as JSON lines to ``out``, the audit to
+    ``<out>.audit.json``; returns it.
 
-    Scores that the data have are replaced. A search knows the passages of ``corpus`` (None: those of the training set), by their text;
-    others get no score. The result does not depend on ``processes`` or on interruptions.
+    Scores that the data have are replaced. A search knows the passages of ``corpus`` (None: those of the
+    training set), by their text; others get no score. The result does not depend on ``processes`` or on
+    interruptions.
 
     Raises:
         InputError, ConfigError, LostRankError, CheckpointError: as ``dpr.mining.job.mine``.
@@ -92,7 +102,12 @@ def score_passages(
     audit = run_job(job, train, out, processes=processes, overwrite=overwrite)
     counts = audit["counts"]
     if missing := counts["passages"] - counts["passages with a score"]:
-        logger.warning("%s: %d of %d passages have no score, since they are not in the corpus", out, missing, counts["passages"])
+        logger.warning(
+            "%s: %d of %d passages have no score, since they are not in the corpus",
+            out,
+            missing,
+            counts["passages"],
+        )
     return audit
 
 
@@ -105,7 +120,8 @@ class BlockScorer(BlockWriter):
     depth: int
 
     def find(self, rows: range) -> list[Scores]:
-        """The searches' scores of all passages of each question; nothing of a cross-encoder, which scores when the block is written."""
+        """The searches' scores of all passages of each question; nothing of a cross-encoder, which scores
+        when the block is written."""
         if not self.finders:
             return []
         samples = [self.train[row] for row in rows]
@@ -115,11 +131,18 @@ class BlockScorer(BlockWriter):
             return self._fused(rows, questions, passages)
         known = [[row for row in listed if row is not None] for listed in passages]
         scores = map(iter, self.finders[0].scores(rows, questions, known))
-        return [[None if row is None else next(values) for row in listed] for listed, values in zip(passages, scores, strict=True)]
+        return [
+            [None if row is None else next(values) for row in listed]
+            for listed, values in zip(passages, scores, strict=True)
+        ]
 
-    def _fused(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int | None]]) -> list[Scores]:
+    def _fused(
+        self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int | None]]
+    ) -> list[Scores]:
         queries = [Query(question, ()) for question in questions]
-        first, second = ([hits.hits for hits in finder.find(rows, queries, self.depth)] for finder in self.finders)
+        first, second = (
+            [hits.hits for hits in finder.find(rows, queries, self.depth)] for finder in self.finders
+        )
         fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * self.depth))
         return [
             [None if row is None else scores.get(self.corpus.id_at(row), 0.0) for row in listed]
@@ -129,11 +152,15 @@ class BlockScorer(BlockWriter):
     def write(self, rows: range, found: Sequence[Scores], scorer: PairScorer | None = None) -> None:
         samples = [self.train[row] for row in rows]
         if scorer is None:
-            samples = [with_teacher_scores(sample, scores) for sample, scores in zip(samples, found, strict=True)]
+            samples = [
+                with_teacher_scores(sample, scores) for sample, scores in zip(samples, found, strict=True)
+            ]
         else:
             samples = scored_by(scorer, samples)
         with durable_file(self.part(rows), note={}) as out:
-            out.writelines(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n" for sample in samples)
+            out.writelines(
+                json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n" for sample in samples
+            )
         write_json(self.audit(rows), _audit(samples), note={})
 
 
@@ -142,13 +169,20 @@ def _audit(samples: Sequence[TrainingSample]) -> dict[str, Any]:
     counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
     values: dict[str, list[float]] = {side: [] for side in _SIDES}
     for sample in samples:
-        sides = dict(zip(_SIDES, (sample.positives, sample.hard_negatives + sample.other_negatives), strict=True))
-        scores = {side: [item.teacher_score for item in listed if item.teacher_score is not None] for side, listed in sides.items()}
+        sides = dict(
+            zip(_SIDES, (sample.positives, sample.hard_negatives + sample.other_negatives), strict=True)
+        )
+        scores = {
+            side: [item.teacher_score for item in listed if item.teacher_score is not None]
+            for side, listed in sides.items()
+        }
         counts["questions"] += 1
         counts["passages"] += len(passages_of(sample))
         counts["passages with a score"] += sum(map(len, scores.values()))
         best = max(scores["positive"], default=None)
-        counts["questions whose best passage is a positive"] += best is not None and best >= max(scores["negative"], default=best)
+        counts["questions whose best passage is a positive"] += best is not None and best >= max(
+            scores["negative"], default=best
+        )
         for side in _SIDES:
             values[side] += scores[side]
     return {"counts": dict(counts), "values": values}
@@ -162,7 +196,10 @@ def _combine(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
         counts.update(block["counts"])
         for side in _SIDES:
             values[side].append(np.array(block["values"][side], dtype=np.float32))
-    return {"counts": dict(counts), **{f"{side}_score_quantiles": quantiles(parts) for side, parts in values.items()}}
+    return {
+        "counts": dict(counts),
+        **{f"{side}_score_quantiles": quantiles(parts) for side, parts in values.items()},
+    }
 
 
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""What mining asks of a way to search: prepared once, opened by every process, asked for a block of questions at a time."""
+"""What mining asks of a way to search: prepared once, opened by every process, asked for a block of questions
+at a time."""
 
 from __future__ import annotations
 
@@ -32,14 +33,17 @@ class Finder(Protocol):
     """Names of what is on disk. It is sent to other processes and opens the index at the first ``find``."""
 
     def find(self, rows: range, queries: Sequence[Query], depth: int) -> list[QueryHits]:
-        """The ``depth`` best passages for each question of a block, which are the ``rows`` of the training set."""
+        """The ``depth`` best passages for each question of a block, which are the ``rows`` of the training
+        set."""
         ...
 
 
 class Scorer(Finder, Protocol):
     """One that can also be a teacher: it scores passages whether it would find them or not."""
 
-    def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
+    def scores(
+        self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
         """The scores of given passages, by their rows in the corpus, for each question of a block."""
         ...
 
@@ -61,7 +65,9 @@ class Search(Protocol):
         """What decides the result, as JSON; if any of it changes, mining starts over."""
         ...
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> Finder:
+    def prepare(
+        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
+    ) -> Finder:
         """Writes to ``work`` what is missing there."""
         ...
 
@@ -69,4 +75,6 @@ class Search(Protocol):
 class ScoringSearch(Search, Protocol):
     """One whose finders can be teachers."""
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> Scorer: ...
+    def prepare(
+        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
+    ) -> Scorer: ...

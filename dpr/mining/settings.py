@@ -29,14 +29,16 @@ class MiningSettings(Settings):
     keep_answers: bool = False
     """Keep passages that hold an answer string."""
     near_duplicate: float = setting(0.8, least=0, most=1)
-    """Share of common words from which two passages are the same, so that repeats of a positive or of a negative that is taken are left
-    out; 0 = not compared."""
+    """Share of common words from which two passages are the same, so that repeats of a positive or of a
+    negative that is taken are left out; 0 = not compared."""
     max_relative_score: float = setting(0.0, least=0)
-    """Highest share of the model's score p of the positive: leaves out what scores above p - (1 - this) * |p|; 0 = any."""
+    """Highest share of the model's score p of the positive: leaves out what scores above p - (1 - this) *
+    |p|; 0 = any."""
     absolute_margin: float | None = setting(None, also=("margin",))
     """Leaves out what the model scores above the positive's score less this; absent = any."""
     veto_above: float | None = setting(None, above=0, most=1, requires="cross_encoder")
-    """Probability of being relevant from which the cross-encoder leaves a passage out; absent = 0.5 where there is one."""
+    """Probability of being relevant from which the cross-encoder leaves a passage out; absent = 0.5 where
+    there is one."""
     keep_existing: bool = False
     """Keep the hard negatives that the training data have, before the mined ones."""
 
@@ -44,7 +46,9 @@ class MiningSettings(Settings):
         if self.to_rank < self.from_rank:
             raise ConfigError(f"{prefix}to_rank={self.to_rank} is below {prefix}from_rank={self.from_rank}")
         if self.absolute_margin is not None and not math.isfinite(self.absolute_margin):
-            raise ConfigError(f"{prefix}absolute_margin={self.absolute_margin} is not a number to subtract from a score")
+            raise ConfigError(
+                f"{prefix}absolute_margin={self.absolute_margin} is not a number to subtract from a score"
+            )
 
     def highest_score(self, positive_score: float | None) -> float:
         """The score up to which a passage may be a negative; infinite where no rule applies.
@@ -63,7 +67,8 @@ class MiningSettings(Settings):
 
 @dataclass
 class ModelSearchSettings(ForwardSettings, CheckpointEncoderConfig):
-    """The bi-encoder that negatives are searched with, its index, and the vectors that there are of the corpus."""
+    """The bi-encoder that negatives are searched with, its index, and the vectors that there are of the
+    corpus."""
 
     model_file: str = setting("", path="input")
     """Checkpoint, run folder, Hugging Face or sentence-transformers folder."""

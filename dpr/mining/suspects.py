@@ -1,8 +1,8 @@
 """Labels that BM25 and a bi-encoder both contradict, the most doubtful first.
 
-A side's doubt of a positive is 1 - s(positive) / s(best), where best is the passage with the highest score of those that are no positives
-of the question, and scores below 0 count as 0; of a negative it is 1 - s(best positive) / s(negative). The doubt of a label is the lesser
-of both sides' doubts, so that both have to agree.
+A side's doubt of a positive is 1 - s(positive) / s(best), where best is the passage with the highest score of
+those that are no positives of the question, and scores below 0 count as 0; of a negative it is 1 - s(best
+positive) / s(negative). The doubt of a label is the lesser of both sides' doubts, so that both have to agree.
 """
 
 from __future__ import annotations
@@ -34,20 +34,35 @@ Scores = tuple[dict[int, float], dict[str, float]]
 def find_suspects(
     train: TrainingSet, out: Path, searches: Sequence[ScoringSearch], *, most: int, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Writes the ``most`` most doubtful labels to ``out``, a JSON line each (docs/file_formats.md), and returns how many are in doubt.
+    """Writes the ``most`` most doubtful labels to ``out``, a JSON line each (docs/file_formats.md), and
+    returns how many are in doubt.
 
     The passages of the training set are searched. The result does not depend on interruptions.
 
     Raises:
         InputError, LostRankError, CheckpointError: as ``dpr.mining.job.mine``.
     """
-    base = {"version": _VERSION, "train": train.fingerprint, "search": [search.facts() for search in searches]}
+    base = {
+        "version": _VERSION,
+        "train": train.fingerprint,
+        "search": [search.facts() for search in searches],
+    }
 
     def prepare(work: Path, blocks: Sequence[range]) -> BlockDoubts:
         block = BlockDoubts(train, source_of(train, None, work), work)
-        return replace(block, finders=tuple(search.prepare(train, blocks, block.corpus, work) for search in searches))
+        return replace(
+            block, finders=tuple(search.prepare(train, blocks, block.corpus, work) for search in searches)
+        )
 
-    job = BlockJob("doubting", base, base | {"most": most}, searches[0].block_rows, prepare, _total, join=partial(_most_doubtful, most))
+    job = BlockJob(
+        "doubting",
+        base,
+        base | {"most": most},
+        searches[0].block_rows,
+        prepare,
+        _total,
+        join=partial(_most_doubtful, most),
+    )
     counts: dict[str, Any] = run_job(job, train, out, processes=1, overwrite=overwrite)["counts"]
     return counts
 
@@ -61,13 +76,21 @@ class BlockDoubts(BlockWriter):
     def find(self, rows: range) -> list[list[Scores]]:
         """The scores of each side, for each question."""
         samples = [self.train[row] for row in rows]
-        passages = [list(dict.fromkeys(map(self._row, sample.positives + sample.hard_negatives))) for sample in samples]
+        passages = [
+            list(dict.fromkeys(map(self._row, sample.positives + sample.hard_negatives)))
+            for sample in samples
+        ]
         queries, sides = [Query(sample.question, ()) for sample in samples], []
         depth = max(len(sample.positives) for sample in samples) + _DEPTH
         for finder in self.finders:
             own = finder.scores(rows, [query.question for query in queries], passages)
             hits = [dict(one.hits) for one in finder.find(rows, queries, depth)]
-            sides.append([(dict(zip(*pair, strict=True)), best) for *pair, best in zip(passages, own, hits, strict=True)])
+            sides.append(
+                [
+                    (dict(zip(*pair, strict=True)), best)
+                    for *pair, best in zip(passages, own, hits, strict=True)
+                ]
+            )
         return [list(scores) for scores in zip(*sides, strict=True)]
 
     def write(self, rows: range, found: Sequence[list[Scores]], scorer: Any = None) -> None:
@@ -84,7 +107,9 @@ class BlockDoubts(BlockWriter):
         """The labels of a question that both sides contradict."""
         right = {self._row(passage) for passage in sample.positives}
         known = {self.corpus.id_at(row) for row in right}
-        others = [{key: score for key, score in best.items() if key not in known and score > 0} for _, best in sides]
+        others = [
+            {key: score for key, score in best.items() if key not in known and score > 0} for _, best in sides
+        ]
         if all(others):
             best = [max(listed.values()) for listed in others]
             sums: defaultdict[str, float] = defaultdict(float)
@@ -93,7 +118,9 @@ class BlockDoubts(BlockWriter):
                     sums[key] += score / top
             instead = self.corpus.passage(max(sums, key=sums.__getitem__))
             for passage in sample.positives:
-                doubt = min(_doubt(own[self._row(passage)], top) for (own, _), top in zip(sides, best, strict=True))
+                doubt = min(
+                    _doubt(own[self._row(passage)], top) for (own, _), top in zip(sides, best, strict=True)
+                )
                 if doubt > 0:
                     yield _record(doubt, "positive", sample, passage) | {"instead": passage_to_json(instead)}
         for passage in sample.hard_negatives:
@@ -112,7 +139,12 @@ def _doubt(claimed: float, rival: float) -> float:
 
 
 def _record(doubt: float, label: str, sample: TrainingSample, passage: Passage) -> dict[str, Any]:
-    return {"doubt": round(doubt, 4), "label": label, "question": sample.question, "passage": passage_to_json(passage)}
+    return {
+        "doubt": round(doubt, 4),
+        "label": label,
+        "question": sample.question,
+        "passage": passage_to_json(passage),
+    }
 
 
 def _total(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""Work on a training set block by block beside the output, so that a killed run can be resumed: what mining and scoring share.
+"""Work on a training set block by block beside the output, so that a killed run can be resumed: what mining
+and scoring share.
 
-1. A work folder beside the output, tied to these data and settings, holds what the search needs and one file per finished block.
+1. A work folder beside the output, tied to these data and settings, holds what the search needs and one file
+   per finished block.
 2. Each block of questions is searched and written; several processes work on blocks in parallel.
 3. The blocks are joined into the output, the audit is written beside it, and the work folder is removed.
 """
@@ -32,7 +34,8 @@ BLOCKS = "blocks"
 
 @dataclass(frozen=True)
 class BlockWriter(ABC):
-    """What every process needs to know to write a block. ``source`` is the corpus, ``work`` holds what was made of it and the blocks."""
+    """What every process needs to know to write a block. ``source`` is the corpus, ``work`` holds what was
+    made of it and the blocks."""
 
     train: TrainingSet
     source: Path
@@ -66,8 +69,8 @@ class BlockWriter(ABC):
 class Elsewhere:
     """Workers on machines that share the work folder.
 
-    ``each`` calls a function there for every task and yields the tasks as they are done, each with what the function returned.
-    ``open_scorer`` opens the cross-encoder there.
+    ``each`` calls a function there for every task and yields the tasks as they are done, each with what the
+    function returned. ``open_scorer`` opens the cross-encoder there.
     """
 
     each: Callable[[Callable[[Any], None], Sequence[Any]], Iterator[tuple[Any, None]]]
@@ -75,17 +78,28 @@ class Elsewhere:
 
 
 def write_blocks(
-    writer: BlockWriter, blocks: Sequence[range], *, processes: int, scorer: PairScorer | None, elsewhere: Elsewhere | None = None
+    writer: BlockWriter,
+    blocks: Sequence[range],
+    *,
+    processes: int,
+    scorer: PairScorer | None,
+    elsewhere: Elsewhere | None = None,
 ) -> Iterator[range]:
-    """Writes the blocks and yields each when it is written, in any order: in this process, in ``processes`` of them, or elsewhere.
+    """Writes the blocks and yields each when it is written, in any order: in this process, in ``processes``
+    of them, or elsewhere.
 
-    In processes of this machine a cross-encoder stays in this one with all its threads; the others only search, and rest while it scores.
+    In processes of this machine a cross-encoder stays in this one with all its threads; the others only
+    search, and rest while it scores.
 
     Raises:
         LostRankError: a process was killed.
     """
     if elsewhere is not None:
-        sent = _Sent(os.urandom(8).hex(), replace(writer, train=writer.train.copied_to(writer.work / "train")), elsewhere.open_scorer)
+        sent = _Sent(
+            os.urandom(8).hex(),
+            replace(writer, train=writer.train.copied_to(writer.work / "train")),
+            elsewhere.open_scorer,
+        )
         for (_, rows), _ in elsewhere.each(_write_there, [(sent, rows) for rows in blocks]):
             yield rows
         return
@@ -95,7 +109,8 @@ def write_blocks(
             yield rows
         return
     threads = max(1, torch.get_num_threads() // processes)
-    # Not fork: the threads that libraries have started do not survive it. Each gets a copy: files that are open here cannot be sent.
+    # Not fork: the threads that libraries have started do not survive it. Each gets a copy: files that are
+    # open here cannot be sent.
     context, arguments = get_context("spawn"), (replace(writer), threads)
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=arguments)
     try:
@@ -111,7 +126,9 @@ def write_blocks(
                     writer.write(rows, found, scorer)
                     yield rows
     except BrokenProcessPool:
-        raise LostRankError("a mining process was killed, possibly because memory ran out; rerun the same command to resume") from None
+        raise LostRankError(
+            "a mining process was killed, possibly because memory ran out; rerun the same command to resume"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -1,7 +1,8 @@
-"""LoRA adapters (Hu et al., 2021): small trained matrices beside the frozen linear layers of a backbone, through peft.
+"""LoRA adapters (Hu et al., 2021): small trained matrices beside the frozen linear layers of a backbone,
+through peft.
 
-Two towers are two adapters over one backbone. Every forward of a tower makes its adapter the active one; peft's own switch would take the
-gradient from the other.
+Two towers are two adapters over one backbone. Every forward of a tower makes its adapter the active one;
+peft's own switch would take the gradient from the other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _TRAINED = "lora_"
 
 
 class BaseModel(NamedTuple):
-    """The frozen model that adapters belong to: a name or folder, and a fingerprint of its weights, empty where none is known yet."""
+    """The frozen model that adapters belong to: a name or folder, and a fingerprint of its weights, empty
+    where none is known yet."""
 
     name: str
     fingerprint: str
@@ -47,7 +49,8 @@ class Adapter:
             yield
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Of a forward with checkpointed activations, called there, and of its repetition in backward, when another adapter may be active.
+        """Of a forward with checkpointed activations, called there, and of its repetition in backward, when
+        another adapter may be active.
 
         Both adapters of a backbone give the same: those of the active one.
         """
@@ -72,7 +75,9 @@ def adapted_layers(backbone: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in backbone.named_modules() if isinstance(module, lora.LoraLayer)}
 
 
-def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings, options: TowerOptions) -> list[Adapter]:
+def add_adapters(
+    backbone: nn.Module, base: BaseModel, settings: EncoderSettings, options: TowerOptions
+) -> list[Adapter]:
     """Freezes a backbone and gives it an adapter for each tower, which changes nothing before it is trained.
 
     Raises:
@@ -80,7 +85,10 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
     """
     peft = _peft()
     if is_without_weights(Path(base.name)):
-        raise ConfigError(f"encoder.adapter={settings.adapter} trains beside given weights, and {base.name} has none; leave it out")
+        raise ConfigError(
+            f"encoder.adapter={settings.adapter} trains beside given weights, and {base.name} has none; leave"
+            " it out"
+        )
     if not base.fingerprint:
         name = str(Path(base.name).resolve()) if Path(base.name).exists() else base.name
         base = BaseModel(name, weights_fingerprint(backbone))
@@ -97,7 +105,10 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
         )
         peft.inject_adapter_in_model(configs[name], backbone, adapter_name=name)
         del backbone.peft_config  # it would warn of the second adapter
-    for name, parameter in backbone.named_parameters():  # said here: what peft marks depends on the order of adapters
+    for (
+        name,
+        parameter,
+    ) in backbone.named_parameters():  # said here: what peft marks depends on the order of adapters
         parameter.requires_grad_(_TRAINED in name)
     return [Adapter(backbone, name, base, config) for name, config in configs.items()]
 
@@ -113,7 +124,9 @@ def _targets(backbone: nn.Module, wanted: str) -> list[str]:
         }
     )
     if not layers:
-        raise ConfigError(f"encoder.adapter=lora: a {type(backbone).__name__} has no linear layers to adapt; leave it out")
+        raise ConfigError(
+            f"encoder.adapter=lora: a {type(backbone).__name__} has no linear layers to adapt; leave it out"
+        )
     chosen = layers if wanted == ALL else [name.strip() for name in wanted.split(",")]
     if unknown := [name for name in chosen if name not in layers]:
         raise ConfigError(
@@ -124,7 +137,8 @@ def _targets(backbone: nn.Module, wanted: str) -> list[str]:
 
 
 def is_stored(name: str) -> bool:
-    """Whether a weight of a model with adapters belongs into its checkpoints: all but those of the frozen backbone."""
+    """Whether a weight of a model with adapters belongs into its checkpoints: all but those of the frozen
+    backbone."""
     return ".backbone." not in name or _TRAINED in name
 
 
@@ -152,7 +166,8 @@ def check_start(wanted: EncoderSettings | None, stored: EncoderSettings) -> None
 
 
 def load_base(stored: BaseModel, source: Path, given: str | None = None, **dropout: Any) -> nn.Module:
-    """The backbone that a checkpoint's adapters belong to: ``given``, or what the checkpoint names, which is sought on this machine only.
+    """The backbone that a checkpoint's adapters belong to: ``given``, or what the checkpoint names, which is
+    sought on this machine only.
 
     Raises:
         CheckpointError: it is not here, or its weights are not those that the adapters were trained with.
@@ -164,9 +179,15 @@ def load_base(stored: BaseModel, source: Path, given: str | None = None, **dropo
     except InputError as error:
         if given:
             raise
-        raise CheckpointError(f"its adapters belong to {stored.name}, which is not on this machine", file=source, hint=hint) from error
+        raise CheckpointError(
+            f"its adapters belong to {stored.name}, which is not on this machine", file=source, hint=hint
+        ) from error
     if stored.fingerprint and weights_fingerprint(backbone) != stored.fingerprint:
-        raise CheckpointError(f"its adapters belong to {stored.name}; {given or stored.name} has other weights", file=source, hint=hint)
+        raise CheckpointError(
+            f"its adapters belong to {stored.name}; {given or stored.name} has other weights",
+            file=source,
+            hint=hint,
+        )
     return backbone
 
 

@@ -23,7 +23,14 @@ from dpr.core.temperature import Temperature
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, is_stored, update_digest
-from dpr.models.backbones import check_vocabulary, check_weights, deciding_config, distinct_weights, is_without_weights, load_backbone
+from dpr.models.backbones import (
+    check_vocabulary,
+    check_weights,
+    deciding_config,
+    distinct_weights,
+    is_without_weights,
+    load_backbone,
+)
 from dpr.models.encoder import Encoder
 from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
 from dpr.models.encoding import TextEncoding
@@ -43,7 +50,8 @@ class BiEncoderVectors(NamedTuple):
 
 
 class BiEncoder(TextEncoding):
-    """A question tower and a context tower (the same module when shared), with the tokenizer they belong to."""
+    """A question tower and a context tower (the same module when shared), with the tokenizer they belong
+    to."""
 
     def __init__(
         self,
@@ -63,7 +71,9 @@ class BiEncoder(TextEncoding):
         options = options or TowerOptions()
         temperature = 1.0 if options.temperature is None else options.temperature
         self.options = replace(options, temperature=temperature)
-        self.log_temperature = nn.Parameter(torch.tensor(temperature).log()) if options.learn_temperature else None
+        self.log_temperature = (
+            nn.Parameter(torch.tensor(temperature).log()) if options.learn_temperature else None
+        )
         self.stored_temperature: float | None = None
         """The temperature in the checkpoint that it was loaded from, if that stores one."""
         self.is_random = False
@@ -71,7 +81,9 @@ class BiEncoder(TextEncoding):
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
         for tower in self.towers:
-            check_vocabulary(tensorizer.tokenizer, tower.backbone, getattr(tower.config, "name_or_path", None) or None)
+            check_vocabulary(
+                tensorizer.tokenizer, tower.backbone, getattr(tower.config, "name_or_path", None) or None
+            )
             tower.check_length(settings.sequence_length, "encoder.sequence_length")
             tower.check_length(settings.question_length, "encoder.question_length")
             if settings.dpr_trailing_sep:
@@ -85,18 +97,24 @@ class BiEncoder(TextEncoding):
         *,
         on_contexts: Callable[[Tensor], None] = lambda vectors: None,
     ) -> BiEncoderVectors:
-        """Encodes both sides. ``encoder_type`` question | ctx uses that tower for both (DPR's per-set option).
+        """Encodes both sides. ``encoder_type`` question | ctx uses that tower for both (DPR's per-set
+        option).
 
-        ``on_contexts`` receives the context vectors as soon as they are computed, with two towers before the questions are encoded: what it
-        starts, such as sending them to other ranks, overlaps with that.
+        ``on_contexts`` receives the context vectors as soon as they are computed, with two towers before the
+        questions are encoded: what it starts, such as sending them to other ranks, overlaps with that.
 
-        Every tower takes part in every call, with weight zero where a pool does not need it: under data-parallel training a rank that
-        skips a tower leaves the others waiting.
+        Every tower takes part in every call, with weight zero where a pool does not need it: under
+        data-parallel training a rank that skips a tower leaves the others waiting.
         """
-        towers = {"": (self.question_model, self.ctx_model), "question": (self.question_model,) * 2, "ctx": (self.ctx_model,) * 2}
+        towers = {
+            "": (self.question_model, self.ctx_model),
+            "question": (self.question_model,) * 2,
+            "ctx": (self.ctx_model,) * 2,
+        }
         question_tower, context_tower = towers[encoder_type]
         if question_tower is context_tower and question_tower.is_packed and not self.options.fix_ctx_encoder:
-            # Together, the packs are fuller, and the gradient of the word table, as large as the table, is computed once.
+            # Together, the packs are fuller, and the gradient of the word table, as large as the table, is
+            # computed once.
             vectors = question_tower(TokenBatch.join([questions, contexts]))
             question_vectors, context_vectors = vectors.split([len(questions), len(contexts)])
             on_contexts(context_vectors)
@@ -126,7 +144,9 @@ class BiEncoder(TextEncoding):
 
     def trained_towers(self) -> list[Encoder]:
         """The towers with trained weights; a shared one once."""
-        return [tower for tower in self.towers if any(parameter.requires_grad for parameter in tower.parameters())]
+        return [
+            tower for tower in self.towers if any(parameter.requires_grad for parameter in tower.parameters())
+        ]
 
     @property
     def temperature(self) -> Temperature:
@@ -137,14 +157,20 @@ class BiEncoder(TextEncoding):
 
     @property
     def similarity(self) -> str:
-        """``cosine`` where vectors have length 1, else ``dot``; in both cases the product of two vectors is their score."""
+        """``cosine`` where vectors have length 1, else ``dot``; in both cases the product of two vectors is
+        their score."""
         return "cosine" if self.settings.normalize else "dot"
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any weight of the towers and any setting, of theirs or of their config, that changes vectors."""
-        digest = sha256(repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode())
-        digest.update(json.dumps([deciding_config(tower.config) for tower in self.towers], sort_keys=True).encode())
+        """Changes with any weight of the towers and any setting, of theirs or of their config, that changes
+        vectors."""
+        digest = sha256(
+            repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode()
+        )
+        digest.update(
+            json.dumps([deciding_config(tower.config) for tower in self.towers], sort_keys=True).encode()
+        )
         digest.update(b"" if self.base is None else self.base.fingerprint.encode())
         update_digest(digest, {name: full_tensor(tensor) for name, tensor in self.weights().items()})
         return digest.hexdigest()[:32]
@@ -154,9 +180,14 @@ class BiEncoder(TextEncoding):
         return [tower.backbone.get_input_embeddings().weight for tower in self.towers]
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights by name, of a sharded model DTensors; those that modules share (a tower, a table) appear once, under their first name."""
+        """Weights by name, of a sharded model DTensors; those that modules share (a tower, a table) appear
+        once, under their first name."""
         weights = distinct_weights(self)
-        return weights if self.base is None else {name: tensor for name, tensor in weights.items() if is_stored(name)}
+        return (
+            weights
+            if self.base is None
+            else {name: tensor for name, tensor in weights.items() if is_stored(name)}
+        )
 
     @property
     def base(self) -> BaseModel | None:
@@ -164,9 +195,11 @@ class BiEncoder(TextEncoding):
         return None if self.question_model.adapter is None else self.question_model.adapter.base
 
     def keep_dimensions(self, dimensions: int) -> None:
-        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they are.
+        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they
+        are.
 
-        It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps it.
+        It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps
+        it.
 
         Raises:
             ConfigError: the vectors have fewer dimensions.
@@ -177,14 +210,16 @@ class BiEncoder(TextEncoding):
             self.settings = replace(self.settings, dimensions=dimensions)
 
     def use_static_questions(self) -> None:
-        """Replaces the question tower by a table of token vectors; raises what ``table_of_questions`` does."""
+        """Replaces the question tower by a table of token vectors; raises what ``table_of_questions``
+        does."""
         from dpr.models.static_questions import table_of_questions
 
         settings = replace(self.settings, shared=False, static_questions=True)
         self.question_model, self.settings = table_of_questions(self, settings, self.options), settings
 
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
-        """Copies weights in. A model that does not learn its temperature takes a learned one as its fixed temperature.
+        """Copies weights in. A model that does not learn its temperature takes a learned one as its fixed
+        temperature.
 
         Raises:
             CheckpointError: names or shapes differ.
@@ -200,7 +235,8 @@ class BiEncoder(TextEncoding):
         self.load_state_dict(placed, strict=False)  # of names that share a tensor only the first is there
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes a folder, complete or not at all, that ``BiEncoder.load`` and every command read (``model_file=FOLDER``).
+        """Writes a folder, complete or not at all, that ``BiEncoder.load`` and every command read
+        (``model_file=FOLDER``).
 
         Raises:
             InputError: ``folder`` exists and ``overwrite`` is false.
@@ -209,14 +245,20 @@ class BiEncoder(TextEncoding):
             self.write_to(temporary)
 
     def write_to(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-        """Writes what is needed to use the model into an existing folder (``dpr.formats.checkpoints``); ``weights``, if sharded, whole."""
-        checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, self.weights() if weights is None else weights)
+        """Writes what is needed to use the model into an existing folder (``dpr.formats.checkpoints``);
+        ``weights``, if sharded, whole."""
+        checkpoints.write_tensors(
+            folder, checkpoints.MODEL_FILE, self.weights() if weights is None else weights
+        )
         encoder_folder = folder / checkpoints.ENCODER_FOLDER
         encoder_folder.mkdir()
         self.ctx_model.config.save_pretrained(str(encoder_folder))
         self.tensorizer.save(encoder_folder)
         # For a learned temperature this is the initial value; the learned one is among the weights.
-        others: dict[str, Any] = {"temperature": self.options.temperature, "format_version": checkpoints.FORMAT_VERSION}
+        others: dict[str, Any] = {
+            "temperature": self.options.temperature,
+            "format_version": checkpoints.FORMAT_VERSION,
+        }
         if self.base is not None:
             others["base"] = self.base._asdict()
         checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | others)
@@ -235,14 +277,15 @@ class BiEncoder(TextEncoding):
         settings: EncoderSettings | None = None,
         text: GivenTextSettings | None = None,
     ) -> BiEncoder:
-        """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers, Hugging Face or peft, or a
-        checkpoint file of the original DPR. In evaluation mode; needs no network.
+        """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers,
+        Hugging Face or peft, or a checkpoint file of the original DPR. In evaluation mode; needs no network.
 
-        ``settings`` are for third-party folders, which state less; what they do state (pooling, length, prompt) takes precedence.
-        ``text`` names prompts, title template and apostrophe rule of a model that states none or, with ``allow_other_prompts``, in place
-        of its own. The three arguments before them are for files of the original, which have no config, no tokenizer, and need its stray
-        [SEP]; ``pretrained_model_cfg`` names the model to take both from, instead of the name in the file, or the model that adapters
-        belong to. The temperature is that of the checkpoint unless ``options`` state one.
+        ``settings`` are for third-party folders, which state less; what they do state (pooling, length,
+        prompt) takes precedence. ``text`` names prompts, title template and apostrophe rule of a model that
+        states none or, with ``allow_other_prompts``, in place of its own. The three arguments before them are
+        for files of the original, which have no config, no tokenizer, and need its stray [SEP];
+        ``pretrained_model_cfg`` names the model to take both from, instead of the name in the file, or the
+        model that adapters belong to. The temperature is that of the checkpoint unless ``options`` state one.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
@@ -251,7 +294,15 @@ class BiEncoder(TextEncoding):
         from dpr.models.model_folders import open_model  # readers of every library's folders
 
         of_file: dict[str, Any] = {"special_tokens": special_tokens, "trailing_sep": trailing_sep}
-        opened = open_model(user_path(path), settings, options, text=text, dropout=dropout, base=pretrained_model_cfg, **of_file)
+        opened = open_model(
+            user_path(path),
+            settings,
+            options,
+            text=text,
+            dropout=dropout,
+            base=pretrained_model_cfg,
+            **of_file,
+        )
         model = cls(*opened.towers, opened.tensorizer, opened.settings, opened.options)
         model.load_weights(opened.weights, source=opened.source)
         model.stored_temperature = opened.temperature
@@ -259,8 +310,8 @@ class BiEncoder(TextEncoding):
 
     @classmethod
     def from_sentence_transformers(cls, model: Any, **arguments: Any) -> BiEncoder:
-        """The towers of a ``SentenceTransformer``, read like a folder that it saved, with the ``arguments`` of ``load``. CheckpointError
-        if its vectors would be others here."""
+        """The towers of a ``SentenceTransformer``, read like a folder that it saved, with the ``arguments``
+        of ``load``. CheckpointError if its vectors would be others here."""
         with TemporaryDirectory() as folder:
             model.save_pretrained(folder, create_model_card=False)
             return cls.load(folder, **arguments)
@@ -280,30 +331,39 @@ class BiEncoder(TextEncoding):
         bm25_k1: float = 0.9,
         bm25_b: float = 0.4,
     ) -> BiEncoder:
-        """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random weights.
+        """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
+        weights.
 
-        ``token_frequencies`` names the folder whose frequencies the weights of ``idf`` pooling begin with, by default the encoder's;
-        ``bm25`` pooling begins with ``bm25_k1`` and ``bm25_b`` too.
+        ``token_frequencies`` names the folder whose frequencies the weights of ``idf`` pooling begin with, by
+        default the encoder's; ``bm25`` pooling begins with ``bm25_k1`` and ``bm25_b`` too.
         """
         from dpr.models.token_weights import begin_with_idf, length_of_rows  # what stored models do not need
 
         name_or_folder = with_home(name_or_folder)
         settings, options = settings or EncoderSettings(), options or TowerOptions()
-        for name, given, kind in (("settings", settings, EncoderSettings), ("options", options, TowerOptions)):
+        for name, given, kind in (
+            ("settings", settings, EncoderSettings),
+            ("options", options, TowerOptions),
+        ):
             if not isinstance(given, kind):
                 raise ConfigError(f"{name} is of type {type(given).__name__}; give dpr.{kind.__name__}")
         replace(settings, pooling="cls").check_values("encoder.")  # make_pooling knows joined ones, too
         has_table, settings = settings.static_questions, replace(settings, static_questions=False)
-        settings = replace(settings, shared=True) if has_table else settings  # one tower, which the table begins as
+        # one tower, which the table begins as
+        settings = replace(settings, shared=True) if has_table else settings
         dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
         make = partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts)
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):
             length = length_of_rows(tower.backbone)
             begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder), length, bm25_k1, bm25_b)
-        tensorizer, settings = new_tensorizer(name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens)
+        tensorizer, settings = new_tensorizer(
+            name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens
+        )
         model = cls(*towers, tensorizer, settings, options)
-        model.is_random = not is_static(towers[0].backbone) and (not pretrained or is_without_weights(Path(name_or_folder)))
+        model.is_random = not is_static(towers[0].backbone) and (
+            not pretrained or is_without_weights(Path(name_or_folder))
+        )
         if has_table:
             model.use_static_questions()
         return model

@@ -1,4 +1,5 @@
-"""A cross-encoder: one sequence classifier reads question and passage together. It is used here, never trained."""
+"""A cross-encoder: one sequence classifier reads question and passage together. It is used here, never
+trained."""
 
 from __future__ import annotations
 
@@ -23,18 +24,29 @@ from dpr.models.trials import FAILURES, first_position
 from dpr.storage.durable import describe_file
 
 _LONGEST = 512
-EXPECTED = "a folder of a Hugging Face sequence classifier with 1 or 2 labels: config.json, model.safetensors and its tokenizer"
+EXPECTED = (
+    "a folder of a Hugging Face sequence classifier with 1 or 2 labels: config.json, model.safetensors and"
+    " its tokenizer"
+)
 
 
 class CrossEncoder:
-    """Scores pairs by the probability that the passage is relevant: the sigmoid of the one logit, or the softmax of the second of two.
+    """Scores pairs by the probability that the passage is relevant: the sigmoid of the one logit, or the
+    softmax of the second of two.
 
-    A passage is its title and its text, joined by a space. Pairs longer than the model accepts are cut, the longer side first.
-    ``fingerprint`` changes with the files of the folder and the precision.
+    A passage is its title and its text, joined by a space. Pairs longer than the model accepts are cut, the
+    longer side first. ``fingerprint`` changes with the files of the folder and the precision.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, fingerprint: str, batch_tokens: int = 4096, precision: str = "fp32", max_length: int = _LONGEST
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        fingerprint: str,
+        batch_tokens: int = 4096,
+        precision: str = "fp32",
+        max_length: int = _LONGEST,
     ) -> None:
         self._model, self._tokenizer, self.fingerprint = model.eval(), tokenizer, fingerprint
         self._batch_tokens, self._precision = batch_tokens, precision
@@ -48,12 +60,17 @@ class CrossEncoder:
 
     @torch.inference_mode()
     def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """What that probability is the logistic function of: the one logit, or the second of two less the first."""
+        """What that probability is the logistic function of: the one logit, or the second of two less the
+        first."""
         if not pairs:
             return []
         questions = [question for question, _ in pairs]
-        passages = [f"{passage.title} {passage.text}" if passage.title else passage.text for _, passage in pairs]
-        encoded = self._tokenizer(questions, passages, truncation="longest_first", max_length=self._max_length)
+        passages = [
+            f"{passage.title} {passage.text}" if passage.title else passage.text for _, passage in pairs
+        ]
+        encoded = self._tokenizer(
+            questions, passages, truncation="longest_first", max_length=self._max_length
+        )
         lengths = np.array([len(tokens) for tokens in encoded["input_ids"]])
         scores = np.empty(len(pairs))
         for rows in plan_token_batches(lengths, self._batch_tokens, len(pairs)):
@@ -65,12 +82,19 @@ class CrossEncoder:
             relevance = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
             scores[rows] = relevance.cpu().numpy()
         if not np.isfinite(scores).all():
-            raise CheckpointError("the cross-encoder gives scores that are NaN or infinite", file=self._model.name_or_path)
+            raise CheckpointError(
+                "the cross-encoder gives scores that are NaN or infinite", file=self._model.name_or_path
+            )
         return scores.tolist()
 
     @classmethod
     def load(
-        cls, folder: str | Path, device: str | torch.device | None = None, *, batch_tokens: int = 4096, precision: str = "fp32"
+        cls,
+        folder: str | Path,
+        device: str | torch.device | None = None,
+        *,
+        batch_tokens: int = 4096,
+        precision: str = "fp32",
     ) -> CrossEncoder:
         """Loads a local folder. Code in it is never run, and pickled weights are not read.
 
@@ -81,23 +105,41 @@ class CrossEncoder:
 
         path = user_path(folder)
         if not (path / CONFIG).is_file():
-            raise CheckpointError("has no config.json" if path.exists() else "there is no such folder", file=path, expected=EXPECTED)
+            raise CheckpointError(
+                "has no config.json" if path.exists() else "there is no such folder",
+                file=path,
+                expected=EXPECTED,
+            )
         check_safetensors(path)
         try:
-            model = load_weights(AutoModelForSequenceClassification, path, read_config(path), use_safetensors=True)
+            model = load_weights(
+                AutoModelForSequenceClassification, path, read_config(path), use_safetensors=True
+            )
             tokenizer = load_tokenizer(path)
         except InputError as error:
-            raise CheckpointError(error.found, file=error.file, expected=error.expected or EXPECTED) from error
+            raise CheckpointError(
+                error.found, file=error.file, expected=error.expected or EXPECTED
+            ) from error
         if tokenizer.pad_token_id is None:
             raise CheckpointError("its tokenizer has no padding token", file=path, expected=EXPECTED)
         check_vocabulary(tokenizer, model, path)
-        files = [(file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()]
+        files = [
+            (file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()
+        ]
         digest = text_sha256(json.dumps([files, precision]))[:32]
         if (labels := model.config.num_labels) not in (1, 2):
             raise CheckpointError(f"the classifier has {labels} labels", file=folder, expected=EXPECTED)
-        scorer = cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
+        scorer = cls(
+            model.to(device or "cpu"),
+            tokenizer,
+            fingerprint=digest,
+            batch_tokens=batch_tokens,
+            precision=precision,
+        )
         try:
             scorer.log_odds([("a", Passage("b c")), ("a b c", Passage("b"))])
         except FAILURES as error:
-            raise CheckpointError(f"it cannot score a pair ({first_line(error)})", file=folder, expected=EXPECTED) from error
+            raise CheckpointError(
+                f"it cannot score a pair ({first_line(error)})", file=folder, expected=EXPECTED
+            ) from error
         return scorer

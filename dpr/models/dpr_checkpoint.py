@@ -28,28 +28,44 @@ def _toolkit_name(name: str) -> str:
 
 
 def read_model_parts(
-    path: Path, *, pretrained_model_cfg: str | None = None, special_tokens: Sequence[str] = (), trailing_sep: bool = True
+    path: Path,
+    *,
+    pretrained_model_cfg: str | None = None,
+    special_tokens: Sequence[str] = (),
+    trailing_sep: bool = True,
 ) -> ModelParts:
     """Reads a checkpoint file of the original.
 
-    It has no backbone config and no tokenizer: these come from ``pretrained_model_cfg`` or, without one, from the name stored in the file,
-    which is only looked up on this machine, so that a file cannot cause a download.
+    It has no backbone config and no tokenizer: these come from ``pretrained_model_cfg`` or, without one, from
+    the name stored in the file, which is only looked up on this machine, so that a file cannot cause a
+    download.
 
     Raises:
-        CheckpointError: the file is not such a checkpoint, its towers are not Hugging Face's, or the name in it is not on this machine.
+        CheckpointError: the file is not such a checkpoint, its towers are not Hugging Face's, or the name in
+        it is not on this machine.
     """
     stored = read_dpr_checkpoint(path)
     kind = stored.settings.get("encoder_model_type")
     if isinstance(kind, str) and not kind.startswith("hf_"):
-        raise CheckpointError(f"encoder_model_type is {kind[:40]}", file=path, expected="hf_bert; other kinds of towers are not read")
+        raise CheckpointError(
+            f"encoder_model_type is {kind[:40]}",
+            file=path,
+            expected="hf_bert; other kinds of towers are not read",
+        )
     config, tensorizer = _backbone_parts(path, stored, pretrained_model_cfg, special_tokens)
     settings = EncoderSettings(
-        projection_dim=_projection_dim(path, stored), sequence_length=stored.sequence_length, dpr_trailing_sep=trailing_sep
+        projection_dim=_projection_dim(path, stored),
+        sequence_length=stored.sequence_length,
+        dpr_trailing_sep=trailing_sep,
     )
-    return ModelParts(settings, config, tensorizer, {_toolkit_name(name): tensor for name, tensor in stored.weights.items()})
+    return ModelParts(
+        settings, config, tensorizer, {_toolkit_name(name): tensor for name, tensor in stored.weights.items()}
+    )
 
 
-def _backbone_parts(path: Path, stored: DprCheckpoint, override: str | None, special_tokens: Sequence[str]) -> tuple[Any, Tensorizer]:
+def _backbone_parts(
+    path: Path, stored: DprCheckpoint, override: str | None, special_tokens: Sequence[str]
+) -> tuple[Any, Tensorizer]:
     name = override or stored.pretrained_model_cfg
     if not name:
         raise CheckpointError("names no encoder", file=path, hint=f"set {OVERRIDE}")
@@ -57,7 +73,10 @@ def _backbone_parts(path: Path, stored: DprCheckpoint, override: str | None, spe
         with nullcontext() if override else no_downloads():
             config = read_config(name)
             tensorizer = Tensorizer.load(
-                name, sequence_length=stored.sequence_length, do_lower_case=stored.do_lower_case, special_tokens=special_tokens
+                name,
+                sequence_length=stored.sequence_length,
+                do_lower_case=stored.do_lower_case,
+                special_tokens=special_tokens,
             )
     except InputError as error:
         if override:
@@ -69,18 +88,31 @@ def _backbone_parts(path: Path, stored: DprCheckpoint, override: str | None, spe
 
 def _projection_dim(path: Path, stored: DprCheckpoint) -> int:
     """The width of the projection in the weights; CheckpointError if the settings of the file differ."""
-    widths = {int(tensor.shape[0]) for name, tensor in stored.weights.items() if name.endswith(".encode_proj.weight")}
+    widths = {
+        int(tensor.shape[0])
+        for name, tensor in stored.weights.items()
+        if name.endswith(".encode_proj.weight")
+    }
     stated = stored.settings.get("projection_dim") or 0
     if len(widths) > 1 or (widths and stated not in (0, *widths)) or (stated and not widths):
-        raise CheckpointError(f"projection_dim is {stated}, but encode_proj has {sorted(widths) or 'no weights'}", file=path)
+        raise CheckpointError(
+            f"projection_dim is {stated}, but encode_proj has {sorted(widths) or 'no weights'}", file=path
+        )
     return widths.pop() if widths else 0
 
 
 def file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
-    """Weights by the file's names, with what the original's loader requires: both towers, and poolers (zero; nothing uses them)."""
-    named = {name.replace("_model.backbone.", "_model.", 1): tensor for name, tensor in weights.items() if name.startswith(TOWERS)}
+    """Weights by the file's names, with what the original's loader requires: both towers, and poolers (zero;
+    nothing uses them)."""
+    named = {
+        name.replace("_model.backbone.", "_model.", 1): tensor
+        for name, tensor in weights.items()
+        if name.startswith(TOWERS)
+    }
     if shared:
-        named |= {name.replace("question_model.", "ctx_model.", 1): tensor.clone() for name, tensor in named.items()}
+        named |= {
+            name.replace("question_model.", "ctx_model.", 1): tensor.clone() for name, tensor in named.items()
+        }
     for tower in TOWERS:
         words = named[f"{tower}.embeddings.word_embeddings.weight"]
         named[f"{tower}.pooler.dense.weight"] = words.new_zeros(words.shape[1], words.shape[1])

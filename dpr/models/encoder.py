@@ -15,7 +15,15 @@ from dpr.models.adapters import Adapter
 from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
-from dpr.models.trials import LENGTHS, check_vectors, first_position, is_static, longest_sequence, pad_id, steady_length
+from dpr.models.trials import (
+    LENGTHS,
+    check_vectors,
+    first_position,
+    is_static,
+    longest_sequence,
+    pad_id,
+    steady_length,
+)
 
 
 class _LastToken(NamedTuple):
@@ -34,14 +42,17 @@ def filler_tokens(device: torch.device) -> TokenBatch:
 class Encoder(nn.Module):
     """Token sequences -> vectors (N, D) in fp32 (or the weights' precision if that is higher).
 
-    The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path (``dpr.models.pooling``). With
-    ``packed``, if the backbone supports it, no padding is computed; otherwise sequences are padded to the longest of the batch.
-    ``attention`` is sdpa or varlen (``dpr.models.fast.varlen``). ``residual_words`` adds the words to the states
-    (``dpr.models.residual_words``). ``attend_to_last`` adds the original's stray [SEP], which poolings never read. A second tower over the
-    same backbone gets ``fast`` from the first; each has its ``adapter``. ``dimensions`` cuts the vectors, 0 does not.
+    The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path
+    (``dpr.models.pooling``). With ``packed``, if the backbone supports it, no padding is computed; otherwise
+    sequences are padded to the longest of the batch. ``attention`` is sdpa or varlen
+    (``dpr.models.fast.varlen``). ``residual_words`` adds the words to the states
+    (``dpr.models.residual_words``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
+    read. A second tower over the same backbone gets ``fast`` from the first; each has its ``adapter``.
+    ``dimensions`` cuts the vectors, 0 does not.
 
     Raises:
-        ConfigError: the backbone gives no hidden states, or with this pooling the vectors do not depend on the text.
+        ConfigError: the backbone gives no hidden states, or with this pooling the vectors do not depend on
+        the text.
     """
 
     def __init__(
@@ -71,8 +82,12 @@ class Encoder(nn.Module):
             self.keep(dimensions)
         nothing = torch.zeros(0, dtype=torch.int64)
         reads_one_token = self.pooling.token_read(nothing, nothing) is not None
-        self.fast = fast or accelerate(backbone, packed=packed, attention=attention, reads_one_token=reads_one_token)
-        if residual_words:  # after the trials of what is fast, which would not see the layers behind a map of zeros
+        self.fast = fast or accelerate(
+            backbone, packed=packed, attention=attention, reads_one_token=reads_one_token
+        )
+        if (
+            residual_words
+        ):  # after the trials of what is fast, which would not see the layers behind a map of zeros
             from dpr.models.residual_words import add_residual_words  # which few models have
 
             self._check_residual_words(pooling if reads_one_token else None, adapter)
@@ -81,16 +96,22 @@ class Encoder(nn.Module):
         self._last: _LastToken | None = None
         self.adapter = adapter
         self.is_sharded = False
-        """Its weights are spread over ranks (``dpr.training.sharding``), which must call it equally often, in the same order."""
+        """Its weights are spread over ranks (``dpr.training.sharding``), which must call it equally often, in
+        the same order."""
 
     def keep(self, dimensions: int) -> None:
-        """Cuts vectors to their first ``dimensions`` numbers, before they are scaled. ConfigError if they have fewer."""
+        """Cuts vectors to their first ``dimensions`` numbers, before they are scaled. ConfigError if they
+        have fewer."""
         if dimensions > self.dimension:
-            raise ConfigError(f"dimensions={dimensions}, but the model's vectors have {self.dimension}; give {self.dimension} or less")
+            raise ConfigError(
+                f"dimensions={dimensions}, but the model's vectors have {self.dimension}; give"
+                f" {self.dimension} or less"
+            )
         self.dimension = dimensions
 
     def of_questions(self) -> Encoder:
-        """The tower of questions over these weights: this one, unless its pooling has another for questions."""
+        """The tower of questions over these weights: this one, unless its pooling has another for
+        questions."""
         of_questions = getattr(self.pooling, "of_questions", None)
         if of_questions is None:
             return self
@@ -106,32 +127,46 @@ class Encoder(nn.Module):
             reason = "the backbone of encoder.adapter=lora is frozen"
         if reason is not None:
             raise ConfigError(
-                f"encoder.residual_words=true, but {reason}; leave it out, or train all layers with encoder.pooling=idf or mean"
+                f"encoder.residual_words=true, but {reason}; leave it out, or train all layers with"
+                " encoder.pooling=idf or mean"
             )
 
     def attend_to_last(self, token: int, position: int) -> None:
-        """Appends ``token`` at ``position`` to every sequence that is not longer than ``position``, as the original DPR does.
+        """Appends ``token`` at ``position`` to every sequence that is not longer than ``position``, as the
+        original DPR does.
 
         Raises:
-            ConfigError: the backbone does not accept positions, has no such position, or attends only to near tokens.
+            ConfigError: the backbone does not accept positions, has no such position, or attends only to near
+            tokens.
         """
         first = self.fast.first_position if self.is_packed else first_position(self.backbone)
-        sees_near_only = any(getattr(self.config, name, None) for name in ("local_attention", "sliding_window", "attention_window"))
+        sees_near_only = any(
+            getattr(self.config, name, None)
+            for name in ("local_attention", "sliding_window", "attention_window")
+        )
         if first is None or sees_near_only or is_static(self.backbone):
-            raise ConfigError(f"encoder.dpr_trailing_sep=true: {type(self.backbone).__name__} cannot see that far; set it to false")
+            raise ConfigError(
+                f"encoder.dpr_trailing_sep=true: {type(self.backbone).__name__} cannot see that far; set it"
+                " to false"
+            )
         limit = getattr(self.config, "max_position_embeddings", None)
         if limit is not None and position + first >= limit:
             raise ConfigError(
-                f"encoder.dpr_trailing_sep=true with encoder.sequence_length={position + 1}, but the model has {limit - first} positions"
+                f"encoder.dpr_trailing_sep=true with encoder.sequence_length={position + 1}, but the model"
+                f" has {limit - first} positions"
             )
         self._last = _LastToken(token, position, first)
 
     def check_length(self, length: int, setting: str) -> None:
-        """ConfigError if the backbone has fewer positions than ``length``, or so long a text changes the vectors of those beside it."""
+        """ConfigError if the backbone has fewer positions than ``length``, or so long a text changes the
+        vectors of those beside it."""
         if (longest := longest_sequence(self.backbone, length)) < length:
             reason = f"{type(self.backbone).__name__} has {longest} positions"
             if steady_length(self.backbone, length) == longest:
-                reason = f"a text of more than {longest} tokens changes how {type(self.backbone).__name__} encodes all others of its batch"
+                reason = (
+                    f"a text of more than {longest} tokens changes how {type(self.backbone).__name__} encodes"
+                    " all others of its batch"
+                )
             raise ConfigError(f"{setting}={length}, but {reason}; set {setting}={longest} or less")
 
     @property
@@ -141,20 +176,24 @@ class Encoder(nn.Module):
     def forward(self, batch: TokenBatch) -> Tensor:
         with self.adapter.active() if self.adapter else nullcontext():
             if self.is_packed:
-                vectors = packed_vectors(self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2])
+                vectors = packed_vectors(
+                    self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2]
+                )
             else:
                 vectors = self._pooled(*batch.padded(pad_id(self.config)), batch.position)
         return self.finished(vectors)
 
     def of_padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
-        """As ``forward``, of sequences padded at their ends: ``input_ids`` (N, L) and ``mask`` (N, L), True at real tokens."""
+        """As ``forward``, of sequences padded at their ends: ``input_ids`` (N, L) and ``mask`` (N, L), True
+        at real tokens."""
         with self.adapter.active() if self.adapter else nullcontext():
             return self.finished(self._pooled(input_ids, mask, torch.zeros_like(input_ids[:, 0])))
 
     def _pooled(self, input_ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         """The definition of the vectors, which the packed forward is tested against: (N, V).
 
-        The shapes follow from those of the arguments alone, so that one graph computes any batch (``dpr.export.onnx_graph``).
+        The shapes follow from those of the arguments alone, so that one graph computes any batch
+        (``dpr.export.onnx_graph``).
         """
         original, options = mask, dict[str, Tensor]()
         if self._last is not None:
@@ -165,7 +204,9 @@ class Encoder(nn.Module):
             mask, input_ids = original | is_added, torch.where(is_added, self._last.token, input_ids)
             positions = torch.where(is_added, self._last.position, places) + self._last.first
             options["position_ids"] = torch.where(mask, positions, 0)
-        hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64), **options).last_hidden_state
+        hidden = self.backbone(
+            input_ids=input_ids, attention_mask=mask.to(torch.int64), **options
+        ).last_hidden_state
         return self.pooling.padded(hidden, input_ids, original, position)
 
     def finished(self, vectors: Tensor) -> Tensor:

@@ -27,7 +27,13 @@ from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import distinct_weights, load_backbone
 from dpr.models.parts import ModelParts, present
-from dpr.models.pretrained import CONFIG, check_safetensors, read_config, refuse_impossible_sizes, weight_shapes
+from dpr.models.pretrained import (
+    CONFIG,
+    check_safetensors,
+    read_config,
+    refuse_impossible_sizes,
+    weight_shapes,
+)
 from dpr.models.settings import EncoderSettings
 from dpr.models.trials import first_position, steady_length
 from dpr.storage.durable import read_json
@@ -35,8 +41,12 @@ from dpr.storage.durable import read_json
 logger = get_logger(__name__)
 
 QUESTION, CTX = "question_encoder", "ctx_encoder"
-DPR_PAIR = f"a folder that holds both: the folder of the question encoder as {QUESTION}, that of the context encoder as {CTX}"
-# In files of earlier versions: a pooler that no vector passes, and a table of numbers that the model makes itself.
+DPR_PAIR = (
+    f"a folder that holds both: the folder of the question encoder as {QUESTION}, that of the context encoder"
+    f" as {CTX}"
+)
+# In files of earlier versions: a pooler that no vector passes, and a table of numbers that the model makes
+# itself.
 _UNUSED = ("pooler.", "embeddings.position_ids")
 # Keys of a config that two towers may state differently, since they change no vector.
 _NO_MATTER = re.compile(
@@ -46,7 +56,8 @@ _NO_MATTER = re.compile(
 
 
 class ForeignTower(NamedTuple):
-    """One tower as it was read. ``weights`` by their names within a tower; those of an adapter end in ``lora_A.weight``."""
+    """One tower as it was read. ``weights`` by their names within a tower; those of an adapter end in
+    ``lora_A.weight``."""
 
     source: Path
     config: Any
@@ -71,9 +82,15 @@ def backbone_tower(folder: Path) -> ForeignTower:
     """
     check_safetensors(folder)
     backbone: Any = load_backbone(str(folder))
-    if (backbone.config.is_encoder_decoder and hasattr(backbone, "decoder")) or backbone.config.model_type == "dpr":
+    if (
+        backbone.config.is_encoder_decoder and hasattr(backbone, "decoder")
+    ) or backbone.config.model_type == "dpr":
         kind = type(backbone).__name__
-        raise CheckpointError(f"is a {kind}", file=folder, expected="one encoder that gives a vector for every token, such as a BERT")
+        raise CheckpointError(
+            f"is a {kind}",
+            file=folder,
+            expected="one encoder that gives a vector for every token, such as a BERT",
+        )
     weights = {f"backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
     return ForeignTower(folder, backbone.config, load_tokenizer(folder), weights, *backbone_facts(backbone))
 
@@ -84,7 +101,10 @@ def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
     if isinstance(positions, int) and positions > 0:
         longest = positions - (first_position(backbone) or 0)
         if (steady := steady_length(backbone, longest)) < longest:
-            found = "%s: texts are cut to %d tokens; beyond, a text would change how the others of its batch are encoded"
+            found = (
+                "%s: texts are cut to %d tokens; beyond, a text would change how the others of its batch are"
+                " encoded"
+            )
             logger.warning(found, backbone.name_or_path or type(backbone).__name__, steady)
             longest = steady
     return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
@@ -124,10 +144,14 @@ def _dpr_tower(folder: Path, name: str) -> ForeignTower:
     prefix = f"{name}.bert_model."
     if not any(weight.startswith(prefix) for weight in shapes):
         kind = ", ".join(sorted({weight.partition(".")[0] for weight in shapes}))[:100] or "no weights"
-        raise CheckpointError(f"holds {kind}", file=folder, expected=f"{name}; is it the folder of the other encoder?")
+        raise CheckpointError(
+            f"holds {kind}", file=folder, expected=f"{name}; is it the folder of the other encoder?"
+        )
     values: dict[str, Any] = given.to_dict()
     width = values.pop("projection_dim", 0) or 0
-    config = BertConfig.from_dict({key: value for key, value in values.items() if key not in ("model_type", "architectures")})
+    config = BertConfig.from_dict(
+        {key: value for key, value in values.items() if key not in ("model_type", "architectures")}
+    )
     weights = {}
     for file in sorted(folder.glob("*.safetensors")):
         for weight, tensor in checkpoints.read_tensors(folder, file.name).items():
@@ -136,11 +160,19 @@ def _dpr_tower(folder: Path, name: str) -> ForeignTower:
                 weights[own] = tensor.float()
     if not isinstance(width, int):
         raise InputError("projection_dim is no number", file=folder / CONFIG)
-    return ForeignTower(folder, config, _dpr_tokenizer(folder), weights, config.max_position_embeddings, settings={"projection_dim": width})
+    return ForeignTower(
+        folder,
+        config,
+        _dpr_tokenizer(folder),
+        weights,
+        config.max_position_embeddings,
+        settings={"projection_dim": width},
+    )
 
 
 def _dpr_tokenizer(folder: Path) -> Any:
-    """The tokenizer, as BERT's where its class is one of DPR's: some of these lower-case every text, whatever their file says."""
+    """The tokenizer, as BERT's where its class is one of DPR's: some of these lower-case every text, whatever
+    their file says."""
     file = folder / "tokenizer_config.json"
     stated = read_json(file) if os.path.lexists(file) else {}
     kind = stated.get("tokenizer_class", "DPR") if isinstance(stated, dict) else ""
@@ -150,7 +182,11 @@ def _dpr_tokenizer(folder: Path) -> Any:
 def marks_segments(tower: ForeignTower, *texts: str) -> bool:
     """Whether a token type other than 0 reaches the backbone for one text, or a pair."""
     names = getattr(tower.tokenizer, "model_input_names", ())
-    return tower.has_token_types and "token_type_ids" in names and any(tower.tokenizer(*texts, verbose=False).encodings[0].type_ids)
+    return (
+        tower.has_token_types
+        and "token_type_ids" in names
+        and any(tower.tokenizer(*texts, verbose=False).encodings[0].type_ids)
+    )
 
 
 def joined(
@@ -166,8 +202,8 @@ def joined(
 
     Args:
         lengths: of questions and passages, where they are stated; None: as ``settings`` say.
-        own_text: questions keep their typographic apostrophes, as in the library, unless its tokenizer of questions makes them plain. With
-            one tower for both sides they always do.
+        own_text: questions keep their typographic apostrophes, as in the library, unless its tokenizer of
+            questions makes them plain. With one tower for both sides they always do.
 
     Raises:
         CheckpointError: the towers differ in more than weights.
@@ -176,12 +212,19 @@ def joined(
     _refuse_differences(question, ctx)
     plain = _same_tokenizer(question, ctx)
     of_ctx = _length(ctx, lengths[1] or settings.sequence_length)
-    of_question = _length(question, lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx)
+    of_question = _length(
+        question, lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx
+    )
     if settings.projection_dim not in (0, question.settings.get("projection_dim")):
         found = f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection"
         hint = "set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
         raise CheckpointError(found, file=question.source, hint=hint)
-    of_weights: dict[str, Any] = {"projection_dim": 0, "projection_activation": "none", "adapter": "none", **question.settings}
+    of_weights: dict[str, Any] = {
+        "projection_dim": 0,
+        "projection_activation": "none",
+        "adapter": "none",
+        **question.settings,
+    }
     settings = replace(
         settings,
         **of_weights,
@@ -193,30 +236,45 @@ def joined(
         settings = replace(settings, plain_apostrophes=plain)
     if settings.append_eos:
         append_end_token(ctx.tokenizer)
-    tensorizer = Tensorizer(ctx.tokenizer, sequence_length=settings.sequence_length, question_length=settings.question_length)
+    tensorizer = Tensorizer(
+        ctx.tokenizer, sequence_length=settings.sequence_length, question_length=settings.question_length
+    )
     settings = present(tensorizer, settings)
     towers = {"question": question} if question is ctx else {"question": question, "ctx": ctx}
-    weights = {_model_name(name, side, tower): tensor for side, tower in towers.items() for name, tensor in tower.weights.items()}
+    weights = {
+        _model_name(name, side, tower): tensor
+        for side, tower in towers.items()
+        for name, tensor in tower.weights.items()
+    }
     return ModelParts(settings, question.config, tensorizer, weights, stated=stated, base=question.base)
 
 
 def table_of_questions(question: ForeignTower, ctx: ForeignTower) -> ForeignTower:
-    """A static tower of questions in the form of ``encoder.static_questions`` beside ``ctx``: linear layers are multiplied into its rows.
+    """A static tower of questions in the form of ``encoder.static_questions`` beside ``ctx``: linear layers
+    are multiplied into its rows.
 
     Raises:
         CheckpointError: an activation follows it.
     """
     rows = question.weights["backbone.words.weight"].double()
     if question.settings.get("projection_activation", "none") != "none":
-        raise CheckpointError("an activation follows the table of questions", file=question.source, expected="linear layers alone")
+        raise CheckpointError(
+            "an activation follows the table of questions",
+            file=question.source,
+            expected="linear layers alone",
+        )
     if "encode_proj.weight" in question.weights:
-        rows = rows @ question.weights["encode_proj.weight"].double().T + question.weights["encode_proj.bias"].double()
+        rows = (
+            rows @ question.weights["encode_proj.weight"].double().T
+            + question.weights["encode_proj.bias"].double()
+        )
     weights = {"backbone.words.weight": rows.float(), "pooling.token_weights": torch.ones(len(rows))}
     return question._replace(config=ctx.config, settings=ctx.settings, base=ctx.base, weights=weights)
 
 
 def _model_name(name: str, side: str, tower: ForeignTower) -> str:
-    """The name of a tower's weight in the model; adapters are those of the one backbone, whose first name is the question tower's."""
+    """The name of a tower's weight in the model; adapters are those of the one backbone, whose first name is
+    the question tower's."""
     if tower.base is not None and name.startswith("backbone."):
         return f"question_model.{name.removesuffix('weight')}{side}.weight"
     return f"{side}_model.{name}"
@@ -233,15 +291,21 @@ def _refuse_differences(question: ForeignTower, ctx: ForeignTower) -> None:
         | {"base model": tower.base and tower.base.name}
         for tower in (question, ctx)
     ]
-    names = sorted({**facts[0], **facts[1]}, key=lambda name: (name != "model_type", name))  # the family explains all others
+    # the family explains all others
+    names = sorted({**facts[0], **facts[1]}, key=lambda name: (name != "model_type", name))
     if differing := [name for name in names if facts[0].get(name) != facts[1].get(name)]:
         values = " and ".join(str(each.get(differing[0]))[:60] for each in facts)
         found = f"its two encoders differ in {differing[0]} ({values})"
-        raise CheckpointError(found, file=question.source.parent, expected="two encoders of one kind, which differ in weights only")
+        raise CheckpointError(
+            found,
+            file=question.source.parent,
+            expected="two encoders of one kind, which differ in weights only",
+        )
 
 
 def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
-    """Whether the tokenizer of questions makes typographic apostrophes plain, and so differs from that of passages.
+    """Whether the tokenizer of questions makes typographic apostrophes plain, and so differs from that of
+    passages.
 
     Raises:
         CheckpointError: it differs in anything else.
@@ -259,14 +323,19 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
             return True
     differing = next(name for name in second if first[name] != second[name])
     found = f"the tokenizers of questions and passages differ ({differing})"
-    raise CheckpointError(found, file=question.source.parent, expected="one tokenizer; the toolkit's towers share it")
+    raise CheckpointError(
+        found, file=question.source.parent, expected="one tokenizer; the toolkit's towers share it"
+    )
 
 
 def _tokenizer_state(tokenizer: Any) -> dict[str, Any]:
     """What decides the ids of a text, but for its length."""
     state: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     kept = {name: value for name, value in state.items() if name not in ("truncation", "padding")}
-    return kept | {"normalizer": _steps(state.get("normalizer")), "truncation_side": tokenizer.truncation_side}
+    return kept | {
+        "normalizer": _steps(state.get("normalizer")),
+        "truncation_side": tokenizer.truncation_side,
+    }
 
 
 def _steps(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""Which file or folder is what, and a bi-encoder made of it: checkpoints of the toolkit and of the original DPR, folders of Hugging Face,
-sentence-transformers and peft.
+"""Which file or folder is what, and a bi-encoder made of it: checkpoints of the toolkit and of the original
+DPR, folders of Hugging Face, sentence-transformers and peft.
 
 What a folder states wins over settings. Code in a folder is never run, and pickled weights are not read.
 """
@@ -55,13 +55,15 @@ from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
 from dpr.storage.strict_json import describe
 
 EXPECTED = (
-    "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "
-    "model.safetensors, a folder of sentence-transformers or peft, or a checkpoint file of the original DPR"
+    "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with"
+    " config.json and model.safetensors, a folder of sentence-transformers or peft, or a checkpoint file of"
+    " the original DPR"
 )
 
 
 class OpenedModel(NamedTuple):
-    """What ``BiEncoder`` is made with, and the stored ``weights`` that its towers do not have yet; ``temperature`` is the stored one."""
+    """What ``BiEncoder`` is made with, and the stored ``weights`` that its towers do not have yet;
+    ``temperature`` is the stored one."""
 
     towers: tuple[Encoder, Encoder]
     tensorizer: Tensorizer
@@ -87,10 +89,16 @@ def open_model(
 
     Raises:
         CheckpointError: there is none, or it is invalid.
-        ConfigError: ``text`` is not what the model was trained with, or ``settings`` ask for adapters that it does not have.
+        ConfigError: ``text`` is not what the model was trained with, or ``settings`` ask for adapters that it
+        does not have.
     """
     if path.is_file():  # of the original DPR: models of this toolkit and of other libraries are folders
-        source, parts = path, read_model_parts(path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep)
+        source, parts = (
+            path,
+            read_model_parts(
+                path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep
+            ),
+        )
     else:
         source = checkpoints.resolve_checkpoint(path)
         checkpoints.warn_of_verdict(source)
@@ -111,7 +119,9 @@ def open_model(
     except DprError:
         raise
     except Exception as error:  # model classes raise anything for an inconsistent config
-        raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error
+        raise CheckpointError(
+            f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source
+        ) from error
     return OpenedModel(towers, parts.tensorizer, settings, options, weights, source, stored)
 
 
@@ -122,7 +132,8 @@ def is_backbone(folder: Path) -> bool:
 
 
 def _folder_parts(folder: Path, given: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
-    """The model in a folder; ``settings`` state what a third-party folder does not, ``base`` the model that its adapters belong to."""
+    """The model in a folder; ``settings`` state what a third-party folder does not, ``base`` the model that
+    its adapters belong to."""
     try:
         if checkpoints.is_checkpoint(folder):
             return _checkpoint_parts(folder, settings.pooling)
@@ -131,7 +142,9 @@ def _folder_parts(folder: Path, given: Path, settings: EncoderSettings, base: st
     except CheckpointError:
         raise
     except InputError as error:
-        raise CheckpointError(error.found, file=error.file, line=error.line, expected=error.expected, hint=error.hint) from error
+        raise CheckpointError(
+            error.found, file=error.file, line=error.line, expected=error.expected, hint=error.hint
+        ) from error
     raise CheckpointError("is not a checkpoint", file=given, expected=EXPECTED)
 
 
@@ -142,7 +155,9 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     settings, temperature = _checked(stored, file), _temperature(stored.get("temperature"), file)
     if is_user_defined(settings.pooling) and settings.pooling != given_pooling:
         found = f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run"
-        raise CheckpointError(found, file=file, hint=f"if you trust that class, set encoder.pooling={settings.pooling}")
+        raise CheckpointError(
+            found, file=file, hint=f"if you trust that class, set encoder.pooling={settings.pooling}"
+        )
     encoder = folder / checkpoints.ENCODER_FOLDER
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     config = read_config(encoder)
@@ -151,7 +166,10 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     if base is None:
         refuse_impossible_sizes(config, shapes, encoder / CONFIG)
     tensorizer = Tensorizer.load(
-        encoder, sequence_length=settings.sequence_length, question_length=settings.question_length, append_eos=settings.append_eos
+        encoder,
+        sequence_length=settings.sequence_length,
+        question_length=settings.question_length,
+        append_eos=settings.append_eos,
     )
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
     tensorizer.present(settings.part(TextSettings))
@@ -160,10 +178,19 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     return ModelParts(settings, config, tensorizer, weights, temperature, learned_temperature, base, stated)
 
 
-def _base(stored: Any, settings: EncoderSettings, shapes: Mapping[str, tuple[int, ...]], file: Path) -> BaseModel:
-    """The model that adapters belong to, by name and fingerprint; they may not be larger than the weights beside it."""
-    if not isinstance(stored, dict) or not all(isinstance(stored.get(key), str) and stored[key] for key in BaseModel._fields):
-        raise CheckpointError(f"base is {describe(stored)}", file=file, expected="name and fingerprint of the model its adapters belong to")
+def _base(
+    stored: Any, settings: EncoderSettings, shapes: Mapping[str, tuple[int, ...]], file: Path
+) -> BaseModel:
+    """The model that adapters belong to, by name and fingerprint; they may not be larger than the weights
+    beside it."""
+    if not isinstance(stored, dict) or not all(
+        isinstance(stored.get(key), str) and stored[key] for key in BaseModel._fields
+    ):
+        raise CheckpointError(
+            f"base is {describe(stored)}",
+            file=file,
+            expected="name and fingerprint of the model its adapters belong to",
+        )
     if settings.lora_rank not in {shape[0] for shape in shapes.values() if shape}:
         raise CheckpointError(f"lora_rank is {settings.lora_rank}", file=file, expected="that of the weights")
     return BaseModel(stored["name"], stored["fingerprint"])
@@ -171,7 +198,9 @@ def _base(stored: Any, settings: EncoderSettings, shapes: Mapping[str, tuple[int
 
 def _temperature(value: Any, file: Path) -> float | None:
     if value is not None and not (type(value) in (int, float) and 0 < value <= sys.float_info.max):
-        raise CheckpointError(f"temperature is {describe(value)}", file=file, expected="a finite number above 0")
+        raise CheckpointError(
+            f"temperature is {describe(value)}", file=file, expected="a finite number above 0"
+        )
     return None if value is None else float(value)
 
 
@@ -184,7 +213,9 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
         is_known = not is_valid or key != "pooling" or is_user_defined(value) or bool(pooling_kinds(value))
         is_known &= key != "projection_activation" or value in ("none", "tanh")
         if not is_valid or not is_known or (key == "sequence_length" and value < 3):
-            raise CheckpointError(f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}")
+            raise CheckpointError(
+                f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}"
+            )
     settings = replace(EncoderSettings(), **known)
     try:
         settings.part(TextSettings).check()
@@ -194,17 +225,22 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
 
 
 def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts | None:
-    """A folder that another library wrote; None if it is none of those that are known. ``base`` names the model that adapters belong to."""
+    """A folder that another library wrote; None if it is none of those that are known. ``base`` names the
+    model that adapters belong to."""
     if (folder / MODULES).is_file():
         return _sentence_transformers_parts(folder, settings, base)
     if is_dpr_pair(folder):
         question, ctx = dpr_towers(folder)
         lengths = (tokenizer_length(question.source), tokenizer_length(ctx.source))
-        return joined(question, ctx, replace(settings, pooling="cls", normalize=False), lengths=lengths, own_text=True)
+        return joined(
+            question, ctx, replace(settings, pooling="cls", normalize=False), lengths=lengths, own_text=True
+        )
     if (adapters := adapter_folders(folder)) is not None:
         return joined(*adapter_towers(adapters, base), settings)
     if is_dpr(folder):
-        raise CheckpointError("is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR)
+        raise CheckpointError(
+            "is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR
+        )
     if not (folder / CONFIG).is_file():
         return None
     tower = backbone_tower(folder)
@@ -219,14 +255,19 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
     for tower, _ in read.values():
         if marks_segments(tower, "1"):
             expected = "token type 0; the toolkit has no other"
-            raise CheckpointError("its tokenizer gives the tokens of a text other types", file=tower.source, expected=expected)
+            raise CheckpointError(
+                "its tokenizer gives the tokens of a text other types", file=tower.source, expected=expected
+            )
         if "title_template" not in stated and not settings.title_template and marks_segments(tower, "1", "2"):
             # As everyone does who encodes titles with the library; a pair would have token types.
             settings = replace(settings, title_template=SPACED_TITLE)
     (question, _), (ctx, _) = (read[module] for module in modules)
     if has_table(modules):
         question, settings = table_of_questions(question, ctx), replace(settings, static_questions=True)
-    lengths = [read[each][1] or stated_length(each.body, side) or read[each][0].longest for each, side in zip(modules, SIDES, strict=True)]
+    lengths = [
+        read[each][1] or stated_length(each.body, side) or read[each][0].longest
+        for each, side in zip(modules, SIDES, strict=True)
+    ]
     width = question.config.hidden_size * max(len(pooling_kinds(settings.pooling)), 1)
     if settings.dimensions >= question.settings.get("projection_dim", width):  # where there is nothing to cut
         settings = replace(settings, dimensions=0)

@@ -1,4 +1,5 @@
-"""What a bi-encoder is made of, as the readers of files and folders return it, and its towers and tensorizer made of that."""
+"""What a bi-encoder is made of, as the readers of files and folders return it, and its towers and tensorizer
+made of that."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
 class ModelParts(NamedTuple):
     """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` of the backbone.
 
-    ``temperature`` is the fixed or initial one, where it is stored; ``stated`` names the text settings that are.
+    ``temperature`` is the fixed or initial one, where it is stored; ``stated`` names the text settings that
+    are.
     """
 
     settings: EncoderSettings
@@ -34,7 +36,8 @@ class ModelParts(NamedTuple):
     stated: frozenset[str] = frozenset()
 
     def present(self, given: GivenTextSettings | None, source: Any) -> EncoderSettings:
-        """The settings with the prompts, title template and apostrophe rule of ``given``, which the tensorizer takes on.
+        """The settings with the prompts, title template and apostrophe rule of ``given``, which the
+        tensorizer takes on.
 
         Raises:
             ConfigError: the model states others.
@@ -47,7 +50,8 @@ class ModelParts(NamedTuple):
 
 
 def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSettings:
-    """Gives a new model's tensorizer its text settings; returns them with a title template where the tokenizer separates no pairs."""
+    """Gives a new model's tensorizer its text settings; returns them with a title template where the
+    tokenizer separates no pairs."""
     if not settings.title_template and not tensorizer.separates_titles:
         settings = replace(settings, title_template=SPACED_TITLE)
     tensorizer.present(settings.part(TextSettings))
@@ -55,12 +59,17 @@ def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSetting
 
 
 def new_tensorizer(
-    name_or_folder: str, settings: EncoderSettings, *, do_lower_case: bool | None = None, special_tokens: Sequence[str] = ()
+    name_or_folder: str,
+    settings: EncoderSettings,
+    *,
+    do_lower_case: bool | None = None,
+    special_tokens: Sequence[str] = (),
 ) -> tuple[Tensorizer, EncoderSettings]:
     """The tensorizer of a new model, and its settings with the title template.
 
     Raises:
-        ConfigError: the last token of texts is read, and it would be one of their words; or a prompt does not fit.
+        ConfigError: the last token of texts is read, and it would be one of their words; or a prompt does not
+        fit.
     """
     tensorizer = Tensorizer.load(
         name_or_folder,
@@ -78,11 +87,20 @@ def new_tensorizer(
 def build_towers(
     make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions, base: BaseModel
 ) -> tuple[Encoder, Encoder]:
-    """The question and the context tower, which are the same object if shared and not pooled differently. ``base`` is what
-    ``make_backbone`` loads."""
-    names = ("pooling", "projection_dim", "projection_activation", "normalize", "residual_words", "dimensions")
+    """The question and the context tower, which are the same object if shared and not pooled differently.
+    ``base`` is what ``make_backbone`` loads."""
+    names = (
+        "pooling",
+        "projection_dim",
+        "projection_activation",
+        "normalize",
+        "residual_words",
+        "dimensions",
+    )
     made_as: dict[str, Any] = {name: getattr(settings, name) for name in names}
-    make_tower: Callable[..., Encoder] = partial(Encoder, **made_as, packed=options.packed, attention=options.attention)
+    make_tower: Callable[..., Encoder] = partial(
+        Encoder, **made_as, packed=options.packed, attention=options.attention
+    )
     if settings.adapter != "none":
         backbone = make_backbone()
         adapters = add_adapters(backbone, base, settings, options)

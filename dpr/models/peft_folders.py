@@ -1,4 +1,5 @@
-"""LoRA adapters as peft writes them: a folder for both sides, or one for each, with the model they belong to."""
+"""LoRA adapters as peft writes them: a folder for both sides, or one for each, with the model they belong
+to."""
 
 from __future__ import annotations
 
@@ -30,12 +31,21 @@ FOLDERS = (("adapter_question", "adapter_ctx"), ("adapter", "adapter"))
 _CONFIG = "adapter_config.json"
 _NAME = re.compile(NAME.replace(".", r"\.").format(layer="(?P<layer>.+)", kind="(?P<kind>lora_[AB])"))
 # Settings by which an adapter would be more than two matrices beside every layer of a kind.
-_OTHERS = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "trainable_token_indices", "layer_replication")
+_OTHERS = (
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "lora_bias",
+    "trainable_token_indices",
+    "layer_replication",
+)
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 
 
 def adapter_folders(folder: Path) -> tuple[Path, Path] | None:
-    """The folders of the adapters of questions and passages, which may be the same; None where the folder holds no adapter alone."""
+    """The folders of the adapters of questions and passages, which may be the same; None where the folder
+    holds no adapter alone."""
     check_files(folder)
     if (folder / _CONFIG).is_file():
         return None if list(folder.glob("model*.safetensors")) else (folder, folder)
@@ -49,7 +59,8 @@ def adapter_folders(folder: Path) -> tuple[Path, Path] | None:
 
 
 def adapter_towers(folders: tuple[Path, Path], base: str | None = None) -> tuple[ForeignTower, ForeignTower]:
-    """The towers of two adapters, or one for both. ``base`` names the model they belong to in place of the name in their files.
+    """The towers of two adapters, or one for both. ``base`` names the model they belong to in place of the
+    name in their files.
 
     Raises:
         InputError: a file is absent or damaged, or the model they belong to is not on this machine.
@@ -64,30 +75,44 @@ def _tower(folder: Path, given: str | None) -> ForeignTower:
     layers, weights = _weights(folder)
     ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
     rank, alpha = stated.get("r"), stated.get("lora_alpha")
-    is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
+    is_number = (
+        isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
+    )
     if type(rank) is not int or ranks != {rank} or not is_number:
         found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
-        raise CheckpointError(found, file=folder / _CONFIG, expected=f"numbers; the weights have rank {sorted(ranks)}")
+        raise CheckpointError(
+            found, file=folder / _CONFIG, expected=f"numbers; the weights have rank {sorted(ranks)}"
+        )
     name = given or stated.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
-        raise CheckpointError("names no base model", file=folder / _CONFIG, hint="set encoder.pretrained_model_cfg=<folder of that model>")
+        raise CheckpointError(
+            "names no base model",
+            file=folder / _CONFIG,
+            hint="set encoder.pretrained_model_cfg=<folder of that model>",
+        )
     try:
         with nullcontext() if given else no_downloads():
             backbone: Any = load_backbone(name)
-            tokenizer = load_tokenizer(folder if any((folder / file).is_file() for file in _TOKENIZER_FILES) else name)
+            tokenizer = load_tokenizer(
+                folder if any((folder / file).is_file() for file in _TOKENIZER_FILES) else name
+            )
     except (InputError, OSError) as error:  # OSError: a name of a thousand letters
         if given:
             raise
         reason = error.found if isinstance(error, InputError) else first_line(error)
         found = f"its adapter belongs to {name[:100]}, which cannot be loaded on this machine ({reason})"
-        raise CheckpointError(found, file=folder, hint="set encoder.pretrained_model_cfg=<folder of that model>") from error
+        raise CheckpointError(
+            found, file=folder, hint="set encoder.pretrained_model_cfg=<folder of that model>"
+        ) from error
     settings = {
         "adapter": "lora",
         "lora_rank": rank,
         "lora_alpha": float(stated["lora_alpha"]) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
         "lora_targets": ",".join(sorted({layer.rpartition(".")[2] for layer in layers})),
     }
-    return ForeignTower(folder, backbone.config, tokenizer, weights, *backbone_facts(backbone), settings, BaseModel(name, ""))
+    return ForeignTower(
+        folder, backbone.config, tokenizer, weights, *backbone_facts(backbone), settings, BaseModel(name, "")
+    )
 
 
 def _stated(folder: Path) -> dict[str, Any]:
@@ -95,24 +120,32 @@ def _stated(folder: Path) -> dict[str, Any]:
     stated = read_json(file)
     if not isinstance(stated, dict):
         raise CheckpointError(f"is {describe(stated)}", file=file, expected="an object")
-    odd = [name for name in _OTHERS if stated.get(name)] + (["bias"] if stated.get("bias", "none") != "none" else [])
+    odd = [name for name in _OTHERS if stated.get(name)] + (
+        ["bias"] if stated.get("bias", "none") != "none" else []
+    )
     if stated.get("peft_type") != "LORA":
         odd = ["peft_type"]
     for name in odd:
         hint = "merge it (merge_and_unload of peft) and save the whole model"
-        raise CheckpointError(f"{name} is {describe(stated.get(name))}", file=file, expected="plain LoRA", hint=hint)
+        raise CheckpointError(
+            f"{name} is {describe(stated.get(name))}", file=file, expected="plain LoRA", hint=hint
+        )
     return stated
 
 
 def _weights(folder: Path) -> tuple[set[str], dict[str, Tensor]]:
     """The layers that have an adapter, and its matrices by their names within a tower."""
     if not (folder / WEIGHTS).is_file():
-        found = f"has no {WEIGHTS}" + ("; its adapter_model.bin is a pickle" if (folder / "adapter_model.bin").exists() else "")
+        found = f"has no {WEIGHTS}" + (
+            "; its adapter_model.bin is a pickle" if (folder / "adapter_model.bin").exists() else ""
+        )
         raise InputError(found, file=folder, hint="save it again with save_pretrained of a recent peft")
     layers, weights = set(), {}
     for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
         if (parts := _NAME.fullmatch(name)) is None or tensor.dim() != 2:
-            raise CheckpointError(f"holds {name}", file=folder / WEIGHTS, expected="lora_A and lora_B of linear layers")
+            raise CheckpointError(
+                f"holds {name}", file=folder / WEIGHTS, expected="lora_A and lora_B of linear layers"
+            )
         layers.add(parts["layer"])
         weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
     return layers, weights

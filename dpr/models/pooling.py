@@ -1,4 +1,5 @@
-"""Hidden states of a sequence -> its vector: the contract, the poolings of the toolkit, and user-defined ones."""
+"""Hidden states of a sequence -> its vector: the contract, the poolings of the toolkit, and user-defined
+ones."""
 
 from __future__ import annotations
 
@@ -16,18 +17,21 @@ _SETTING = "encoder.pooling"
 
 
 class Pooling(Protocol):
-    """Turns the last hidden states of N sequences into N vectors; made with the width D of the states and the size of the vocabulary.
+    """Turns the last hidden states of N sequences into N vectors; made with the width D of the states and the
+    size of the vocabulary.
 
-    Both sides give the same vectors (N, V), V the same for any N, with gradients; the vector of a sequence depends on that sequence alone.
-    ``tokens`` are the ids of the tokens that the states belong to. ``lengths`` (N,) and ``position`` (N,) lie on the device of the states;
-    reading their values on the host would make it wait. ``position`` is where a token selector points in each sequence, 0 without one. An
+    Both sides give the same vectors (N, V), V the same for any N, with gradients; the vector of a sequence
+    depends on that sequence alone. ``tokens`` are the ids of the tokens that the states belong to.
+    ``lengths`` (N,) and ``position`` (N,) lie on the device of the states; reading their values on the host
+    would make it wait. ``position`` is where a token selector points in each sequence, 0 without one. An
     ``nn.Module`` has its weights trained and stored with the tower's.
     """
 
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
         """The place (N,) of the only token of each sequence that is read; None where several are.
 
-        A packed tower may then leave the other tokens out of its last layer, and passes sequences of one token to ``packed``.
+        A packed tower may then leave the other tokens out of its last layer, and passes sequences of one
+        token to ``packed``.
         """
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
@@ -94,14 +98,17 @@ class MaxPooling(MeanPooling):
 
 
 class _Largest(torch.autograd.Function):
-    """The largest value of each dimension over sequences laid end to end. Equal ones share the gradient, as with ``amax``: a token that
-    occurs twice in a text without layers ties with itself, and each copy would get all of a negative gradient of ``segment_reduce``."""
+    """The largest value of each dimension over sequences laid end to end. Equal ones share the gradient, as
+    with ``amax``: a token that occurs twice in a text without layers ties with itself, and each copy would
+    get all of a negative gradient of ``segment_reduce``."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, lengths: Tensor) -> Tensor:
         owner = owners(lengths, len(hidden))
         nothing = hidden.new_zeros(len(lengths), hidden.shape[1])
-        largest = nothing.scatter_reduce(0, owner[:, None].expand_as(hidden), hidden, "amax", include_self=False)
+        largest = nothing.scatter_reduce(
+            0, owner[:, None].expand_as(hidden), hidden, "amax", include_self=False
+        )
         ctx.save_for_backward(hidden, owner, largest)
         return largest
 
@@ -114,7 +121,8 @@ class _Largest(torch.autograd.Function):
 
 
 class WeightedMeanPooling(MeanPooling):
-    """The mean in which token i of a sequence, counted from 1, has the weight i: under causal attention later tokens have seen more."""
+    """The mean in which token i of a sequence, counted from 1, has the weight i: under causal attention later
+    tokens have seen more."""
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         return _padded_mean(hidden, (mask.cumsum(1) * mask).to(hidden.dtype))
@@ -122,13 +130,15 @@ class WeightedMeanPooling(MeanPooling):
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         starts = (torch.cumsum(lengths, 0) - lengths)[owners(lengths, len(hidden))]
         weights = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts
-        # The weights of a sequence sum to n (n + 1) / 2, and the mean divides by n. A half has no room for them.
+        # The weights of a sequence sum to n (n + 1) / 2, and the mean divides by n. A half has no room for
+        # them.
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         return _means(hidden * weights.to(dtype)[:, None], lengths) * (2 / (lengths + 1).to(dtype))[:, None]
 
 
 class IdfPooling(MeanPooling, nn.Module):
-    """The mean over all tokens of their states times a learned weight of the token: the sum of w_t h_t over the number of tokens.
+    """The mean over all tokens of their states times a learned weight of the token: the sum of w_t h_t over
+    the number of tokens.
 
     The weights (V,) start from ``TokenFrequencies.idf`` if the corpus was counted, else from 1, the mean.
     """
@@ -145,20 +155,28 @@ class IdfPooling(MeanPooling, nn.Module):
 
 
 class RootIdfPooling(IdfPooling):
-    """As ``IdfPooling``, with n repeats of a token counted sqrt(n) times: each of them has the weight w_t / sqrt(n).
+    """As ``IdfPooling``, with n repeats of a token counted sqrt(n) times: each of them has the weight w_t /
+    sqrt(n).
 
-    A passage that repeats a word says less with each repeat, as in BM25; the plain mean lets the word drown the others. The weights start
-    from the root of ``TokenFrequencies.idf``: both sides' vectors have a token's weight, so that their product holds its idf once.
+    A passage that repeats a word says less with each repeat, as in BM25; the plain mean lets the word drown
+    the others. The weights start from the root of ``TokenFrequencies.idf``: both sides' vectors have a
+    token's weight, so that their product holds its idf once.
     """
 
     def counted(self, counts: Tensor, lengths: Tensor) -> Tensor:
-        """How often a token that occurs ``counts`` times in a text of ``lengths`` tokens counts in the mean."""
+        """How often a token that occurs ``counts`` times in a text of ``lengths`` tokens counts in the
+        mean."""
         return counts.sqrt()
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         same = (tokens[:, :, None] == tokens[:, None, :]) & mask[:, None, :]
-        counts, lengths = same.sum(2).clamp_min(1).to(hidden.dtype), mask.sum(1, keepdim=True).to(hidden.dtype)
-        return super().padded(hidden * (self.counted(counts, lengths) / counts)[:, :, None], tokens, mask, position)
+        counts, lengths = (
+            same.sum(2).clamp_min(1).to(hidden.dtype),
+            mask.sum(1, keepdim=True).to(hidden.dtype),
+        )
+        return super().padded(
+            hidden * (self.counted(counts, lengths) / counts)[:, :, None], tokens, mask, position
+        )
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         held, inverse, repeated = repeats(tokens, lengths, len(self.token_weights))
@@ -171,15 +189,19 @@ def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, T
     """The distinct tokens of each of N sequences laid end to end, ``tokens`` (T,): D in all.
 
     Returns:
-        Which they are (D,), as the number of the sequence times ``vocab_size`` plus the token, ascending; for each of T its place among
-        them; and how often each of D occurs in its sequence.
+        Which they are (D,), as the number of the sequence times ``vocab_size`` plus the token, ascending; for
+        each of T its place among them; and how often each of D occurs in its sequence.
     """
-    return torch.unique(owners(lengths, len(tokens)) * vocab_size + tokens, return_inverse=True, return_counts=True)
+    return torch.unique(
+        owners(lengths, len(tokens)) * vocab_size + tokens, return_inverse=True, return_counts=True
+    )
 
 
 def owners(lengths: Tensor, num_tokens: int) -> Tensor:
     """The number of the sequence that each of T tokens belongs to, (T,)."""
-    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths, output_size=num_tokens)
+    return torch.repeat_interleave(
+        torch.arange(len(lengths), device=lengths.device), lengths, output_size=num_tokens
+    )
 
 
 def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:
@@ -188,27 +210,37 @@ def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:
 
 def _means(hidden: Tensor, lengths: Tensor) -> Tensor:
     # unsafe: it would wait for the device to check that the lengths sum to T.
-    return torch.segment_reduce(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), "mean", lengths=lengths, unsafe=True)
+    return torch.segment_reduce(
+        hidden.to(torch.promote_types(hidden.dtype, torch.float32)), "mean", lengths=lengths, unsafe=True
+    )
 
 
 def is_user_defined(name: str) -> bool:
-    """Whether a name is an import path. Such a path must come from configuration, never from a file of unknown origin."""
+    """Whether a name is an import path. Such a path must come from configuration, never from a file of
+    unknown origin."""
     return ":" in name
 
 
 def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling, int]:
-    """The pooling of a name, of several joined by ``+``, or of an import path ``module:Class``, and the width of its vectors.
+    """The pooling of a name, of several joined by ``+``, or of an import path ``module:Class``, and the width
+    of its vectors.
 
     Raises:
         ConfigError: the name is not known, or a user-defined pooling does not keep its promises.
     """
     kinds = pooling_kinds(name)
     if not kinds and not is_user_defined(name):
-        raise ConfigError(f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class")
+        raise ConfigError(
+            f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class"
+        )
     if kinds:
-        parts: list[Pooling] = [load_class(kind.path, Pooling, setting=_SETTING)(hidden_size, vocab_size) for kind in kinds]
+        parts: list[Pooling] = [
+            load_class(kind.path, Pooling, setting=_SETTING)(hidden_size, vocab_size) for kind in kinds
+        ]
         if len(parts) > 1:
-            parts = [load_class("dpr.models.special_poolings:JoinedPooling", Pooling, setting=_SETTING)(parts)]
+            parts = [
+                load_class("dpr.models.special_poolings:JoinedPooling", Pooling, setting=_SETTING)(parts)
+            ]
         return parts[0], len(kinds) * hidden_size
     from dpr.models.pooling_trial import width_of
 

@@ -1,4 +1,5 @@
-"""Whether a user-defined pooling keeps the promises of ``dpr.models.pooling.Pooling``: tried once, when a tower is made with it."""
+"""Whether a user-defined pooling keeps the promises of ``dpr.models.pooling.Pooling``: tried once, when a
+tower is made with it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ def width_of(pooling: Any, hidden_size: int, vocab_size: int) -> int:
     tokens = torch.randint(0, vocab_size, (3, 4), generator=generator)
     read = pooling.token_read(lengths, position)
     with torch.no_grad():
-        padded, packed = pooling.padded(hidden, tokens, mask, position), pooling.packed(hidden[mask], tokens[mask], lengths, position)
+        padded, packed = (
+            pooling.padded(hidden, tokens, mask, position),
+            pooling.packed(hidden[mask], tokens[mask], lengths, position),
+        )
         if padded.dim() != 2 or len(padded) != 3:
             raise ValueError(f"its vectors of 3 sequences are of shape {tuple(padded.shape)}")
         if packed.shape != padded.shape or not torch.allclose(packed, padded, rtol=1e-4, atol=1e-5):

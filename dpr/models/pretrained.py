@@ -1,7 +1,8 @@
 """Third-party models, read by transformers from a folder or by a name that a person typed.
 
-A folder decides what the model is: sizes, weights, vocabulary. It does not decide how it is run: attention, kernels, quantisation, parallel
-plans and code that a config names are dropped. Folders are read without network access.
+A folder decides what the model is: sizes, weights, vocabulary. It does not decide how it is run: attention,
+kernels, quantisation, parallel plans and code that a config names are dropped. Folders are read without
+network access.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ from dpr.storage.durable import read_json
 from dpr.storage.strict_json import describe
 
 CONFIG = "config.json"
-HINT = "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache"
+HINT = (
+    "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face"
+    " cache"
+)
 # Keys of a config that decide how a model is run, not what it is.
 _RUNNING = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
     r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
     r"|transformers_weights|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
 )
-_MAX_SIZE = {"num_attention_heads": 1 << 12, "hidden_size": 1 << 17, "vocab_size": 1 << 24, "intermediate_size": 1 << 20}
+_MAX_SIZE = {
+    "num_attention_heads": 1 << 12,
+    "hidden_size": 1 << 17,
+    "vocab_size": 1 << 24,
+    "intermediate_size": 1 << 20,
+}
 _MAX_POSITIONS = 1 << 24
 
 
@@ -57,12 +66,18 @@ def read_config(source: str | Path) -> Any:
         check_numbers(values, file)
         values = without_running(values)
         if values.get("model_type") not in list(CONFIG_MAPPING.keys()):
-            raise InputError(f"model_type is {describe(values.get('model_type'))}", file=file, expected="a family that transformers knows")
+            raise InputError(
+                f"model_type is {describe(values.get('model_type'))}",
+                file=file,
+                expected="a family that transformers knows",
+            )
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values, name_or_path=str(source))
     except InputError:
         raise
     except Exception as error:  # transformers checks some values and fails on others
-        is_missing = (str(source).startswith((".", "/")) or str(source).count("/") > 1) and not folder.exists()
+        is_missing = (
+            str(source).startswith((".", "/")) or str(source).count("/") > 1
+        ) and not folder.exists()
         reason = "there is no such folder" if is_missing else first_line(error)
         raise InputError(f"no model config could be loaded ({reason})", file=file, hint=HINT) from error
     refuse_impossible_sizes(config, {}, file)
@@ -72,17 +87,21 @@ def read_config(source: str | Path) -> Any:
 def without_running(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a config, nested ones included, without what decides how a model is run."""
     kept = {name: value for name, value in values.items() if not _RUNNING.fullmatch(name)}
-    return {name: without_running(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {
+        name: without_running(value) if isinstance(value, dict) else value for name, value in kept.items()
+    }
 
 
 def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], file: str | Path) -> None:
-    """InputError if a config asks for a larger model than the weights beside it, so that no file of a few bytes can take all memory."""
+    """InputError if a config asks for a larger model than the weights beside it, so that no file of a few
+    bytes can take all memory."""
     most = max((size for shape in shapes.values() for size in shape), default=0)
     limits = {name: most or limit for name, limit in _MAX_SIZE.items()}
     limits |= {"num_hidden_layers": len(shapes) or 1000, "max_position_embeddings": max(most, _MAX_POSITIONS)}
     for name, limit in limits.items():
         value = getattr(config, name, 1)
-        least = 0 if name == "num_hidden_layers" and config.model_type == "openai-gpt" else 1  # a static encoder (dpr.models.static)
+        # a static encoder (dpr.models.static)
+        least = 0 if name == "num_hidden_layers" and config.model_type == "openai-gpt" else 1
         if value is not None and (type(value) is not int or not least <= value <= limit):
             limited = ", the size of the weights" if shapes else ""
             raise InputError(f"{name} is {describe(value)}", file=file, expected=f"1 to {limit}{limited}")
@@ -100,23 +119,37 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
     try:
         with reading(source), _quiet_loading(), _without_adapters():
             model, info = model_class.from_pretrained(
-                str(source), config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
+                str(source),
+                config=config,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **options,
             )
     except Exception as error:
-        if type(error).__name__ == "UnpicklingError":  # torch's words would be advice to run whatever the file holds
-            found = "its weights are a damaged pickle, or hold more than tensors, which torch's restricted reader refuses"
+        if (
+            type(error).__name__ == "UnpicklingError"
+        ):  # torch's words would be advice to run whatever the file holds
+            found = (
+                "its weights are a damaged pickle, or hold more than tensors, which torch's restricted reader"
+                " refuses"
+            )
             hint = "save the model as safetensors, with save_pretrained of a recent transformers"
             raise InputError(found, file=source, hint=hint) from error
         raise InputError(f"the weights could not be loaded ({first_line(error)})", file=source) from error
     missing = sorted(info["missing_keys"])
     if missing or info.get("mismatched_keys"):
-        found = f"{len(missing)} weights of {type(model).__name__} are missing or of another shape (first: {', '.join(missing[:3])})"
+        found = (
+            f"{len(missing)} weights of {type(model).__name__} are missing or of another shape (first:"
+            f" {', '.join(missing[:3])})"
+        )
         raise InputError(found, file=source, expected="a file with all weights of that model")
     return model
 
 
 def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by name in the safetensors files of a folder; InputError if a file is damaged or holds quantised weights."""
+    """Shapes by name in the safetensors files of a folder; InputError if a file is damaged or holds quantised
+    weights."""
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -125,9 +158,15 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             with safe_open(str(file), "pt") as opened:
                 parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dictionary)
                 shapes |= {name: tuple(part.get_shape()) for name, part in parts.items()}
-                kinds = {str(part.get_dtype()) for name, part in parts.items() if name.endswith((".weight", ".bias"))}
+                kinds = {
+                    str(part.get_dtype())
+                    for name, part in parts.items()
+                    if name.endswith((".weight", ".bias"))
+                }
         except (OSError, SafetensorError) as error:
-            raise InputError(f"cannot be read ({first_line(error)})", file=file, expected="a safetensors file") from error
+            raise InputError(
+                f"cannot be read ({first_line(error)})", file=file, expected="a safetensors file"
+            ) from error
         if other := kinds - {"F64", "F32", "F16", "BF16"}:
             expected = "F32, F16, BF16 or F64; quantised models are not read"
             raise InputError(f"holds weights of type {min(other)}", file=file, expected=expected)
@@ -135,11 +174,16 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_safetensors(folder: Path) -> None:
-    """CheckpointError if a folder has no safetensors file; pickled weights are not read. InputError as ``check_files``."""
+    """CheckpointError if a folder has no safetensors file; pickled weights are not read. InputError as
+    ``check_files``."""
     check_files(folder)
     if not any(folder.glob("*.safetensors")):
-        found = "has no model.safetensors" + ("; its pytorch_model.bin is a pickle" if any(folder.glob("*.bin")) else "")
-        raise CheckpointError(found, file=folder, hint="save the model again with save_pretrained of a recent transformers")
+        found = "has no model.safetensors" + (
+            "; its pytorch_model.bin is a pickle" if any(folder.glob("*.bin")) else ""
+        )
+        raise CheckpointError(
+            found, file=folder, hint="save the model again with save_pretrained of a recent transformers"
+        )
 
 
 @overlapping
@@ -168,7 +212,8 @@ def _without_adapters() -> Iterator[None]:
 def _quiet_loading() -> Iterator[None]:
     """A block in which transformers reports only errors, and only the main rank has a progress bar.
 
-    Otherwise its report names the pooler, which towers leave out on purpose. ``output_loading_info`` still lists missing weights.
+    Otherwise its report names the pooler, which towers leave out on purpose. ``output_loading_info`` still
+    lists missing weights.
     """
     from transformers.utils import logging
 

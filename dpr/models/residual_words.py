@@ -1,4 +1,5 @@
-"""The start of a transformer from scratch: words reach the pooling past all layers, whose own part begins at zero."""
+"""The start of a transformer from scratch: words reach the pooling past all layers, whose own part begins at
+zero."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from torch import nn
 def add_residual_words(backbone: Any) -> None:
     """Makes ``backbone`` give its words, too.
 
-    From now on ``backbone`` gives E x + s W h in place of h: x the token, E the word table, W (D, D) zero at first, so that an untrained
-    tower gives the vectors of a static encoder with the same table and pooling, and training adds what the layers know.
-    s = ``initializer_range`` / sqrt(D) brings W h, as W grows, to the size of the words: AdamW moves all entries of W at once, and h, which
-    layers normalise, has length sqrt(D).
+    From now on ``backbone`` gives E x + s W h in place of h: x the token, E the word table, W (D, D) zero at
+    first, so that an untrained tower gives the vectors of a static encoder with the same table and pooling,
+    and training adds what the layers know. s = ``initializer_range`` / sqrt(D) brings W h, as W grows, to the
+    size of the words: AdamW moves all entries of W at once, and h, which layers normalise, has length
+    sqrt(D).
     """
     width = backbone.config.hidden_size
     backbone.word_residual = nn.Linear(width, width, bias=False)

@@ -1,5 +1,6 @@
-"""The modules with weights of a sentence-transformers folder, read and written: the table of a ``StaticEmbedding``, the mean of the rows
-of a text's tokens, and the linear layers after the pooling (``Dense``)."""
+"""The modules with weights of a sentence-transformers folder, read and written: the table of a
+``StaticEmbedding``, the mean of the rows of a text's tokens, and the linear layers after the pooling
+(``Dense``)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _TABLE, _WEIGHT, _BIAS = "embedding.weight", "linear.weight", "linear.bias"
 def static_tower(folder: Path) -> tuple[ForeignTower, int]:
     """The tower, and the length at which texts are cut.
 
-    The tokenizer adds no special tokens. A text without tokens gets one of its own, whose row is zero, as its vector is in the library.
+    The tokenizer adds no special tokens. A text without tokens gets one of its own, whose row is zero, as its
+    vector is in the library.
 
     Raises:
         InputError: a file is absent, damaged, or of an unknown layout.
@@ -44,7 +46,11 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
     empty = int(tokenizer.convert_tokens_to_ids(_EMPTY))
     largest = max(token for token in tokenizer.get_vocab().values() if token != empty)
     if largest >= len(table):
-        raise CheckpointError(f"has {len(table)} rows", file=folder, expected=f"one for each of the tokenizer's {largest + 1} tokens")
+        raise CheckpointError(
+            f"has {len(table)} rows",
+            file=folder,
+            expected=f"one for each of the tokenizer's {largest + 1} tokens",
+        )
     table = torch.cat([table, table.new_zeros(max(empty + 1 - len(table), 0), table.shape[1])])
     table[empty] = 0
     config = StaticConfig(vocab_size=len(table), hidden_size=table.shape[1], pad_token_id=empty)
@@ -52,7 +58,8 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
 
 
 def _static_tokenizer(folder: Path) -> tuple[Any, int]:
-    """The tokenizer of the file without the special tokens that it would add, and the length that the file states."""
+    """The tokenizer of the file without the special tokens that it would add, and the length that the file
+    states."""
     from transformers import PreTrainedTokenizerFast
 
     file = folder / _TOKENIZER
@@ -64,22 +71,37 @@ def _static_tokenizer(folder: Path) -> tuple[Any, int]:
     try:
         given = PreTrainedTokenizerFast(tokenizer_file=str(file))
         backend: Any = type(given.backend_tokenizer)
-        plain = backend.from_str(json.dumps(state | {"post_processor": None, "truncation": None, "padding": None}))
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token=_EMPTY, truncation_side=given.truncation_side)
-    except BaseException as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
+        plain = backend.from_str(
+            json.dumps(state | {"post_processor": None, "truncation": None, "padding": None})
+        )
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=plain, pad_token=_EMPTY, truncation_side=given.truncation_side
+        )
+    except (
+        BaseException
+    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InputError(f"cannot be read ({first_line(error)})", file=file, expected="a tokenizer of the tokenizers library") from error
+        raise InputError(
+            f"cannot be read ({first_line(error)})",
+            file=file,
+            expected="a tokenizer of the tokenizers library",
+        ) from error
     return tokenizer, min(cut, LONGEST) if type(cut) is int and cut > 0 else LONGEST
 
 
 def _table(folder: Path) -> Tensor:
-    """The rows by token id: those of the library, or of model2vec, whose tokens may share rows and have weights."""
+    """The rows by token id: those of the library, or of model2vec, whose tokens may share rows and have
+    weights."""
     stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     table = stored.get(_TABLE, stored.get("embeddings"))
     if table is None or table.dim() != 2 or not table.is_floating_point():
         found = f"holds {', '.join(sorted(stored))[:100] or 'nothing'}"
-        raise CheckpointError(found, file=folder / checkpoints.MODEL_FILE, expected=f"a table of numbers, {_TABLE} or embeddings")
+        raise CheckpointError(
+            found,
+            file=folder / checkpoints.MODEL_FILE,
+            expected=f"a table of numbers, {_TABLE} or embeddings",
+        )
     table = table.float()
     if "embeddings" in stored:
         rows, weights = stored.get("mapping"), stored.get("weights")
@@ -98,8 +120,8 @@ def write_table(folder: Path, rows: Tensor, **others: Tensor) -> None:
 
 
 def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
-    """The tower with the layers, one after the other, as its projection: linear layers after each other are one, and the last may have an
-    activation.
+    """The tower with the layers, one after the other, as its projection: linear layers after each other are
+    one, and the last may have an activation.
 
     Raises:
         CheckpointError: a layer is not linear, or damaged.
@@ -109,26 +131,38 @@ def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
     weight, bias, activation = dense_layer(folders[0])
     for folder in folders[1:]:
         if activation != "none":
-            raise CheckpointError("another Dense comes after its activation", file=folder.parent, expected="Tanh in the last Dense alone")
+            raise CheckpointError(
+                "another Dense comes after its activation",
+                file=folder.parent,
+                expected="Tanh in the last Dense alone",
+            )
         second, added, activation = dense_layer(folder)
         if second.shape[1] != len(weight):
-            raise CheckpointError(f"takes vectors of {second.shape[1]} numbers", file=folder, expected=f"the {len(weight)} it is given")
+            raise CheckpointError(
+                f"takes vectors of {second.shape[1]} numbers",
+                file=folder,
+                expected=f"the {len(weight)} it is given",
+            )
         weight, bias = second @ weight, second @ bias + added
     layer = {"encode_proj.weight": weight.float().contiguous(), "encode_proj.bias": bias.float()}
     return tower._replace(
-        weights=tower.weights | layer, settings={**tower.settings, "projection_dim": len(weight), "projection_activation": activation}
+        weights=tower.weights | layer,
+        settings={**tower.settings, "projection_dim": len(weight), "projection_activation": activation},
     )
 
 
 def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
-    """Matrix and bias in fp64, and what follows. A residual connection without activation is added to the matrix: it is linear too."""
+    """Matrix and bias in fp64, and what follows. A residual connection without activation is added to the
+    matrix: it is linear too."""
     stated = read_json(folder / CONFIG)
     if not isinstance(stated, dict):
         raise CheckpointError(f"is {describe(stated)}", file=folder / CONFIG, expected="an object")
     for name in ("module_input_name", "module_output_name"):
         if (given := stated.get(name) or _INPUT) != _INPUT:
             raise CheckpointError(
-                f"{name} of this Dense is {describe(given)}", file=folder / CONFIG, expected=f"{_INPUT}, behind the pooling"
+                f"{name} of this Dense is {describe(given)}",
+                file=folder / CONFIG,
+                expected=f"{_INPUT}, behind the pooling",
             )
     function = stated.get("activation_function", _TANH)
     activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
@@ -138,7 +172,10 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
         raise CheckpointError(found, file=folder / CONFIG, expected="Identity, or Tanh without use_residual")
     check_safetensors(folder)
     file = folder / checkpoints.MODEL_FILE
-    stored = {name: tensor.double() for name, tensor in checkpoints.read_tensors(folder, checkpoints.MODEL_FILE).items()}
+    stored = {
+        name: tensor.double()
+        for name, tensor in checkpoints.read_tensors(folder, checkpoints.MODEL_FILE).items()
+    }
     weight = stored.pop(_WEIGHT, None)
     if weight is None or weight.dim() != 2:
         raise CheckpointError(f"has no {_WEIGHT}", file=file, expected="a matrix")
@@ -153,10 +190,16 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
 
 
 def write_dense(folder: Path, weight: Tensor, bias: Tensor | None, activation: str) -> None:
-    """Writes a linear layer, its matrix (outputs, inputs), with ``encoder.projection_activation`` behind it."""
+    """Writes a linear layer, its matrix (outputs, inputs), with ``encoder.projection_activation`` behind
+    it."""
     rows, columns = weight.shape
     function = next(function for function, name in _ACTIVATIONS.items() if name == activation)
-    stated = {"in_features": columns, "out_features": rows, "bias": bias is not None, "activation_function": function}
+    stated = {
+        "in_features": columns,
+        "out_features": rows,
+        "bias": bias is not None,
+        "activation_function": function,
+    }
     write_module(folder, stated, {_WEIGHT: weight} | ({} if bias is None else {_BIAS: bias}))
 
 

@@ -36,14 +36,18 @@ POOLINGS = {
     "idf_sqrt": PoolingKind("dpr.models.pooling:RootIdfPooling", has_token_weights=True),
     "bm25": PoolingKind("dpr.models.token_weights:Bm25Pooling", has_token_weights=True),
 }
-"""Any other pooling is an import path, ``module:Class``, or several of these without token weights, joined: ``cls+mean``."""
+"""Any other pooling is an import path, ``module:Class``, or several of these without token weights, joined:
+``cls+mean``."""
 _WITH_TOKEN_WEIGHTS = "pooling=" + "|".join(name for name, kind in POOLINGS.items() if kind.has_token_weights)
 
 
 def pooling_kinds(name: str) -> list[PoolingKind]:
-    """The kind of a built-in pooling, or those of several that are joined, in order; none for any other name."""
+    """The kind of a built-in pooling, or those of several that are joined, in order; none for any other
+    name."""
     kinds = [POOLINGS[part] for part in name.split("+") if part in POOLINGS]
-    is_known = len(kinds) == name.count("+") + 1 and (len(kinds) == 1 or not any(kind.has_token_weights for kind in kinds))
+    is_known = len(kinds) == name.count("+") + 1 and (
+        len(kinds) == 1 or not any(kind.has_token_weights for kind in kinds)
+    )
     return kinds if is_known else []
 
 
@@ -52,19 +56,29 @@ class BackboneSettings(Settings):
     """What the towers are made from. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
 
     encoder_model_type: str = setting(
-        "hf_bert", choices=("hf_bert", "hf_roberta", "hf_auto", "static"), on_resume=START, excludes="model_file"
+        "hf_bert",
+        choices=("hf_bert", "hf_roberta", "hf_auto", "static"),
+        on_resume=START,
+        excludes="model_file",
     )
-    """DPR's key; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any Hugging Face encoder. static: the folder
-    must be that of a static encoder."""
+    """DPR's key; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any Hugging Face
+    encoder. static: the folder must be that of a static encoder."""
     pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=MODEL, path="input")
-    """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config and tokenizer it uses."""
+    """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config
+    and tokenizer it uses."""
     pretrained: bool = setting(True, on_resume=START, excludes="model_file")
     """False: random weights from the folder's config.json."""
-    token_frequencies: str | None = setting(None, on_resume=MODEL, requires=_WITH_TOKEN_WEIGHTS, excludes="model_file", path="input")
-    """Folder whose token_frequencies.json encoder.pooling=idf, idf_sqrt and bm25 begin with; absent = pretrained_model_cfg."""
+    token_frequencies: str | None = setting(
+        None, on_resume=MODEL, requires=_WITH_TOKEN_WEIGHTS, excludes="model_file", path="input"
+    )
+    """Folder whose token_frequencies.json encoder.pooling=idf, idf_sqrt and bm25 begin with; absent =
+    pretrained_model_cfg."""
     bm25_k1: float = setting(0.9, least=0, on_resume=START, requires="pooling=bm25", excludes="model_file")
-    """encoder.pooling=bm25: how soon more occurrences of a token stop counting. Stored with the weights, as is bm25_b."""
-    bm25_b: float = setting(0.4, least=0, most=1, on_resume=START, requires="pooling=bm25", excludes="model_file")
+    """encoder.pooling=bm25: how soon more occurrences of a token stop counting. Stored with the weights, as
+    is bm25_b."""
+    bm25_b: float = setting(
+        0.4, least=0, most=1, on_resume=START, requires="pooling=bm25", excludes="model_file"
+    )
     """encoder.pooling=bm25: how much long passages are marked down, 0 to 1."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED, requires=TRAINING)
     """Hidden and attention dropout of both towers; 0 switches it off."""
@@ -75,33 +89,39 @@ class VectorSettings(Settings):
     """What of the towers, besides the config of the backbone, decides the vector of a text."""
 
     pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
-    """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
-    weighted_mean (token i counts i times), mean_sqrt (the sum over the root of the number of tokens), idf (every token has a learned
-    weight), idf_sqrt (the same, with n repeats of a token in a text counted sqrt(n) times), bm25 (questions and passages differ, so that
-    products begin as BM25's scores), or user-defined: module:Class (docs/training.md)."""
+    """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token,
+    for causal backbones), weighted_mean (token i counts i times), mean_sqrt (the sum over the root of the
+    number of tokens), idf (every token has a learned weight), idf_sqrt (the same, with n repeats of a token
+    in a text counted sqrt(n) times), bm25 (questions and passages differ, so that products begin as BM25's
+    scores), or user-defined: module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
-    projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY, requires="projection_dim")
+    projection_activation: str = setting(
+        "none", choices=("none", "tanh"), on_resume=IDENTITY, requires="projection_dim"
+    )
     """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
     normalize: bool = setting(False, on_resume=IDENTITY)
     """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less."""
     shared: bool = setting(False, on_resume=IDENTITY)
     """One tower for questions and passages."""
     static_questions: bool = setting(False, on_resume=IDENTITY, excludes=("shared", "adapter=lora"))
-    """Questions go through a table of token vectors, passages through the transformer: a question costs microseconds (docs/students.md)."""
+    """Questions go through a table of token vectors, passages through the transformer: a question costs
+    microseconds (docs/students.md)."""
     sequence_length: int = setting(256, unit="tokens", least=3, on_resume=IDENTITY)
     """Longest sequence in tokens, special tokens included; questions and passages."""
     question_length: int = setting(0, unit="tokens", least=0, on_resume=IDENTITY)
     """Longest question in tokens; 0 = sequence_length."""
     dpr_trailing_sep: bool | None = setting(None, on_resume=IDENTITY)
-    """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and with compat=dpr, else off."""
+    """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and
+    with compat=dpr, else off."""
 
     append_eos: bool = setting(False, on_resume=IDENTITY)
-    """The tokenizer's end token after every text, if the tokenizer adds none itself; the text is cut to make room for it. Decoders whose
-    last token is read need one."""
+    """The tokenizer's end token after every text, if the tokenizer adds none itself; the text is cut to make
+    room for it. Decoders whose last token is read need one."""
 
     adapter: str = setting("none", choices=("none", "lora"), on_resume=IDENTITY)
-    """lora: the backbone is frozen and one for both towers; each trains small matrices beside its linear layers (docs/training.md)."""
+    """lora: the backbone is frozen and one for both towers; each trains small matrices beside its linear
+    layers (docs/training.md)."""
     lora_rank: int = setting(16, least=1, on_resume=IDENTITY, requires="adapter=lora")
     """Width of the adapters' matrices."""
     lora_alpha: float = setting(32.0, above=0, on_resume=IDENTITY, requires="adapter=lora")
@@ -109,11 +129,12 @@ class VectorSettings(Settings):
     lora_targets: str = setting("all", on_resume=IDENTITY, requires="adapter=lora")
     """Linear layers that get an adapter: all, or names with commas between (q_proj,v_proj)."""
     residual_words: bool = setting(False, on_resume=IDENTITY)
-    """For training from scratch: word vectors reach the pooling past the layers, whose part begins at zero, so that training starts from a
-    static encoder."""
+    """For training from scratch: word vectors reach the pooling past the layers, whose part begins at zero,
+    so that training starts from a static encoder."""
 
     dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
-    """A vector is cut to its first so many numbers, as Matryoshka training makes possible (loss.dimensions); 0 = all."""
+    """A vector is cut to its first so many numbers, as Matryoshka training makes possible (loss.dimensions);
+    0 = all."""
 
 
 @dataclass
@@ -121,13 +142,15 @@ class EncoderSettings(VectorSettings, TextSettings):
     """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
 
     dpr_trailing_sep: bool = setting(False, on_resume=IDENTITY)
-    """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1 that every shorter sequence
-    attends to."""
+    """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1
+    that every shorter sequence attends to."""
     pool_prompts: bool = setting(True, on_resume=IDENTITY)
-    """False: poolings read what stands behind the prompt alone, as ``include_prompt: false`` of sentence-transformers says."""
+    """False: poolings read what stands behind the prompt alone, as ``include_prompt: false`` of
+    sentence-transformers says."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values; later settings only where they are not as usual, so that fingerprints of other models stay the same."""
+        """Names and values; later settings only where they are not as usual, so that fingerprints of other
+        models stay the same."""
         usual = {
             "projection_activation": "none",
             "dpr_trailing_sep": False,
@@ -140,7 +163,11 @@ class EncoderSettings(VectorSettings, TextSettings):
         }
         of_adapters = () if self.adapter != "none" else ("adapter", "lora_rank", "lora_alpha", "lora_targets")
         values = asdict(self) | {"prompts": dict(sorted(self.prompts.items()))}
-        return {name: value for name, value in values.items() if name not in of_adapters and (name not in usual or value != usual[name])}
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in of_adapters and (name not in usual or value != usual[name])
+        }
 
 
 @dataclass
@@ -148,11 +175,16 @@ class GivenTextSettings(TextOptions):
     """What a job says of prompts, titles and apostrophes; what it leaves out is the model's own."""
 
     allow_other_prompts: bool = setting(
-        False, on_resume=NO_EFFECT, requires=("query_prompt", "passage_prompt", "prompts", "title_template", "plain_apostrophes")
+        False,
+        on_resume=NO_EFFECT,
+        requires=("query_prompt", "passage_prompt", "prompts", "title_template", "plain_apostrophes"),
     )
-    """Use these five settings though the model was trained with others; its vectors then are those of another model."""
+    """Use these five settings though the model was trained with others; its vectors then are those of another
+    model."""
 
-    def text_of(self, own: TextSettings | None = None, *, stated: Collection[str] = (), source: Any = None) -> TextSettings:
+    def text_of(
+        self, own: TextSettings | None = None, *, stated: Collection[str] = (), source: Any = None
+    ) -> TextSettings:
         """The text settings in effect: those given here, else ``own``.
 
         Args:
@@ -164,10 +196,18 @@ class GivenTextSettings(TextOptions):
             ConfigError: one is given that the model states otherwise, without ``allow_other_prompts``.
         """
         own = own or TextSettings()
-        given = {item.name: value for item in fields(TextSettings) if (value := getattr(self, item.name)) not in (None, {})}
+        given = {
+            item.name: value
+            for item in fields(TextSettings)
+            if (value := getattr(self, item.name)) not in (None, {})
+        }
         for name, value in given.items():
             was = getattr(own, name)
-            differs = any(was.get(key, text) != text for key, text in value.items()) if name == "prompts" else value != was
+            differs = (
+                any(was.get(key, text) != text for key, text in value.items())
+                if name == "prompts"
+                else value != was
+            )
             if differs and name in stated and not self.allow_other_prompts:
                 raise ConfigError(
                     f"encoder.{name}={value!r}, but {source} was trained with {was!r}; leave it out, or set "
@@ -185,8 +225,9 @@ class RunningSettings(Settings):
     packed: bool = setting(True, on_resume=WARNED)
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=WARNED)
-    """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's kernel for sequences end to
-    end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
+    """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's
+    kernel for sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere
+    else."""
     attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED, requires=TRAINING)
     """Dropout of attention; absent = dropout."""
     lora_dropout: float = setting(0.0, least=0, below=1, on_resume=WARNED, requires="adapter=lora")
@@ -198,7 +239,8 @@ class TemperatureSettings(Settings):
     """What scores are divided by before the softmax; it belongs to the model."""
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
-    """Scores are divided by it. 1 for dot products, as in DPR; about 0.05 for normalised vectors. Absent = that of model_file, else 1."""
+    """Scores are divided by it. 1 for dot products, as in DPR; about 0.05 for normalised vectors. Absent =
+    that of model_file, else 1."""
     learn_temperature: bool = setting(False, on_resume=IDENTITY, requires=TRAINING)
     """Start from ``temperature`` and learn its logarithm."""
 
@@ -219,13 +261,19 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         if 0 < self.question_length < 3:
-            raise ConfigError(f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0")
+            raise ConfigError(
+                f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0"
+            )
         if self.adapter != "none" and (self.fix_ctx_encoder or not self.pretrained):
             other = "fix_ctx_encoder=true" if self.fix_ctx_encoder else "pretrained=false"
-            raise ConfigError(f"{prefix}adapter={self.adapter} and {prefix}{other} are mutually exclusive; leave one of them out")
+            raise ConfigError(
+                f"{prefix}adapter={self.adapter} and {prefix}{other} are mutually exclusive; leave one of"
+                " them out"
+            )
         if self.shared and self.fix_ctx_encoder:
             raise ConfigError(
-                f"{prefix}shared=true and {prefix}fix_ctx_encoder=true are mutually exclusive; with one tower nothing would train"
+                f"{prefix}shared=true and {prefix}fix_ctx_encoder=true are mutually exclusive; with one tower"
+                " nothing would train"
             )
 
     def check_attention(self, *, precision: str, trains: bool) -> None:
@@ -233,14 +281,21 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
         if self.attention != "varlen":
             return
         if not self.packed:
-            raise ConfigError("encoder.attention=varlen and encoder.packed=false are mutually exclusive; leave one of them out")
+            raise ConfigError(
+                "encoder.attention=varlen and encoder.packed=false are mutually exclusive; leave one of"
+                " them out"
+            )
         if precision == "fp32":
-            raise ConfigError("encoder.attention=varlen needs train.precision=bf16 or fp16, its kernel has no other; or leave it out")
+            raise ConfigError(
+                "encoder.attention=varlen needs train.precision=bf16 or fp16, its kernel has no other; or"
+                " leave it out"
+            )
         probability, key = self.attention_dropout, "encoder.attention_dropout"
         if probability is None:
             probability, key = self.dropout, "encoder.dropout"
         if trains and probability > 0:
             raise ConfigError(
-                f"encoder.attention=varlen has no attention dropout, which {key}={probability} asks for; set encoder.attention_dropout=0 "
-                "(encoder.dropout stays for everything else), or encoder.attention=sdpa"
+                f"encoder.attention=varlen has no attention dropout, which {key}={probability} asks for; set"
+                " encoder.attention_dropout=0 (encoder.dropout stays for everything else), or"
+                " encoder.attention=sdpa"
             )

@@ -18,7 +18,9 @@ class RootMeanPooling(MeanPooling):
     """The sum over all tokens, divided by the root of their number."""
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        return super().padded(hidden, tokens, mask, position) * mask.sum(1, keepdim=True).to(hidden.dtype).sqrt()
+        return (
+            super().padded(hidden, tokens, mask, position) * mask.sum(1, keepdim=True).to(hidden.dtype).sqrt()
+        )
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         mean = super().packed(hidden, tokens, lengths, position)
@@ -49,7 +51,9 @@ class PromptlessPooling(MeanPooling):
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         places = torch.arange(mask.shape[1], device=mask.device)[None]
-        return self._pooling.padded(hidden, tokens, mask & (places >= self._first(mask.sum(1))[:, None]), position)
+        return self._pooling.padded(
+            hidden, tokens, mask & (places >= self._first(mask.sum(1))[:, None]), position
+        )
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         # Each sequence as two of which the second counts: their sizes stay on the device.
@@ -78,7 +82,7 @@ def leave_prompts_out(question: Encoder, ctx: Encoder, tensorizer: Tensorizer) -
 
 
 def prompt_length(tensorizer: Tensorizer, prompt: str) -> int:
-    """Tokens of a prompt before a text, with the special ones before it; 0 of no prompt. As the library counts: those of the prompt alone,
-    without a special token at the end."""
+    """Tokens of a prompt before a text, with the special ones before it; 0 of no prompt. As the library
+    counts: those of the prompt alone, without a special token at the end."""
     tokens = tensorizer.tokenizer(prompt, verbose=False)["input_ids"] if prompt else []
     return len(tokens) - bool(tokens and tokens[-1] in tensorizer.tokenizer.all_special_ids)

@@ -1,7 +1,7 @@
 """A backbone without layers: the state of a token is its row of a table, whatever stands around it.
 
-transformers knows it as any other family (``model_type`` static), so that it is made, loaded and saved as those are. Importing this module
-tells it; ``dpr.models.pretrained`` does so before it reads a config.
+transformers knows it as any other family (``model_type`` static), so that it is made, loaded and saved as
+those are. Importing this module tells it; ``dpr.models.pretrained`` does so before it reads a config.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ MODEL_TYPE = "static"
 
 
 class StaticConfig(PretrainedConfig):
-    """``vocab_size`` rows of ``hidden_size``; the table begins with normally distributed numbers of ``initializer_range``."""
+    """``vocab_size`` rows of ``hidden_size``; the table begins with normally distributed numbers of
+    ``initializer_range``."""
 
     model_type = MODEL_TYPE
 
     def __init__(
-        self, vocab_size: int = 30000, hidden_size: int = 512, pad_token_id: int | None = 0, initializer_range: float = 0.1, **others: Any
+        self,
+        vocab_size: int = 30000,
+        hidden_size: int = 512,
+        pad_token_id: int | None = 0,
+        initializer_range: float = 0.1,
+        **others: Any,
     ) -> None:
         self.vocab_size, self.hidden_size, self.initializer_range = vocab_size, hidden_size, initializer_range
         self.pad_token_id = pad_token_id
@@ -30,7 +36,8 @@ class StaticConfig(PretrainedConfig):
 
 
 class StaticBackbone(PreTrainedModel):
-    """The table, a look-up, and nothing else. Its gradient holds the rows that were read (``dpr.training.rows``)."""
+    """The table, a look-up, and nothing else. Its gradient holds the rows that were read
+    (``dpr.training.rows``)."""
 
     config_class = StaticConfig
 
@@ -53,7 +60,8 @@ class StaticBackbone(PreTrainedModel):
 
 
 def static_if_layerless(backbone: Any) -> Any:
-    """A GPT without layers and positions, as which static encoders are exported, as what it is; any other backbone as it came."""
+    """A GPT without layers and positions, as which static encoders are exported, as what it is; any other
+    backbone as it came."""
     config = backbone.config
     if config.model_type != "openai-gpt" or config.n_layer or bool(backbone.positions_embed.weight.any()):
         return backbone

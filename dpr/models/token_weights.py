@@ -24,9 +24,11 @@ class Bm25QuestionPooling(RootIdfPooling):
 
 
 class Bm25Pooling(RootIdfPooling):
-    """Passages of ``bm25``: a sum in which n repeats of a token count n / (n + k1 (1 - b + b length / mean length)) times.
+    """Passages of ``bm25``: a sum in which n repeats of a token count n / (n + k1 (1 - b + b length / mean
+    length)) times.
 
-    Where the rows of different tokens are orthogonal, of length 1, the product with a question's vector is BM25's score over tokens.
+    Where the rows of different tokens are orthogonal, of length 1, the product with a question's vector is
+    BM25's score over tokens.
     """
 
     constants: Tensor
@@ -48,8 +50,8 @@ class Bm25Pooling(RootIdfPooling):
 
 
 def length_of_rows(backbone: Any) -> float:
-    """How long the row of a token is: by the config of a static encoder, whose rows from a corpus are as long only if fully kept
-    (``dpr.preparation.corpus_rows``); of any other, the root mean square."""
+    """How long the row of a token is: by the config of a static encoder, whose rows from a corpus are as long
+    only if fully kept (``dpr.preparation.corpus_rows``); of any other, the root mean square."""
     rows = backbone.get_input_embeddings().weight
     if backbone.config.model_type == "static":
         return float(backbone.config.initializer_range * rows.shape[1] ** 0.5)
@@ -58,20 +60,25 @@ def length_of_rows(backbone: Any) -> float:
 
 @torch.no_grad()
 def begin_with_idf(pooling: Pooling, folder: Path, length: float, k1: float, b: float) -> None:
-    """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder`` was made for, divided by their
-    mean, so that weights are of the size of 1, as rates of learning expect it. Those of ``bm25`` are divided by the ``length`` of a
-    token's row instead, so that scores begin as BM25's.
+    """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder``
+    was made for, divided by their mean, so that weights are of the size of 1, as rates of learning expect it.
+    Those of ``bm25`` are divided by the ``length`` of a token's row instead, so that scores begin as BM25's.
 
     Without frequencies the weights stay 1, with a warning.
 
     Raises:
-        InputError: the frequencies are damaged or those of another vocabulary, or have no mean length, which ``bm25`` needs.
+        InputError: the frequencies are damaged or those of another vocabulary, or have no mean length, which
+        ``bm25`` needs.
     """
     if not isinstance(pooling, IdfPooling):
         return
     frequencies = TokenFrequencies.read(folder, vocab_size=len(pooling.token_weights))
     if frequencies is None:
-        logger.warning("%s has no %s, so all token weights of encoder.pooling=idf begin with 1", folder, TOKEN_FREQUENCIES_FILE)
+        logger.warning(
+            "%s has no %s, so all token weights of encoder.pooling=idf begin with 1",
+            folder,
+            TOKEN_FREQUENCIES_FILE,
+        )
         return
     idf = torch.from_numpy(frequencies.idf())
     start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
@@ -79,6 +86,9 @@ def begin_with_idf(pooling: Pooling, folder: Path, length: float, k1: float, b: 
     pooling.token_weights.copy_(start / (length if is_bm25 else start.mean()))
     if isinstance(pooling, Bm25Pooling):
         if not frequencies.mean_length:
-            found, hint = "states no mean_length, which encoder.pooling=bm25 needs", "make it again: dpr new-encoder ... overwrite=true"
+            found, hint = (
+                "states no mean_length, which encoder.pooling=bm25 needs",
+                "make it again: dpr new-encoder ... overwrite=true",
+            )
             raise InputError(found, file=folder / TOKEN_FREQUENCIES_FILE, hint=hint)
         pooling.constants.copy_(torch.tensor([k1, b, frequencies.mean_length]))

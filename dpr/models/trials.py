@@ -1,4 +1,5 @@
-"""Properties of a backbone that only running it shows: tried once on a few random tokens, when a tower is made."""
+"""Properties of a backbone that only running it shows: tried once on a few random tokens, when a tower is
+made."""
 
 from __future__ import annotations
 
@@ -19,16 +20,26 @@ logger = get_logger(__name__)
 
 LENGTHS = (11, 7, 4)
 # What model classes raise when they are called in a way that they do not support.
-FAILURES = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError, NotImplementedError, KeyError)
+FAILURES = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    IndexError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+    KeyError,
+)
 _TOLERANCE = 1e-3
 
 
 @contextmanager
 def trial(backbone: Any) -> Iterator[None]:
-    """Evaluation mode without gradients, with small weights scaled up so that every layer shows in the output; all is restored at the end.
+    """Evaluation mode without gradients, with small weights scaled up so that every layer shows in the
+    output; all is restored at the end.
 
-    Freshly initialised weights are so small that a deep backbone does little more than pass its input on, and errors would go unseen.
-    Factors are powers of two, so that the weights are restored bit for bit.
+    Freshly initialised weights are so small that a deep backbone does little more than pass its input on, and
+    errors would go unseen. Factors are powers of two, so that the weights are restored bit for bit.
     """
     scaled: list[tuple[Tensor, float]] = []
     training = backbone.training
@@ -46,7 +57,8 @@ def trial(backbone: Any) -> Iterator[None]:
 
 
 def _small_weights(backbone: Any) -> Iterator[tuple[Tensor, float]]:
-    """Each matrix that makes its input smaller, with a power of two that prevents it; embedding tables are judged by their values."""
+    """Each matrix that makes its input smaller, with a power of two that prevents it; embedding tables are
+    judged by their values."""
     words = backbone.get_input_embeddings().weight
     for module in backbone.modules():
         for weight in module.parameters(recurse=False):
@@ -65,7 +77,9 @@ def sample_batch(backbone: Any, lengths: Sequence[int] = LENGTHS) -> TokenBatch:
     tokens = torch.randint(0, int(config.vocab_size), (sum(lengths),), generator=generator)
     pad = pad_id(config)
     tokens[tokens == pad] = pad + 1 if pad + 1 < int(config.vocab_size) else pad - 1
-    return TokenBatch(tokens, torch.tensor(lengths), torch.zeros(len(lengths), dtype=torch.int64)).to(backbone.device)
+    return TokenBatch(tokens, torch.tensor(lengths), torch.zeros(len(lengths), dtype=torch.int64)).to(
+        backbone.device
+    )
 
 
 def pad_id(config: Any) -> int:
@@ -76,12 +90,15 @@ def pad_id(config: Any) -> int:
 def padded_states(backbone: Any, batch: TokenBatch, **options: Any) -> Tensor:
     """Last hidden states of a padded forward without those of padding: (T, D)."""
     input_ids, mask = batch.padded(pad_id(backbone.config))
-    states: Tensor = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64), **options).last_hidden_state[mask]
+    states: Tensor = backbone(
+        input_ids=input_ids, attention_mask=mask.to(torch.int64), **options
+    ).last_hidden_state[mask]
     return states
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Whether states (T, D) are the same up to rounding, relative to how much they vary from token to token."""
+    """Whether states (T, D) are the same up to rounding, relative to how much they vary from token to
+    token."""
     if found.shape != expected.shape:
         return False
     spread = (expected - expected.mean(0)).square().mean().sqrt()
@@ -89,7 +106,8 @@ def agree(found: Tensor, expected: Tensor) -> bool:
 
 
 def first_position(backbone: Any) -> int | None:
-    """Number of the first position if a padded forward is given explicit positions; None if the backbone does not support that."""
+    """Number of the first position if a padded forward is given explicit positions; None if the backbone does
+    not support that."""
     batch = sample_batch(backbone, LENGTHS[:1])
     with suppress(*FAILURES), trial(backbone):
         expected = padded_states(backbone, batch)
@@ -124,12 +142,14 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
     spread = (vectors - vectors.mean(0)).square().mean().sqrt()
     if (vectors[1] - vectors[3]).abs().max() < 1e-5 * spread:
         raise ConfigError(
-            f"encoder.pooling={name}: vectors of a {kind} would not depend on a text after its first token, since its attention is causal; "
-            "set encoder.pooling=last or mean"
+            f"encoder.pooling={name}: vectors of a {kind} would not depend on a text after its first token,"
+            " since its attention is causal; set encoder.pooling=last or mean"
         )
     if (vectors[2] - alone).abs().max() > _TOLERANCE * spread:
         logger.warning(
-            "%s lets padding change a text's vector: it depends on the texts that are encoded beside it, and so do all results", kind
+            "%s lets padding change a text's vector: it depends on the texts that are encoded beside it, and"
+            " so do all results",
+            kind,
         )
 
 
@@ -138,7 +158,8 @@ class _FirstLayer(Exception):
 
 
 def longest_sequence(backbone: Any, length: int) -> int:
-    """The most tokens, up to ``length``, that the backbone has positions for; tried by running everything before its first layer.
+    """The most tokens, up to ``length``, that the backbone has positions for; tried by running everything
+    before its first layer.
 
     Beyond it, the vector of a text may also depend on the longest text beside it (``steady_length``).
     """
@@ -162,16 +183,21 @@ def longest_sequence(backbone: Any, length: int) -> int:
     hook = layers[0].register_forward_pre_hook(stop)
     try:
         with trial(backbone):
-            return length if fits(length) else bisect_left(range(length), True, key=lambda tokens: not fits(tokens + 1))
+            return (
+                length
+                if fits(length)
+                else bisect_left(range(length), True, key=lambda tokens: not fits(tokens + 1))
+            )
     finally:
         hook.remove()
 
 
 def steady_length(backbone: Any, length: int) -> int:
-    """The most tokens, up to ``length``, at which a token's rotation is that of its position, however long the longest text of a batch is.
+    """The most tokens, up to ``length``, at which a token's rotation is that of its position, however long
+    the longest text of a batch is.
 
-    By some kinds of rotary positions (dynamic, longrope) it changes for all texts once one of them is longer than the model's original
-    length.
+    By some kinds of rotary positions (dynamic, longrope) it changes for all texts once one of them is longer
+    than the model's original length.
     """
     for rotary in (module for module in backbone.modules() if hasattr(module, "rope_type")):
         for kind in [(name,) for name in rotary.rope_type] if isinstance(rotary.rope_type, dict) else [()]:
@@ -183,7 +209,9 @@ def _steady_length(rotary: Any, kind: tuple[str, ...], length: int) -> int:
     shortest, sample = LENGTHS[-1], torch.zeros(1, 1, 1, device=next(rotary.buffers()).device)
 
     def rotations(tokens: int) -> Tensor:
-        return torch.stack(rotary(sample, torch.arange(tokens, device=sample.device)[None], *kind))[..., :shortest, :]
+        return torch.stack(rotary(sample, torch.arange(tokens, device=sample.device)[None], *kind))[
+            ..., :shortest, :
+        ]
 
     def is_steady(tokens: int) -> bool:
         # The short text comes last: a module keeps what a long one made of it until then.
@@ -192,7 +220,9 @@ def _steady_length(rotary: Any, kind: tuple[str, ...], length: int) -> int:
     with torch.no_grad():
         if length <= shortest or is_steady(length):
             return length
-        return shortest + bisect_left(range(shortest, length), True, key=lambda tokens: not is_steady(tokens + 1))
+        return shortest + bisect_left(
+            range(shortest, length), True, key=lambda tokens: not is_steady(tokens + 1)
+        )
 
 
 def is_static(backbone: Any) -> bool:
@@ -202,4 +232,10 @@ def is_static(backbone: Any) -> bool:
 
 def layers_of(backbone: nn.Module) -> list[nn.Module]:
     """The repeated layers: the members of the backbone's longest list of modules."""
-    return list(max((module for module in backbone.modules() if isinstance(module, nn.ModuleList)), key=len, default=[]))
+    return list(
+        max(
+            (module for module in backbone.modules() if isinstance(module, nn.ModuleList)),
+            key=len,
+            default=[],
+        )
+    )

@@ -1,4 +1,5 @@
-"""``dpr prepare SOURCE``: converts training data of any known format to DPR's, or to another format that can be written."""
+"""``dpr prepare SOURCE``: converts training data of any known format to DPR's, or to another format that can
+be written."""
 
 from __future__ import annotations
 
@@ -37,10 +38,12 @@ class ConversionCounts(Counts):
 
 
 class Corrections:
-    """A list of suspect labels (``dpr check-data suspects=``), as it was written or shortened since: they are dropped, or relabelled.
+    """A list of suspect labels (``dpr check-data suspects=``), as it was written or shortened since: they are
+    dropped, or relabelled.
 
     Args:
-        relabel: a positive gives way to the passage that was found ``instead``, and a negative becomes a positive; else both are dropped.
+        relabel: a positive gives way to the passage that was found ``instead``, and a negative becomes a
+        positive; else both are dropped.
 
     Raises:
         InputError: a line is none of such a list.
@@ -53,7 +56,11 @@ class Corrections:
         for line, record in iter_json_objects(file):
             try:
                 label, instead = record["label"], record.get("instead")
-                key = label, plain(record["question"]), plain(passage_from_json(record["passage"], "passage").text)
+                key = (
+                    label,
+                    plain(record["question"]),
+                    plain(passage_from_json(record["passage"], "passage").text),
+                )
                 if label not in ("positive", "negative"):
                     raise ValueError(f"the label {label!r}")
                 self._suspects[key] = passage_from_json(instead, "instead") if instead is not None else None
@@ -83,7 +90,11 @@ class Corrections:
                 negatives = [passage for passage in negatives if plain(passage.text) not in right]
                 yield replace(sample, positives=tuple(positives), hard_negatives=tuple(negatives))
         if self._suspects and not self._used:
-            raise InputError("no suspect is a label of these data", file=self._file, hint="name the data that it was made of")
+            raise InputError(
+                "no suspect is a label of these data",
+                file=self._file,
+                hint="name the data that it was made of",
+            )
 
 
 def convert(
@@ -98,13 +109,15 @@ def convert(
     corrections: Corrections | None = None,
     overwrite: bool = False,
 ) -> ConversionCounts | None:
-    """Reads ``sources`` one after the other and writes them as ``out``, holding one record at a time; None if that was done before.
+    """Reads ``sources`` one after the other and writes them as ``out``, holding one record at a time; None if
+    that was done before.
 
-    Bad rows end the conversion, or with ``skip_bad_rows`` are listed in ``<out>.rejected.jsonl``: up to ``max_bad_rows``, by default 100
-    or a thousandth of the rows read so far, whichever is more.
+    Bad rows end the conversion, or with ``skip_bad_rows`` are listed in ``<out>.rejected.jsonl``: up to
+    ``max_bad_rows``, by default 100 or a thousandth of the rows read so far, whichever is more.
 
     Raises:
-        InputError: a bad row, too many of them, no usable row, or ``out`` exists, made of something else, and ``overwrite`` is false.
+        InputError: a bad row, too many of them, no usable row, or ``out`` exists, made of something else, and
+        ``overwrite`` is false.
         OutputError: ``out`` cannot be written.
         ConfigError: an unknown format, or one that cannot be written.
     """
@@ -131,7 +144,9 @@ def convert(
     return ConversionCounts(**asdict(usable.counts), written=written)
 
 
-def _samples(sources: Sequence[Path], options: ReadOptions, format_name: str, usable: UsableRows) -> Iterator[TrainingSample]:
+def _samples(
+    sources: Sequence[Path], options: ReadOptions, format_name: str, usable: UsableRows
+) -> Iterator[TrainingSample]:
     for path in sources:
         source = format_of(path, options, name=format_name)
         logger.info("%s: reading format %s", path, source.name)

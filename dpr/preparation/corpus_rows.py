@@ -1,4 +1,5 @@
-"""Token rows from the singular value decomposition of a corpus: what a static encoder may begin with in place of random numbers."""
+"""Token rows from the singular value decomposition of a corpus: what a static encoder may begin with in place
+of random numbers."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _ROUNDS = 3
 
 
 class PassageSample:
-    """The tokens of a corpus's passages and how often each stands there. Of more than ``most`` passages it keeps every 2nd, 4th, ..., so
-    that memory is bounded."""
+    """The tokens of a corpus's passages and how often each stands there. Of more than ``most`` passages it
+    keeps every 2nd, 4th, ..., so that memory is bounded."""
 
     def __init__(self, most: int = 50_000) -> None:
         self._most, self._seen, self._every = most, 0, 1
@@ -32,7 +33,8 @@ class PassageSample:
         self._seen += 1
 
     def weighted(self, frequencies: TokenFrequencies) -> Any:
-        """The sparse matrix (passages, V) whose product with a question's is BM25's score, as ``bm25`` pooling divides it between them."""
+        """The sparse matrix (passages, V) whose product with a question's is BM25's score, as ``bm25``
+        pooling divides it between them."""
         tokens, times = (np.concatenate(column) for column in zip(*self._kept, strict=True))
         sizes = [len(held) for held, _ in self._kept]
         lengths = np.array([counts.sum() for _, counts in self._kept])
@@ -45,8 +47,8 @@ class PassageSample:
 def svd_rows(sample: PassageSample, frequencies: TokenFrequencies, width: int) -> Tensor:
     """The first ``width`` right singular vectors of the weighted passages, (V, width), the strongest first.
 
-    Of all tables so wide, this one keeps most of the passages' weights. By randomised subspace iteration from a fixed seed; the dense
-    matrix never exists. ``width`` is at most V.
+    Of all tables so wide, this one keeps most of the passages' weights. By randomised subspace iteration from
+    a fixed seed; the dense matrix never exists. ``width`` is at most V.
     """
     matrix = sample.weighted(frequencies)
 

@@ -1,6 +1,8 @@
-"""``dpr check-data``: finds what is wrong or noteworthy in training data, in one pass before a model is trained on them.
+"""``dpr check-data``: finds what is wrong or noteworthy in training data, in one pass before a model is
+trained on them.
 
-Memory: 8 bytes per row, 16 per passage that a row lists and 24 per one with an id, and samples of fixed size; texts are not kept.
+Memory: 8 bytes per row, 16 per passage that a row lists and 24 per one with an id, and samples of fixed size;
+texts are not kept.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from dpr.formats.training_files.rows import ReadOptions, SourceRow
 SAMPLE_SIZE = 10_000
 _COMPARISONS = 100_000
 _LINE_BITS = 40
-_WITHOUT_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")  # Thai to Chinese
+# Thai to Chinese
+_WITHOUT_SPACES = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+)
 
 
 @dataclass(slots=True)
@@ -58,8 +63,8 @@ class Reservoir:
 
 
 class TextsAndIds:
-    """Finds, of passages with ids, equal texts under different ids, and different texts under one. A place is a number, which the caller
-    names."""
+    """Finds, of passages with ids, equal texts under different ids, and different texts under one. A place is
+    a number, which the caller names."""
 
     def __init__(self) -> None:
         self._texts, self._ids, self._places = array("Q"), array("Q"), array("Q")
@@ -78,7 +83,9 @@ class TextsAndIds:
             order = np.lexsort((other, same))
             same, other = same[order], other[order]
             last = np.flatnonzero((same[1:] == same[:-1]) & (other[1:] != other[:-1]))
-            pairs = [sorted(self._places[int(order[index])] for index in (place, place + 1)) for place in last]
+            pairs = [
+                sorted(self._places[int(order[index])] for index in (place, place + 1)) for place in last
+            ]
             for first, second in sorted(pairs):
                 finding.add(f"{name_of(first)} and {name_of(second)}")
         return found
@@ -140,8 +147,12 @@ class DataCheck:
         self.examples.add(sample)
 
     def finish(self) -> DataCheck:
-        """Finds repeats, and negatives that are positives of another row of the same question: this takes all rows."""
-        for hashes, finding in ((self._contents, self.repeated_rows), (self.questions, self.repeated_questions)):
+        """Finds repeats, and negatives that are positives of another row of the same question: this takes all
+        rows."""
+        for hashes, finding in (
+            (self._contents, self.repeated_rows),
+            (self.questions, self.repeated_questions),
+        ):
             _, first = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True)
             for index in np.setdiff1d(np.arange(len(hashes)), first):
                 finding.add(self._name(self._places[int(index)]))
@@ -155,7 +166,11 @@ class DataCheck:
         self.num_answers += bool(sample.answers)
         self.without_hard += not sample.hard_negatives
         self.texts["question"].add(sample.question)
-        roles = {"positive": sample.positives, "hard negative": sample.hard_negatives, "other negative": sample.other_negatives}
+        roles = {
+            "positive": sample.positives,
+            "hard negative": sample.hard_negatives,
+            "other negative": sample.other_negatives,
+        }
         for role, passages in roles.items():
             self.num_scored += sum(passage.teacher_score is not None for passage in passages)
             for passage in passages:
@@ -164,7 +179,8 @@ class DataCheck:
     def _compare(self, sample: TrainingSample, where: str) -> None:
         if not sample.hard_negatives or self.records % self._stride:
             return
-        # Ever fewer rows are compared, so that a file with a hundred negatives a row takes no longer than its reading.
+        # Ever fewer rows are compared, so that a file with a hundred negatives a row takes no longer than its
+        # reading.
         self.compared_rows += 1
         self._comparisons += len(sample.hard_negatives)
         if self._comparisons > _COMPARISONS:
@@ -172,7 +188,9 @@ class DataCheck:
         positives = {plain(passage.text): words_of(passage.text) for passage in sample.positives}
         for passage in sample.hard_negatives:
             words = words_of(passage.text)
-            if plain(passage.text) not in positives and any(jaccard(words, other) >= NEAR_DUPLICATE for other in positives.values()):
+            if plain(passage.text) not in positives and any(
+                jaccard(words, other) >= NEAR_DUPLICATE for other in positives.values()
+            ):
                 self.near_duplicates.add(where)
 
     def _place(self, row: SourceRow) -> int:
@@ -200,12 +218,14 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
 
 
 def num_shared(first: array[int], second: array[int]) -> int:
-    """How many of ``second`` (``questions`` or ``positives`` of a check) are also in ``first``, ignoring case and spacing."""
+    """How many of ``second`` (``questions`` or ``positives`` of a check) are also in ``first``, ignoring case
+    and spacing."""
     return int(np.isin(np.frombuffer(second, dtype=np.uint64), np.frombuffer(first, dtype=np.uint64)).sum())
 
 
 def _is_single_word(text: str) -> bool:
-    """A short text without spaces, in a script that puts them between words: perhaps a label, a score or an id."""
+    """A short text without spaces, in a script that puts them between words: perhaps a label, a score or an
+    id."""
     text = text.strip()
     return len(text) <= 40 and len(text.split()) == 1 and not _WITHOUT_SPACES.search(text)
 

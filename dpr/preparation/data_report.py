@@ -26,9 +26,11 @@ _MOSTLY = 0.5
 _QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 
 
-def open_tokenizer(name_or_folder: str, *, sequence_length: int | None, question_length: int | None) -> Tensorizer:
-    """The tokenizer of a model, a model folder or file, a checkpoint or a run folder, as training and embedding have it; lengths that are
-    None are the model's, else 256.
+def open_tokenizer(
+    name_or_folder: str, *, sequence_length: int | None, question_length: int | None
+) -> Tensorizer:
+    """The tokenizer of a model, a model folder or file, a checkpoint or a run folder, as training and
+    embedding have it; lengths that are None are the model's, else 256.
 
     Raises:
         InputError: there is no tokenizer.
@@ -36,42 +38,66 @@ def open_tokenizer(name_or_folder: str, *, sequence_length: int | None, question
     path = Path(name_or_folder)
     is_encoder = (path / "config.json").is_file() and not (path / "modules.json").is_file()
     if not path.exists() or is_encoder:
-        return Tensorizer.load(name_or_folder, sequence_length=sequence_length or 256, question_length=question_length or 0)
+        return Tensorizer.load(
+            name_or_folder, sequence_length=sequence_length or 256, question_length=question_length or 0
+        )
     own = BiEncoder.load(path).tensorizer
-    lengths = sequence_length or own.sequence_length, question_length or (0 if sequence_length else own.question_length)
+    lengths = (
+        sequence_length or own.sequence_length,
+        question_length or (0 if sequence_length else own.question_length),
+    )
     tensorizer = Tensorizer(own.tokenizer, sequence_length=lengths[0], question_length=lengths[1])
     tensorizer.present(own.text)
     return tensorizer
 
 
 def report(
-    sets: Mapping[str, DataCheck], retrieval: RetrievalCheck | None, tensorizer: Tensorizer | None, prefixes: Prefixes
+    sets: Mapping[str, DataCheck],
+    retrieval: RetrievalCheck | None,
+    tensorizer: Tensorizer | None,
+    prefixes: Prefixes,
 ) -> tuple[list[str], int]:
-    """The lines to print, and the number of problems. ``sets`` are train and dev, as far as they are given. Lengths and examples are with
-    ``prefixes``."""
+    """The lines to print, and the number of problems. ``sets`` are train and dev, as far as they are given.
+    Lengths and examples are with ``prefixes``."""
     lines: list[str] = []
     problems: dict[str, Finding] = {}
     train, dev = sets.get("train"), sets.get("dev")
     for name, check in sets.items():
         table, of_texts = _lengths(check.texts, tensorizer, prefixes)
         lines += [*_counts(name, check), *table, ""]
-        problems |= {f"{name}: {what}": finding for what, finding in (_findings(check) | of_texts).items() if finding.count}
+        problems |= {
+            f"{name}: {what}": finding
+            for what, finding in (_findings(check) | of_texts).items()
+            if finding.count
+        }
     if train and dev:
         if shared := num_shared(train.questions, dev.questions):
             problems["dev: questions that are in train too"] = Finding(shared)
         shared, total = num_shared(train.positives, dev.positives), len(dev.positives)
-        lines.insert(-1, f"  {shared:,} of {total:,} positives of dev are positives in train too ({shared / max(total, 1):.0%})")
+        lines.insert(
+            -1,
+            f"  {shared:,} of {total:,} positives of dev are positives in train too"
+            f" ({shared / max(total, 1):.0%})",
+        )
     if retrieval:
         table, of_texts = _lengths(retrieval.texts, tensorizer, prefixes)
         lines += [*retrieval.counts, *table, ""]
-        problems |= {what: finding for what, finding in (retrieval.findings | of_texts).items() if finding.count}
+        problems |= {
+            what: finding for what, finding in (retrieval.findings | of_texts).items() if finding.count
+        }
     lines.append(f"problems: {', '.join(problems) or 'none'}")
     for what, finding in problems.items():
         lines += [f"  {finding.count:>9,}  {what}", *(f"             {place}" for place in finding.places)]
     if train:
         if train.compared_rows < train.records - train.without_hard:
-            lines.append(f"  (near repeats were looked for in {train.compared_rows:,} of {train.records:,} records)")
-        lines += ["", "five records as the model will see them" if tensorizer else "five records", *_examples(train, tensorizer, prefixes)]
+            lines.append(
+                f"  (near repeats were looked for in {train.compared_rows:,} of {train.records:,} records)"
+            )
+        lines += [
+            "",
+            "five records as the model will see them" if tensorizer else "five records",
+            *_examples(train, tensorizer, prefixes),
+        ]
     return lines, len(problems)
 
 
@@ -91,7 +117,9 @@ def _findings(check: DataCheck) -> dict[str, Finding]:
         "rows with a passage of a single word (is it a label, a score or an id?)": check.single_words,
         "rows that repeat an earlier one": check.repeated_rows,
         "negatives that are positives of the same question": check.positive_as_negative,
-        f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)": check.near_duplicates,
+        f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)": (
+            check.near_duplicates
+        ),
         "rows with an empty answer": check.empty_answers,
         **check.contradictions,
     }
@@ -104,15 +132,23 @@ def _counts(name: str, check: DataCheck) -> list[str]:
         f"{name}: {check.rows:,} rows, {check.records:,} records",
         f"  per record: {', '.join(means)}",
         f"  {check.without_hard:,} without hard negatives, {check.num_answers:,} with answers",
-        f"  {check.num_scored:,} of {sum(check.texts[role].seen for role in roles):,} passages have a teacher's score",
+        (
+            f"  {check.num_scored:,} of {sum(check.texts[role].seen for role in roles):,} passages have a"
+            " teacher's score"
+        ),
         f"  {check.repeated_questions.count:,} questions occur before in the file",
     ]
 
 
-def _lengths(texts: Mapping[str, Reservoir], tensorizer: Tensorizer | None, prefixes: Prefixes) -> tuple[list[str], dict[str, Finding]]:
+def _lengths(
+    texts: Mapping[str, Reservoir], tensorizer: Tensorizer | None, prefixes: Prefixes
+) -> tuple[list[str], dict[str, Finding]]:
     """A table of the lengths of questions and passages, and what of their tokens should be looked at."""
     unit = "tokens" if tensorizer else "words"
-    lines = [f"  length in {unit:<12} {'min':>6} {'25%':>6} {'50%':>6} {'75%':>6} {'90%':>6} {'99%':>6} {'max':>6}   cut off"]
+    lines = [
+        f"  length in {unit:<12} {'min':>6} {'25%':>6} {'50%':>6} {'75%':>6} {'90%':>6} {'99%':>6} {'max':>6}"
+        "   cut off"
+    ]
     findings: dict[str, Finding] = {}
     for role, sample in texts.items():
         if not sample.items:
@@ -120,7 +156,12 @@ def _lengths(texts: Mapping[str, Reservoir], tensorizer: Tensorizer | None, pref
         items = [_with_prefix(item, prefixes) for item in sample.items]
         cut = ""
         if tensorizer is None:
-            lengths = np.array([len((item if isinstance(item, str) else f"{item.title} {item.text}").split()) for item in items])
+            lengths = np.array(
+                [
+                    len((item if isinstance(item, str) else f"{item.title} {item.text}").split())
+                    for item in items
+                ]
+            )
         else:
             sequences = _uncut_tokens(items, role, tensorizer)
             lengths = np.array([len(sequence) for sequence in sequences])
@@ -128,10 +169,15 @@ def _lengths(texts: Mapping[str, Reservoir], tensorizer: Tensorizer | None, pref
             is_cut = lengths > limit
             cut = f"   {np.mean(is_cut):.1%} at {limit}"
             if is_cut.mean() > _MOSTLY:
-                findings[f"{role}s that are cut off at {limit} tokens ({is_cut.mean():.0%})"] = Finding(int(is_cut.sum()))
+                findings[f"{role}s that are cut off at {limit} tokens ({is_cut.mean():.0%})"] = Finding(
+                    int(is_cut.sum())
+                )
             share, count = tensorizer.unknown_share(np.concatenate(sequences))
             if share > SHARE_SAID:
-                unknown = f"tokens of {role}s that are {tensorizer.tokenizer.unk_token}, words that the vocabulary lacks ({share:.0%})"
+                unknown = (
+                    f"tokens of {role}s that are {tensorizer.tokenizer.unk_token}, words that the vocabulary"
+                    f" lacks ({share:.0%})"
+                )
                 findings[unknown] = Finding(round(share * count))
         values = " ".join(f"{int(value):>6}" for value in np.quantile(lengths, _QUANTILES, method="higher"))
         note = f"   ({len(lengths):,} of {sample.seen:,})" if len(lengths) < sample.seen else ""
@@ -160,7 +206,10 @@ def _with_prefix(content: Any, prefixes: Prefixes) -> Any:
 
 def _examples(check: DataCheck, tensorizer: Tensorizer | None, prefixes: Prefixes) -> Iterator[str]:
     for number, sample in enumerate(check.examples.items, 1):
-        parts: list[tuple[str, str | Passage]] = [("question", sample.question), ("positive", sample.positives[0])]
+        parts: list[tuple[str, str | Passage]] = [
+            ("question", sample.question),
+            ("positive", sample.positives[0]),
+        ]
         parts += [("hard negative", passage) for passage in sample.hard_negatives[:1]]
         for role, content in parts:
             shown, count = _as_seen(_with_prefix(content, prefixes), tensorizer)
@@ -170,6 +219,12 @@ def _examples(check: DataCheck, tensorizer: Tensorizer | None, prefixes: Prefixe
 
 def _as_seen(content: str | Passage, tensorizer: Tensorizer | None) -> tuple[str, str]:
     if tensorizer is None:
-        return (content if isinstance(content, str) else f"{content.title} | {content.text}".removeprefix(" | ")), ""
-    (tokens,) = tensorizer.question_tokens([content]) if isinstance(content, str) else tensorizer.passage_tokens([content])
+        return (
+            content if isinstance(content, str) else f"{content.title} | {content.text}".removeprefix(" | ")
+        ), ""
+    (tokens,) = (
+        tensorizer.question_tokens([content])
+        if isinstance(content, str)
+        else tensorizer.passage_tokens([content])
+    )
     return str(tensorizer.tokenizer.decode(tokens)), f"({len(tokens)}) "

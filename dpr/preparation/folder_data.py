@@ -1,10 +1,12 @@
-"""A folder of documents -> everything that training, search and evaluation need. The same folder and settings give the same bytes.
+"""A folder of documents -> everything that training, search and evaluation need. The same folder and settings
+give the same bytes.
 
 1. Read the documents, cut them into passages, and drop passages that nearly repeat an earlier one.
 2. Make questions of headings and sentences; add those that were given.
-3. Hold out dev and test questions file by file, or section by section where there are few files. Given questions are held out passage by
-   passage, and then nothing but given questions is held out.
-4. Write the corpus for searching, and the one for evaluation, in which the held-out questions' own words are hidden.
+3. Hold out dev and test questions file by file, or section by section where there are few files. Given
+   questions are held out passage by passage, and then nothing but given questions is held out.
+4. Write the corpus for searching, and the one for evaluation, in which the held-out questions' own words are
+   hidden.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ from dpr.indexer.registry import Texts
 from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name_in, read_documents
 from dpr.preparation.given_questions import find_answers, read_given
 from dpr.preparation.passages import Piece, cut
-from dpr.preparation.question_pairs import GIVEN, KINDS, QuestionPair, made_questions, one_for_each_passage, without_questions
+from dpr.preparation.question_pairs import (
+    GIVEN,
+    KINDS,
+    QuestionPair,
+    made_questions,
+    one_for_each_passage,
+    without_questions,
+)
 from dpr.preparation.settings import FolderSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, read_manifest
@@ -42,7 +51,8 @@ CORPUS, EVALUATION_CORPUS, UNREAD = "corpus.jsonl", "evaluation_corpus.jsonl", "
 LEAST_QUESTIONS = 30
 _FEW_GROUPS = 50
 _PART = 20  # passages
-# A group above the first share of a held-out set would make it a test of one topic; larger ones are taken where nothing else is left.
+# A group above the first share of a held-out set would make it a test of one topic; larger ones are taken
+# where nothing else is left.
 LARGEST_SHARES = (0.15, 0.5, 1.0)
 _ALIKE = 0.8
 _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
@@ -50,14 +60,22 @@ _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
 
 
 def prepare_folder(
-    folder: Path, out: Path, settings: FolderSettings, *, questions: Path | None = None, overwrite: bool = False, few: bool = False
+    folder: Path,
+    out: Path,
+    settings: FolderSettings,
+    *,
+    questions: Path | None = None,
+    overwrite: bool = False,
+    few: bool = False,
 ) -> dict[str, Any]:
     """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
 
-    Too few questions to train on and to hold out are an error; with ``few``, the corpus alone is written then, with a warning.
+    Too few questions to train on and to hold out are an error; with ``few``, the corpus alone is written
+    then, with a warning.
 
     Raises:
-        InputError: nothing can be read, there are too few questions, or ``out`` exists, made of something else, without ``overwrite``.
+        InputError: nothing can be read, there are too few questions, or ``out`` exists, made of something
+        else, without ``overwrite``.
         ConfigError: settings that do not fit.
     """
     settings.check()
@@ -85,31 +103,54 @@ def _sha256(path: Path) -> str:
 
 
 def _make(
-    target: Path, folder: Path, files: Sequence[Path], settings: FolderSettings, questions: Path | None, *, few: bool
+    target: Path,
+    folder: Path,
+    files: Sequence[Path],
+    settings: FolderSettings,
+    questions: Path | None,
+    *,
+    few: bool,
 ) -> dict[str, Any]:
     logger.info("reading %d files", len(files))
     read = list(read_documents(folder, files))
     bad = [one for one in read if isinstance(one, BadFile)]
-    pieces = list(cut((one for one in read if isinstance(one, ReadFile)), words=settings.words, overlap=settings.overlap))
+    pieces = list(
+        cut(
+            (one for one in read if isinstance(one, ReadFile)), words=settings.words, overlap=settings.overlap
+        )
+    )
     repeats = find_near_duplicates([piece.passage().text for piece in pieces], threshold=_ALIKE)
     kept = [piece for piece, original in zip(pieces, repeats, strict=True) if original is None]
     asked = made_questions(kept)
     if questions is not None:
-        given, added = find_answers(read_given(questions), kept, name=questions.name, words=settings.words, overlap=settings.overlap)
+        given, added = find_answers(
+            read_given(questions), kept, name=questions.name, words=settings.words, overlap=settings.overlap
+        )
         kept += added
         asked += given
     logger.info("%d passages, %d questions", len(kept), len(asked))
     by_split = split_questions(asked, seed=settings.seed) if len(asked) >= LEAST_QUESTIONS else {}
     empty = [name for name in (TRAIN, DEV, TEST) if not by_split.get(name)]
     if empty and few:
-        logger.warning("only %d questions were found, too few to train on and to hold out: the corpus alone is written", len(asked))
+        logger.warning(
+            "only %d questions were found, too few to train on and to hold out: the corpus alone is written",
+            len(asked),
+        )
         by_split = {TRAIN: [], DEV: [], TEST: []}
     elif len(asked) < LEAST_QUESTIONS:
         found = f"holds only {len(asked)} questions in {len(kept)} passages of {len(read) - len(bad)} files"
-        hint = "name a larger folder, or give questions=FILE; " + "; ".join(f"{one.name}: {one.reason}" for one in bad[:3])
-        raise InputError(found, file=folder, expected=f"at least {LEAST_QUESTIONS}", hint=hint.removesuffix("; "))
+        hint = "name a larger folder, or give questions=FILE; " + "; ".join(
+            f"{one.name}: {one.reason}" for one in bad[:3]
+        )
+        raise InputError(
+            found, file=folder, expected=f"at least {LEAST_QUESTIONS}", hint=hint.removesuffix("; ")
+        )
     elif empty:
-        raise InputError(f"no questions are left for {empty[0]}", file=folder, hint="name a larger folder, or give more questions")
+        raise InputError(
+            f"no questions are left for {empty[0]}",
+            file=folder,
+            hint="name a larger folder, or give more questions",
+        )
     _write(target, kept, by_split, bad, settings)
     kinds = Counter(one.kind for one in by_split[TEST])
     return {
@@ -125,24 +166,38 @@ def _make(
 def split_questions(asked: Sequence[QuestionPair], *, seed: int) -> dict[str, list[QuestionPair]]:
     """The questions of train, dev and test; of each held-out passage one question, of train passages all.
 
-    What is held out together: a file; where there are few, a part under an outer heading; where these are few, a section; if that leaves
-    nothing for a split, since one section has nearly all passages, ``_PART`` passages of a section. Of given questions those
-    with the same best passage, or if that leaves nothing for a split, each alone.
+    What is held out together: a file; where there are few, a part under an outer heading; where these are
+    few, a section; if that leaves nothing for a split, since one section has nearly all passages, ``_PART``
+    passages of a section. Of given questions those with the same best passage, or if that leaves nothing for
+    a split, each alone.
     """
     given = [one for one in asked if one.kind == GIVEN]
     candidates = given or one_for_each_passage(asked)
     groupings: tuple[Callable[[QuestionPair], str], ...]
-    groupings = (lambda one: one.pieces[0].id, lambda one: one.text) if given else (_file, _outer_heading, _heading, _part)
+    groupings = (
+        (lambda one: one.pieces[0].id, lambda one: one.text)
+        if given
+        else (_file, _outer_heading, _heading, _part)
+    )
     for group_of in groupings:
-        if group_of is _part:  # what is asked of several parts, of which one may be held out and another not, is left out
+        if (
+            group_of is _part
+        ):  # what is asked of several parts, of which one may be held out and another not, is left out
             asked = [one for one in asked if one.pieces[0].place // _PART == one.pieces[-1].place // _PART]
             candidates = one_for_each_passage(asked)
-        sizes = {split: min(most, max(1, round(share * len(candidates)))) for split, (share, most) in _HELD_OUT.items()}
+        sizes = {
+            split: min(most, max(1, round(share * len(candidates))))
+            for split, (share, most) in _HELD_OUT.items()
+        }
         groups = [group_of(one) for one in candidates]
         split_of = dict(zip(groups, split_by_group(groups, sizes, seed=seed), strict=True))
         if (given or len(split_of) >= _FEW_GROUPS) and {DEV, TEST, TRAIN} <= set(split_of.values()):
             break
-    by_split: dict[str, list[QuestionPair]] = {TRAIN: [one for one in asked if one.kind != GIVEN] if given else [], DEV: [], TEST: []}
+    by_split: dict[str, list[QuestionPair]] = {
+        TRAIN: [one for one in asked if one.kind != GIVEN] if given else [],
+        DEV: [],
+        TEST: [],
+    }
     for one in candidates:
         if given or split_of[group_of(one)] != TRAIN:
             by_split[split_of[group_of(one)]].append(one)
@@ -168,7 +223,11 @@ def _part(one: QuestionPair) -> str:
 
 
 def _write(
-    target: Path, pieces: Sequence[Piece], by_split: dict[str, list[QuestionPair]], bad: Sequence[BadFile], settings: FolderSettings
+    target: Path,
+    pieces: Sequence[Piece],
+    by_split: dict[str, list[QuestionPair]],
+    bad: Sequence[BadFile],
+    settings: FolderSettings,
 ) -> None:
     write_passages(target / CORPUS, (piece.passage() for piece in pieces))
     with durable_file(target / UNREAD) as out:
@@ -185,20 +244,30 @@ def _write(
         if settings.negatives and split == TRAIN:
             texts = [one.text for one in asked]
             negatives = lexical_negatives(texts, positives, positives, num_negatives=settings.negatives)
-        samples = (TrainingSample(one.text, (good,), tuple(hard)) for one, good, hard in zip(asked, positives, negatives, strict=True))
+        samples = (
+            TrainingSample(one.text, (good,), tuple(hard))
+            for one, good, hard in zip(asked, positives, negatives, strict=True)
+        )
         write_training_set(target / f"{split}.jsonl", samples)
     for split in (DEV, TEST):
         keys = [f"{split}-{number}" for number in range(len(by_split[split]))]
-        write_questions(target / f"{split}_questions.jsonl", [Question(one.text, key) for key, one in zip(keys, by_split[split])])
-        write_qrels(target / f"{split}_qrels.tsv", {key: {piece.id: 1 for piece in one.pieces} for key, one in zip(keys, by_split[split])})
+        write_questions(
+            target / f"{split}_questions.jsonl",
+            [Question(one.text, key) for key, one in zip(keys, by_split[split])],
+        )
+        write_qrels(
+            target / f"{split}_qrels.tsv",
+            {key: {piece.id: 1 for piece in one.pieces} for key, one in zip(keys, by_split[split])},
+        )
 
 
 def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int) -> list[str]:
     """Names the split of each record; all records of a group get the same one.
 
-    Groups are taken in an order that depends on ``seed`` and their names alone, and fill the held-out splits (``sizes``: name -> number of
-    records) one after the other; the rest is ``train``. Small groups come first. A split exceeds its size by less than one group, and a
-    group larger than a whole split never enters it, so a split can stay smaller than asked, or empty. None gets more than about a third.
+    Groups are taken in an order that depends on ``seed`` and their names alone, and fill the held-out splits
+    (``sizes``: name -> number of records) one after the other; the rest is ``train``. Small groups come
+    first. A split exceeds its size by less than one group, and a group larger than a whole split never enters
+    it, so a split can stay smaller than asked, or empty. None gets more than about a third.
     """
     members: defaultdict[str, int] = defaultdict(int)
     for group in groups:
@@ -220,13 +289,16 @@ def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int
 def lexical_negatives(
     questions: Sequence[str], positives: Sequence[Passage], pool: Sequence[Passage], *, num_negatives: int
 ) -> list[list[Passage]]:
-    """For each question the ``num_negatives`` best passages of ``pool`` by BM25 that are not its positive, best first.
+    """For each question the ``num_negatives`` best passages of ``pool`` by BM25 that are not its positive,
+    best first.
 
-    A passage with the positive's id, or with its very text, is never a negative. Lists are shorter where fewer passages share a word with
-    the question. Passages need ids.
+    A passage with the positive's id, or with its very text, is never a negative. Lists are shorter where
+    fewer passages share a word with the question. Passages need ids.
     """
     by_id = {str(passage.id): passage for passage in pool}
-    index = Bm25Index.build(Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()]))
+    index = Bm25Index.build(
+        Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()])
+    )
     # One more than asked, for the positive; texts that repeat it are rare enough to cost a negative.
     _, ranked = index.search(questions, num_negatives + 1)
     negatives = []

@@ -11,7 +11,9 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.formats.documents.document import Document
 from dpr.formats.documents.registry import READERS, read_document
 
-SKIPPED_FOLDERS = frozenset("__pycache__ node_modules site-packages dist-packages build dist venv env".split())
+SKIPPED_FOLDERS = frozenset(
+    "__pycache__ node_modules site-packages dist-packages build dist venv env".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class BadFile:
 
 
 def find_documents(folder: Path, types: Sequence[str] = ()) -> list[Path]:
-    """The files that a reader exists for, sorted by name. Hidden files and folders, links, and folders that programs fill are left out;
-    named pipes and the like are not, and ``read_documents`` names them.
+    """The files that a reader exists for, sorted by name. Hidden files and folders, links, and folders that
+    programs fill are left out; named pipes and the like are not, and ``read_documents`` names them.
 
     Args:
         types: endings such as ``md``; none = all that can be read.
@@ -43,12 +45,23 @@ def find_documents(folder: Path, types: Sequence[str] = ()) -> list[Path]:
     """
     wanted = {f".{name.lstrip('.').lower()}" for name in types} or set(READERS)
     if unknown := sorted(wanted - READERS.keys()):
-        raise ConfigError(f"types={unknown[0][1:]} is not read; choose from {', '.join(name[1:] for name in READERS)}")
+        raise ConfigError(
+            f"types={unknown[0][1:]} is not read; choose from {', '.join(name[1:] for name in READERS)}"
+        )
     if not folder.is_dir():
-        raise InputError("is a file" if folder.exists() else "no such folder", file=folder, expected="a folder of documents")
-    files = sorted((path for path in _files(folder) if path.suffix.lower() in wanted), key=lambda path: name_in(folder, path))
+        raise InputError(
+            "is a file" if folder.exists() else "no such folder",
+            file=folder,
+            expected="a folder of documents",
+        )
+    files = sorted(
+        (path for path in _files(folder) if path.suffix.lower() in wanted),
+        key=lambda path: name_in(folder, path),
+    )
     if not files:
-        raise InputError("holds no documents", file=folder, expected=f"files that end in {', '.join(sorted(wanted))}")
+        raise InputError(
+            "holds no documents", file=folder, expected=f"files that end in {', '.join(sorted(wanted))}"
+        )
     return files
 
 
@@ -65,8 +78,11 @@ def read_documents(folder: Path, files: Sequence[Path]) -> Iterator[ReadFile | B
 
 
 def name_in(folder: Path, path: Path) -> str:
-    """The path from the folder, with slashes on every system; bytes that are not UTF-8 are shown as ``\\xe9``."""
-    return path.relative_to(folder).as_posix().encode(errors="surrogateescape").decode(errors="backslashreplace")
+    """The path from the folder, with slashes on every system; bytes that are not UTF-8 are shown as
+    ``\\xe9``."""
+    return (
+        path.relative_to(folder).as_posix().encode(errors="surrogateescape").decode(errors="backslashreplace")
+    )
 
 
 def _files(folder: Path) -> Iterator[Path]:

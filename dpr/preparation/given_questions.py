@@ -1,4 +1,5 @@
-"""Questions that a user has, each with its answer or with the file that answers it -> the passages that answer them."""
+"""Questions that a user has, each with its answer or with the file that answers it -> the passages that
+answer them."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class GivenRow:
 
 
 def read_given(path: Path) -> list[GivenRow]:
-    """TSV, CSV or JSON lines. Columns are named by a header (question; answer or file), else they are the first two.
+    """TSV, CSV or JSON lines. Columns are named by a header (question; answer or file), else they are the
+    first two.
 
     Raises:
         InputError: a row without question or answer; names the file and line.
@@ -42,20 +44,29 @@ def read_given(path: Path) -> list[GivenRow]:
     rows = []
     for line, question, answer in _json_rows(path) if is_json_name(path) else _table_rows(path):
         if not question or not answer:
-            raise InputError("a row without question or answer", file=path, line=line, expected="a question and its answer, or a file")
+            raise InputError(
+                "a row without question or answer",
+                file=path,
+                line=line,
+                expected="a question and its answer, or a file",
+            )
         rows.append(GivenRow(question, answer, line))
     if not rows:
-        raise InputError("no rows", file=path, expected="questions with their answers, or with the files that answer them")
+        raise InputError(
+            "no rows", file=path, expected="questions with their answers, or with the files that answer them"
+        )
     return rows
 
 
 def find_answers(
     rows: Sequence[GivenRow], pieces: Sequence[Piece], *, name: str, words: int, overlap: int
 ) -> tuple[list[QuestionPair], list[Piece]]:
-    """The questions with the passages that answer them, and the passages that had to be added for answers that the folder does not hold.
+    """The questions with the passages that answer them, and the passages that had to be added for answers
+    that the folder does not hold.
 
-    An answer is the name of a file (all of its passages answer), ``file#heading``, or a text: the passages that contain it, compared word
-    by word over its first 30 words, else new passages under the name of the questions' file.
+    An answer is the name of a file (all of its passages answer), ``file#heading``, or a text: the passages
+    that contain it, compared word by word over its first 30 words, else new passages under the name of the
+    questions' file.
     """
     places = _places(pieces)
     texts = {row.answer for row in rows if row.answer.casefold() not in places}
@@ -68,14 +79,24 @@ def find_answers(
             made = cut_section(Section((), (Block(row.answer),), row.line), words=words, overlap=overlap)
             top = (-1, name)
             answering = tuple(
-                replace(piece, id=f"{passage_prefix(name)}#{total + number}", file=name, headings=(top,), asks_headings=False)
+                replace(
+                    piece,
+                    id=f"{passage_prefix(name)}#{total + number}",
+                    file=name,
+                    headings=(top,),
+                    asks_headings=False,
+                )
                 for number, piece in enumerate(made, 1)
             )
             total += len(answering)
             added[row.answer] = answering
         asked.append(QuestionPair(row.question, GIVEN, answering))
     known = len(asked) - sum(one.pieces[0].file == name for one in asked)
-    logger.info("%d of %d questions are answered in the folder; the answers of the others become passages", known, len(asked))
+    logger.info(
+        "%d of %d questions are answered in the folder; the answers of the others become passages",
+        known,
+        len(asked),
+    )
     return asked, [piece for group in added.values() for piece in group]
 
 
@@ -103,7 +124,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _places(pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
-    """What an answer may name: files by path and, where only one has it, by name; and headings behind ``#``."""
+    """What an answer may name: files by path and, where only one has it, by name; and headings behind
+    ``#``."""
     files: dict[str, list[Piece]] = {}
     for piece in pieces:
         files.setdefault(piece.file, []).append(piece)

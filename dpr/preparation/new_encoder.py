@@ -1,9 +1,10 @@
-"""``dpr new-encoder``: a small encoder and a WordPiece vocabulary learned from the corpus it is for. Weights come with training,
-or those of a static encoder from the corpus too.
+"""``dpr new-encoder``: a small encoder and a WordPiece vocabulary learned from the corpus it is for. Weights
+come with training, or those of a static encoder from the corpus too.
 
-The vocabulary is the same from run to run. The trainer of the ``tokenizers`` package breaks ties by token number, and numbers its first
-tokens in the order of a randomly seeded hash table, so two runs on one text differ. Here all single characters get their numbers
-beforehand, in sorted order, alone and as continuation; every later number then follows from the counts.
+The vocabulary is the same from run to run. The trainer of the ``tokenizers`` package breaks ties by token
+number, and numbers its first tokens in the order of a randomly seeded hash table, so two runs on one text
+differ. Here all single characters get their numbers beforehand, in sorted order, alone and as continuation;
+every later number then follows from the counts.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _RANGE = 0.1  # standard deviation of a static encoder's random numbers
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """Size of a BERT encoder (without layers: of a static one) and vocabulary. ``num_heads`` 0 is one head per 64 of ``hidden_size``."""
+    """Size of a BERT encoder (without layers: of a static one) and vocabulary. ``num_heads`` 0 is one head
+    per 64 of ``hidden_size``."""
 
     num_layers: int = 1
     hidden_size: int = 256
@@ -57,15 +59,23 @@ class EncoderShape:
     num_unused: int = 32
 
     def heads(self) -> int:
-        """The number of attention heads, 0 without layers. Raises ConfigError if the width is not a multiple of it."""
+        """The number of attention heads, 0 without layers. Raises ConfigError if the width is not a multiple
+        of it."""
         if min(self.hidden_size, self.max_positions) < 1 or self.num_layers < 0:
             raise ConfigError("hidden and max_positions must be at least 1, layers 0 or more")
         if not self.num_layers:
             return 0
         heads = self.num_heads or max(1, self.hidden_size // 64)
         if self.hidden_size % heads:
-            fitting = next(number for number in range(min(heads, self.hidden_size), 0, -1) if not self.hidden_size % number)
-            raise ConfigError(f"hidden={self.hidden_size} is not a multiple of heads={heads}; heads={fitting} fits, or set another hidden")
+            fitting = next(
+                number
+                for number in range(min(heads, self.hidden_size), 0, -1)
+                if not self.hidden_size % number
+            )
+            raise ConfigError(
+                f"hidden={self.hidden_size} is not a multiple of heads={heads}; heads={fitting} fits, or set"
+                " another hidden"
+            )
         return heads
 
 
@@ -79,8 +89,9 @@ def new_encoder(
     rows: str = "random",
     overwrite: bool = False,
 ) -> int:
-    """Writes an encoder with random weights, and a vocabulary of a corpus and questions (train questions only), into the folder ``out``;
-    returns the size of the vocabulary. Does nothing if ``out`` was made of the same before.
+    """Writes an encoder with random weights, and a vocabulary of a corpus and questions (train questions
+    only), into the folder ``out``; returns the size of the vocabulary. Does nothing if ``out`` was made of
+    the same before.
 
     Args:
         tokenizer: a model whose tokenizer is taken in place of a new one.
@@ -121,12 +132,14 @@ def write_encoder(
     overwrite: bool = False,
     made_of: Mapping[str, Any] | None = None,
 ) -> int:
-    """Writes a folder that Hugging Face's AutoConfig and AutoTokenizer read, and returns the size of its vocabulary.
+    """Writes a folder that Hugging Face's AutoConfig and AutoTokenizer read, and returns the size of its
+    vocabulary.
 
-    Equal texts and settings give equal files. With ``tokenizer``, the name or folder of a model, no vocabulary is learned. The tokens of
-    ``passages`` are counted for ``idf`` pooling. The folder holds no weights but with ``rows="svd"``: the table of a static encoder, from
-    ``passages`` (``svd_rows``), in which a token that is fully kept is as long as a random one. Its bits depend on the versions of torch
-    and scipy and the number of threads too.
+    Equal texts and settings give equal files. With ``tokenizer``, the name or folder of a model, no
+    vocabulary is learned. The tokens of ``passages`` are counted for ``idf`` pooling. The folder holds no
+    weights but with ``rows="svd"``: the table of a static encoder, from ``passages`` (``svd_rows``), in which
+    a token that is fully kept is as long as a random one. Its bits depend on the versions of torch and scipy
+    and the number of threads too.
 
     Raises:
         ConfigError: sizes that do not fit.
@@ -137,14 +150,23 @@ def write_encoder(
         from dpr.preparation.corpus_rows import PassageSample, svd_rows
 
         if shape.num_layers or passages is None:
-            raise ConfigError("rows=svd makes the rows of a static encoder from passages; set layers=0 and a corpus, or leave rows out")
+            raise ConfigError(
+                "rows=svd makes the rows of a static encoder from passages; set layers=0 and a corpus, or"
+                " leave rows out"
+            )
         sample = PassageSample()
     kind = "encoder without weights" if sample is None else "encoder"
     with durable_folder(out, overwrite=overwrite, metadata={"kind": kind, "made_of": made_of}) as folder:
         if tokenizer is None:
-            vocabulary = train_vocabulary(texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused)
+            vocabulary = train_vocabulary(
+                texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused
+            )
             if len(vocabulary) < shape.vocab_size:
-                logger.info("the text holds %d different pieces: that is the vocabulary, of at most %d", len(vocabulary), shape.vocab_size)
+                logger.info(
+                    "the text holds %d different pieces: that is the vocabulary, of at most %d",
+                    len(vocabulary),
+                    shape.vocab_size,
+                )
             (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
             _write_tokenizer(folder, vocabulary, shape)
         else:
@@ -154,19 +176,31 @@ def write_encoder(
         loaded = load_tokenizer(folder)
         size, width, pad = len(loaded), shape.hidden_size, loaded.pad_token_id or 0
         if sample is not None and size < width:
-            raise ConfigError(f"hidden={width} is more than the {size} tokens, which rows=svd has no rows for; set hidden={size} or less")
-        write_json(folder / "config.json", _bert_config(shape, heads, size, pad) if shape.num_layers else _static_config(shape, size, pad))
+            raise ConfigError(
+                f"hidden={width} is more than the {size} tokens, which rows=svd has no rows for; set"
+                f" hidden={size} or less"
+            )
+        write_json(
+            folder / "config.json",
+            _bert_config(shape, heads, size, pad) if shape.num_layers else _static_config(shape, size, pad),
+        )
         if passages is not None:
             frequencies = count_tokens(loaded, passages(), vocab_size=size, sample=sample)
             frequencies.write(folder)
         if sample is not None:
-            write_tensors(folder, MODEL_FILE, {"words.weight": _RANGE * width**0.5 * svd_rows(sample, frequencies, width)})
+            write_tensors(
+                folder,
+                MODEL_FILE,
+                {"words.weight": _RANGE * width**0.5 * svd_rows(sample, frequencies, width)},
+            )
     return size
 
 
-def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int, sample: PassageSample | None = None) -> TokenFrequencies:
-    """Frequencies of the ``vocab_size`` tokens of a fast tokenizer in passages as towers see them: titles and special tokens too. A
-    ``sample`` is given each passage."""
+def count_tokens(
+    tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int, sample: PassageSample | None = None
+) -> TokenFrequencies:
+    """Frequencies of the ``vocab_size`` tokens of a fast tokenizer in passages as towers see them: titles and
+    special tokens too. A ``sample`` is given each passage."""
     tensorizer = Tensorizer(tokenizer, sequence_length=_WHOLE)
     counts, total, length = np.zeros(vocab_size, dtype=np.int64), 0, 0
     remaining = iter(passages)
@@ -182,11 +216,14 @@ def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int
 
 
 def reserved_tokens(num_unused: int) -> list[str]:
-    """The tokens a BERT vocabulary starts with; ``[unusedN]`` slots can later take special tokens without a change of size."""
+    """The tokens a BERT vocabulary starts with; ``[unusedN]`` slots can later take special tokens without a
+    change of size."""
     return [PAD, *(f"[unused{number}]" for number in range(num_unused)), UNK, CLS, SEP, MASK]
 
 
-def train_vocabulary(texts: Callable[[], Iterable[str]], *, size: int, lower_case: bool = True, num_unused: int = 32) -> list[str]:
+def train_vocabulary(
+    texts: Callable[[], Iterable[str]], *, size: int, lower_case: bool = True, num_unused: int = 32
+) -> list[str]:
     """Learns ``size`` tokens, reserved ones included, in the order of their numbers.
 
     ``texts`` is called twice, so that the texts need not be held in memory.
@@ -201,18 +238,27 @@ def train_vocabulary(texts: Callable[[], Iterable[str]], *, size: int, lower_cas
     counts: Counter[str] = Counter()
     for text in texts():
         counts.update(normalizer.normalize_str(text))
-    most_frequent = sorted((-count, sign) for sign, count in counts.items() if not sign.isspace())[:_MOST_CHARACTERS]
+    most_frequent = sorted((-count, sign) for sign, count in counts.items() if not sign.isspace())[
+        :_MOST_CHARACTERS
+    ]
     characters = sorted(sign for _, sign in most_frequent)
     if not characters:
         raise InputError("the corpus holds no text to learn a vocabulary from")
     first = [*reserved_tokens(num_unused), *characters, *(_CONTINUATION + sign for sign in characters)]
     if size < len(first):
-        raise ConfigError(f"vocab_size={size} is too small; the reserved tokens and single characters alone are {len(first)}")
+        raise ConfigError(
+            f"vocab_size={size} is too small; the reserved tokens and single characters alone are"
+            f" {len(first)}"
+        )
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=first, initial_alphabet=characters, limit_alphabet=len(characters), show_progress=False
+        vocab_size=size,
+        special_tokens=first,
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts(), trainer)
     numbers = tokenizer.get_vocab()
@@ -231,7 +277,9 @@ def _write_tokenizer(folder: Path, vocabulary: list[str], shape: EncoderShape) -
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     numbers = {token: number for number, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.WordPiece(vocab=numbers, unk_token=UNK, continuing_subword_prefix=_CONTINUATION))
+    tokenizer = Tokenizer(
+        models.WordPiece(vocab=numbers, unk_token=UNK, continuing_subword_prefix=_CONTINUATION)
+    )
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=shape.lower_case)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -240,11 +288,16 @@ def _write_tokenizer(folder: Path, vocabulary: list[str], shape: EncoderShape) -
         special_tokens=[(CLS, numbers[CLS]), (SEP, numbers[SEP])],
     )
     tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUATION)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, UNK, CLS, SEP, MASK)])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (PAD, UNK, CLS, SEP, MASK)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
     lengths = {"model_max_length": shape.max_positions, "strip_accents": None, "tokenize_chinese_chars": True}
-    write_json(folder / "tokenizer_config.json", names | {"tokenizer_class": "BertTokenizer", "do_lower_case": shape.lower_case} | lengths)
+    write_json(
+        folder / "tokenizer_config.json",
+        names | {"tokenizer_class": "BertTokenizer", "do_lower_case": shape.lower_case} | lengths,
+    )
 
 
 def _static_config(shape: EncoderShape, vocab_size: int, pad: int) -> dict[str, object]:

@@ -1,10 +1,12 @@
 """Documents -> passages of bounded length.
 
 1. A passage never crosses a heading.
-2. Paragraphs are added to a passage while it has at most ``words`` words. A paragraph longer than that is cut at sentence ends, a sentence
-   longer than that between words.
-3. A passage that continues a section repeats the last sentences of the one before it, as many as have at most ``overlap`` words together.
-4. Its title is the path of headings, ``Document > Heading > Subheading``. Its id is the file's name, ``#`` and a number.
+2. Paragraphs are added to a passage while it has at most ``words`` words. A paragraph longer than that is cut
+   at sentence ends, a sentence longer than that between words.
+3. A passage that continues a section repeats the last sentences of the one before it, as many as have at most
+   ``overlap`` words together.
+4. Its title is the path of headings, ``Document > Heading > Subheading``. Its id is the file's name, ``#``
+   and a number.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|resp|approx|[A-Z])\.$")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A passage that knows its parts, so that any of them can be hidden from a question that was made of it."""
+    """A passage that knows its parts, so that any of them can be hidden from a question that was made of
+    it."""
 
     id: str
     file: str
@@ -48,7 +51,8 @@ class Piece:
     """The headings are words that somebody might ask for, not names of functions or pages."""
 
     def passage(self, hidden: frozenset[int] = frozenset(), *, hide_first: bool = False) -> Passage:
-        """The passage, without the headings whose numbers are ``hidden`` and, if so asked, without its first sentence."""
+        """The passage, without the headings whose numbers are ``hidden`` and, if so asked, without its first
+        sentence."""
         title = SEPARATOR.join(text for number, text in self.headings if number not in hidden)
         text = "\n".join(part for part in (self.overlap, "" if hide_first else self.first, self.rest) if part)
         heading = SEPARATOR.join(text for _, text in self.headings[1:])
@@ -107,7 +111,8 @@ def cut_section(section: Section, *, words: int, overlap: int) -> list[Piece]:
 
 
 def _units(blocks: Sequence[Block], words: int) -> Iterator[tuple[int, str]]:
-    """What a passage takes whole: paragraphs, or sentences of long ones, or parts of long sentences, each with its block's number."""
+    """What a passage takes whole: paragraphs, or sentences of long ones, or parts of long sentences, each
+    with its block's number."""
     for index, block in enumerate(blocks):
         if len(block.text.split()) <= words:
             yield index, block.text

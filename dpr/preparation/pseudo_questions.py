@@ -1,8 +1,10 @@
-"""Questions cut from the passages of a corpus, held back to choose settings by, and pairs as a file, to mine negatives for and to score.
+"""Questions cut from the passages of a corpus, held back to choose settings by, and pairs as a file, to mine
+negatives for and to score.
 
-What became of a question is cut out of its passage in the corpus that is searched, and half of the words that the rest of the passage has
-too are dropped from the question, so that finding it is more than finding the same words. What is measured on such questions is optimistic:
-it may choose between two settings, and is never the quality of a model.
+What became of a question is cut out of its passage in the corpus that is searched, and half of the words that
+the rest of the passage has too are dropped from the question, so that finding it is more than finding the
+same words. What is measured on such questions is optimistic: it may choose between two settings, and is never
+the quality of a model.
 """
 
 from __future__ import annotations
@@ -28,29 +30,46 @@ from dpr.preparation.settings import PairFileSettings
 from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import output, require_writable
 
-EVALUATION_CORPUS, QUESTIONS, QRELS, TRAIN = "evaluation_corpus.jsonl", "dev_questions.jsonl", "dev_qrels.tsv", "train.jsonl"
+EVALUATION_CORPUS, QUESTIONS, QRELS, TRAIN = (
+    "evaluation_corpus.jsonl",
+    "dev_questions.jsonl",
+    "dev_qrels.tsv",
+    "train.jsonl",
+)
 _LEAST_WORDS = 3
 
 
-def prepare_pairs(corpus: Path, out: Path, settings: PairFileSettings, *, overwrite: bool = False) -> dict[str, Any]:
+def prepare_pairs(
+    corpus: Path, out: Path, settings: PairFileSettings, *, overwrite: bool = False
+) -> dict[str, Any]:
     """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
 
     Raises:
-        InputError: the corpus cannot be read, has too few passages to hold any back, or ``out`` exists, made of something else.
+        InputError: the corpus cannot be read, has too few passages to hold any back, or ``out`` exists, made
+        of something else.
     """
     settings.check()
     require_writable(out, folder=True)
-    shared: dict[str, Any] = {"kinds": settings.pairs, "drop_words": settings.drop_words, "held_back": settings.held_back}
+    shared: dict[str, Any] = {
+        "kinds": settings.pairs,
+        "drop_words": settings.drop_words,
+        "held_back": settings.held_back,
+    }
     held = PseudoPairs(corpus, held_only=True, **shared)
     open_store(corpus).check_unique()
-    metadata: dict[str, Any] = {"kind": "pseudo-questions", "made_of": {"corpus": held.corpus_fingerprint, **asdict(settings)}}
+    metadata: dict[str, Any] = {
+        "kind": "pseudo-questions",
+        "made_of": {"corpus": held.corpus_fingerprint, **asdict(settings)},
+    }
     with output(out, metadata["made_of"], overwrite=overwrite) as is_missing:
         if is_missing:
             train = PseudoPairs(corpus, **shared) if settings.rounds else None
             with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
                 metadata["counts"] = _write(target, held, settings)
                 if train:
-                    metadata["counts"]["training pairs"] = write_training_set(target / TRAIN, _pairs(train, settings.rounds))
+                    metadata["counts"]["training pairs"] = write_training_set(
+                        target / TRAIN, _pairs(train, settings.rounds)
+                    )
         return dict(read_manifest(out)["metadata"]["counts"])
 
 
@@ -81,11 +100,16 @@ def _write_questions(target: Path, asked: Mapping[int, tuple[str, Passage]]) -> 
 
 
 def ask(pairs: PseudoPairs, row: int, drop_shared: float) -> tuple[str, Passage] | None:
-    """A question cut from a row's passage, and the passage without it; None where too little is left of either."""
+    """A question cut from a row's passage, and the passage without it; None where too little is left of
+    either."""
     row_of_corpus, generator = pairs.row(pairs.corpus_row(row)), generator_for(PAIRS, 0, 0, 0, row)
     kinds = {kind: weight for kind, weight in pairs.kinds.items() if kind in KINDS}
     cut = KINDS[choose(kinds, row_of_corpus.words, generator)][0](row_of_corpus.words, generator)
-    around = [(0, cut.question[0]), (cut.question[-1] + 1, row_of_corpus.words.text)] if cut.question else [(0, row_of_corpus.words.text)]
+    around = (
+        [(0, cut.question[0]), (cut.question[-1] + 1, row_of_corpus.words.text)]
+        if cut.question
+        else [(0, row_of_corpus.words.text)]
+    )
     if sum(end - start for start, end in around) < _LEAST_WORDS:
         return None
     sample = row_of_corpus.sample(cut._replace(passage=around), row_of_corpus, (0, 0))

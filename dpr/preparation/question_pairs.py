@@ -1,7 +1,7 @@
 """Questions that documents hold without being asked: those of a FAQ, titles, headings, and first sentences.
 
-Each comes with the passages that answer it and with what must be hidden from these, since a passage that repeats its question word for
-word teaches nothing and measures nothing.
+Each comes with the passages that answer it and with what must be hidden from these, since a passage that
+repeats its question word for word teaches nothing and measures nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ KINDS = (GIVEN, FAQ, HEADING, TITLE, SENTENCE)
 """The kinds of questions, those that resemble real ones most first."""
 _WORD = re.compile(r"[^\W\d_]{2,}|\d+")
 _NUMBERING = re.compile(r"^(?:\d+(?:\.\d+)*[.)]?|[A-Z][.)]|chapter \d+[.:]?|step \d+[.:]?)\s+", re.IGNORECASE)
-_FIELD = re.compile(r"[*\w.]+ *(\([^)]*\))?\)* *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$", re.I)
+_FIELD = re.compile(
+    r"[*\w.]+ *(\([^)]*\))?\)*"
+    r" *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$",
+    re.I,
+)
 _HEADING_WORDS, _SENTENCE_WORDS, _MOST_WORDS, _PASSAGE_WORDS = 2, 4, 40, 12
 
 
@@ -50,7 +54,8 @@ class QuestionPair:
 
 
 def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
-    """All questions that the passages hold, in the order of the passages; none is asked twice, however it is punctuated.
+    """All questions that the passages hold, in the order of the passages; none is asked twice, however it is
+    punctuated.
 
     A heading of one word is asked for together with the title ("numpy: installation").
     """
@@ -74,7 +79,8 @@ def sections_of(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
 
 
 def without_questions(pieces: Sequence[Piece], held_out: Iterable[QuestionPair]) -> list[Passage]:
-    """The corpus in which held-out questions are searched: their headings and first sentences are hidden wherever these stand."""
+    """The corpus in which held-out questions are searched: their headings and first sentences are hidden
+    wherever these stand."""
     asked = list(held_out)
     headings = frozenset(one.hidden_heading for one in asked if one.hidden_heading)
     first = {piece.id for one in asked if one.hides_first for piece in one.pieces}
@@ -98,13 +104,18 @@ def words_of(text: str) -> str:
 
 
 def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[QuestionPair]:
-    """The question of the section that the passage begins, and, where it begins the document, that of the title."""
+    """The question of the section that the passage begins, and, where it begins the document, that of the
+    title."""
     number, heading = piece.headings[-1]
     pieces = tuple(under[number])
     if sum(len(split_words(one.passage().text, _WORD)) for one in pieces) < _PASSAGE_WORDS:
         return []
     if piece.is_question:
-        return [QuestionPair(heading, FAQ, pieces, number)] if len(split_words(heading, _WORD)) >= _HEADING_WORDS else []
+        return (
+            [QuestionPair(heading, FAQ, pieces, number)]
+            if len(split_words(heading, _WORD)) >= _HEADING_WORDS
+            else []
+        )
     if not piece.asks_headings:
         return []
     text = _NUMBERING.sub("", heading).rstrip(":")

@@ -1,4 +1,5 @@
-"""What is wrong or noteworthy in a corpus, a set of questions and their judgements, and whether they fit together.
+"""What is wrong or noteworthy in a corpus, a set of questions and their judgements, and whether they fit
+together.
 
 Memory: 24 bytes per passage, the questions and judgements, and samples of fixed size.
 """
@@ -35,7 +36,10 @@ class RetrievalCheck:
             self._check_corpus(corpus, questions, qrels)
 
     def _check_questions(self, file: Path, qrels: Path | None) -> None:
-        self.counts.append(f"{file}: {len(self._asked):,} questions, {sum(bool(each.answers) for each in self._asked):,} with answers")
+        self.counts.append(
+            f"{file}: {len(self._asked):,} questions, {sum(bool(each.answers) for each in self._asked):,}"
+            " with answers"
+        )
         texts: set[str] = set()
         for question in self._asked:
             where = f"{file}:{question.line}"
@@ -59,16 +63,22 @@ class RetrievalCheck:
         relevant = {key for grades in self._judged.values() for key, grade in grades.items() if grade > 0}
         by_text = {plain(question.text): question for question in self._asked}
         named, num_passages = TextsAndIds(), 0
-        for (line, key), passage in zip(numbered_ids(file, DEFAULT_COLUMNS), read_passages(file), strict=True):
+        for (line, key), passage in zip(
+            numbered_ids(file, DEFAULT_COLUMNS), read_passages(file), strict=True
+        ):
             where = f"{file}:{line}"
             num_passages += 1
             self.texts["passage"].add(passage)
             named.add(passage, line)
             if not passage.text.strip():
                 self.findings["passages without text"].add(where)
-            question = by_text.get(plain(passage.text)) or by_text.get(plain(f"{passage.title} {passage.text}"))
+            question = by_text.get(plain(passage.text)) or by_text.get(
+                plain(f"{passage.title} {passage.text}")
+            )
             if question and self._judged.get(question.id, {}).get(key, 0) <= 0:
-                self.findings["questions that are passages of the corpus (skip_same_id)"].add(f"{questions}:{question.line}, {where}")
+                self.findings["questions that are passages of the corpus (skip_same_id)"].add(
+                    f"{questions}:{question.line}, {where}"
+                )
             relevant.discard(key)
         self.counts.append(f"{file}: {num_passages:,} passages")
         for key in sorted(relevant):

@@ -21,7 +21,8 @@ class ReadSettings(Settings):
     split: str = ""
     """Part of a folder; empty = train, or the only one."""
     min_grade: float | None = None
-    """Judgements, labels and scores from here on are positives, those of 0 or below hard negatives; absent = 1, of whole grades."""
+    """Judgements, labels and scores from here on are positives, those of 0 or below hard negatives; absent =
+    1, of whole grades."""
     question: str | None = None
     """Column of the question, in a table or JSON lines; a.b is key b of column a."""
     positive: str | None = None
@@ -50,14 +51,15 @@ class PairFileSettings(Settings):
     drop_words: float = setting(0.4, least=0, below=1)
     """Probability with which a word of a training question is dropped, in three of five questions."""
     drop_shared: float = setting(0.5, least=0, most=1)
-    """Probability with which a word is dropped from a pseudo-question that its passage has elsewhere, too: people who ask know few of a
-    passage's own words."""
+    """Probability with which a word is dropped from a pseudo-question that its passage has elsewhere, too:
+    people who ask know few of a passage's own words."""
     held_back: float = setting(0.1, above=0, below=1)
     """Share of the documents whose passages are asked for; training pairs are cut from all others."""
     questions: int = setting(500, unit="questions", least=1)
     """Pseudo-questions, at most."""
     rounds: int = setting(0, unit="pairs", least=0)
-    """Training pairs of each passage that is not held back, in train.jsonl; 0 = none, since dpr train cuts its own."""
+    """Training pairs of each passage that is not held back, in train.jsonl; 0 = none, since dpr train cuts
+    its own."""
 
 
 @dataclass
@@ -65,8 +67,9 @@ class SuspectSettings(ForwardSettings, requires="suspects"):
     """Which labels of training data look wrong, by BM25 and a model."""
 
     suspects: str | None = setting(None, path="output")
-    """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful first. Delete the lines that are
-    right after all; dpr prepare ... suspects=FILE drops or relabels the others."""
+    """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful
+    first. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops or relabels the
+    others."""
     most_suspects: int = setting(200, unit="labels", least=1)
     """How many are listed, at most."""
     overwrite: bool = False
@@ -94,7 +97,10 @@ class FolderSettings(Settings):
 
     def check_together(self, prefix: str) -> None:
         if self.overlap >= self.words:
-            raise ConfigError(f"{prefix}words={self.words} {prefix}overlap={self.overlap}: a passage repeats fewer words than it has")
+            raise ConfigError(
+                f"{prefix}words={self.words} {prefix}overlap={self.overlap}: a passage repeats fewer words"
+                " than it has"
+            )
 
 
 @dataclass
@@ -118,7 +124,9 @@ class ResourceConfig(Settings):
         if not self.url:
             raise ConfigError(f"{prefix}url is not set")
         if self.parts < 0 or (self.parts > 0) != ("{}" in self.url) or (self.parts and self.sha256):
-            raise ConfigError(f"{prefix}parts: parts and a {{}} in url belong together, and sha256 is for a single file")
+            raise ConfigError(
+                f"{prefix}parts: parts and a {{}} in url belong together, and sha256 is for a single file"
+            )
 
     def beside(self) -> list[str]:
         """``also`` as a list."""
@@ -132,7 +140,8 @@ class DownloadConfig(Settings):
     resource: Any = setting(None, operand="[KEY ...]")
     """Keys of ``resources``; the start of a key stands for all keys below it. Absent: the keys are listed."""
     output_dir: str = setting("downloads", requires="resource", path="folder")
-    """Folder to write; the parts of a key are folders in it, where the settings of data sets look for them."""
+    """Folder to write; the parts of a key are folders in it, where the settings of data sets look for
+    them."""
     resources: dict[str, Any] = field(default_factory=dict)
     """The catalogue: key -> url, parts, suffix, sha256, also, about."""
 

@@ -15,7 +15,8 @@ Span = tuple[int, int, str]
 class QuestionWords:
     """The words of a question, as BM25 counts them, and where a text has them.
 
-    A text that is cut into pieces is a list of strings in which every second one, from index 1 on, is a word of the question.
+    A text that is cut into pieces is a list of strings in which every second one, from index 1 on, is a word
+    of the question.
     """
 
     def __init__(self, question: str) -> None:
@@ -25,7 +26,8 @@ class QuestionWords:
             self._places.setdefault(word, (start, end))
 
     def in_common(self, *texts: str) -> list[str]:
-        """The words that any of the texts has, as the question writes them and in its order; those that overlap as one."""
+        """The words that any of the texts has, as the question writes them and in its order; those that
+        overlap as one."""
         there = {word for text in texts for _, _, word in self._spans(text)}
         common: list[tuple[int, int]] = []
         for start, end in (place for word, place in self._places.items() if word in there):
@@ -40,8 +42,9 @@ class QuestionWords:
         return _cut(text, self._spans(text), 0, len(text))
 
     def excerpt(self, text: str, limit: int) -> list[str]:
-        """The stretch of about ``limit`` characters with the most different words of the question, the first of several; where there is
-        none, the beginning. White space becomes single spaces, and dots stand for what is left out."""
+        """The stretch of about ``limit`` characters with the most different words of the question, the first
+        of several; where there is none, the beginning. White space becomes single spaces, and dots stand for
+        what is left out."""
         flat = " ".join(text[:_MOST_READ].split())
         spans = list(self._spans(flat))
         start, end = 0, len(flat)

@@ -83,8 +83,13 @@ class Hits(list[Hit]):
             ]
             title = f"<b>{html.escape(hit.title)}</b><br>" if hit.title else ""
             pieces = [html.escape(piece) for piece in words.excerpt(hit.text, _EXCERPT)]
-            text = "".join(f"<mark>{piece}</mark>" if index % 2 else piece for index, piece in enumerate(pieces))
-            rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + f"<td style='text-align:left'>{title}{text}</td>")
+            text = "".join(
+                f"<mark>{piece}</mark>" if index % 2 else piece for index, piece in enumerate(pieces)
+            )
+            rows.append(
+                "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+                + f"<td style='text-align:left'>{title}{text}</td>"
+            )
         head = "".join(f"<th>{name}</th>" for name in names)
         caption = f"<caption>{html.escape(self.question)}{'' if self else ': nothing found'}</caption>"
         return f"<table>{caption}<tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"

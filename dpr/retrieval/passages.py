@@ -13,7 +13,8 @@ from dpr.indexer.registry import Texts
 
 
 def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
-    """The passages with these ids; ids that no source has are left out. Reads small files at most once, up to the last passage wanted."""
+    """The passages with these ids; ids that no source has are left out. Reads small files at most once, up to
+    the last passage wanted."""
     wanted = set(ids)
     passages_by_id: dict[str, Passage] = {}
     for source in map(with_store, sources):
@@ -32,7 +33,9 @@ def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dic
     return passages_by_id
 
 
-def require_passages(sources: Sequence[PassageSource], ids: Collection[str], *, also: Collection[str] = ()) -> dict[str, Passage]:
+def require_passages(
+    sources: Sequence[PassageSource], ids: Collection[str], *, also: Collection[str] = ()
+) -> dict[str, Passage]:
     """As ``find_passages``, for ``ids``, which must all be there, and for ``also``, which need not.
 
     Raises:
@@ -50,13 +53,15 @@ def require_passages(sources: Sequence[PassageSource], ids: Collection[str], *, 
 
 
 def lexical_texts(sources: Sequence[PassageSource]) -> Texts:
-    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice, holds the bytes of the ids."""
+    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice,
+    holds the bytes of the ids."""
     ids = HeldIds(str(passage.id) for source in sources for passage in source.read())
     return Texts(ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read()))
 
 
 class PassageLookup:
-    """Looks passages up again and again: small corpora are held in memory, large ones are found on disk. Several threads may use it."""
+    """Looks passages up again and again: small corpora are held in memory, large ones are found on disk.
+    Several threads may use it."""
 
     def __init__(self, sources: Sequence[PassageSource], *, in_memory_bytes: int = LARGE_BYTES) -> None:
         self._sources = list(sources)

@@ -35,9 +35,11 @@ class Retriever(Protocol):
 class QuestionForm:
     """How questions of a set are presented to the model; DPR's options of a question set.
 
-    ``prefix``: a token put before the question, with a space between. ``query_prefix``: a text put between them as it is. ``suffix``:
-    appended unless the question ends with it. ``selector``: where the vector is read (a position, or the first occurrence of a token).
-    ``encoder_type``: the tower, ``question`` or ``ctx``. ``prompt``: name of the model's prompt for these questions.
+    ``prefix``: a token put before the question, with a space between. ``query_prefix``: a text put between
+    them as it is. ``suffix``: appended unless the question ends with it. ``selector``: where the vector is
+    read (a position, or the first occurrence of a token).
+    ``encoder_type``: the tower, ``question`` or ``ctx``. ``prompt``: name of the model's prompt for these
+    questions.
     """
 
     prefix: str | None = None
@@ -53,16 +55,20 @@ class QuestionForm:
         Raises:
             ConfigError: the prefix is another one, or the model has no prompt of that name.
         """
-        prefix = text.agreed_prefix(self.before_questions, text.question_prompt(self.prompt), key="query_prefix")
+        prefix = text.agreed_prefix(
+            self.before_questions, text.question_prompt(self.prompt), key="query_prefix"
+        )
         return self if prefix else replace(self, prefix=None, query_prefix=None)
 
     @property
     def before_questions(self) -> str | None:
-        """Token and text before each question, as one text; as ``DataSetSettings.before_questions`` puts them in training."""
+        """Token and text before each question, as one text; as ``DataSetSettings.before_questions`` puts them
+        in training."""
         return (f"{self.prefix} " if self.prefix else "") + (self.query_prefix or "") or None
 
     def text(self, question: str) -> str:
-        """The question as results show it: apostrophes normalised, with suffix, without what is put before it."""
+        """The question as results show it: apostrophes normalised, with suffix, without what is put before
+        it."""
         return decorate_question(question, suffix=self.suffix)
 
     def asked(self, question: str) -> str:
@@ -72,8 +78,12 @@ class QuestionForm:
 
 def question_batch(model: BiEncoder, questions: Sequence[str], form: QuestionForm) -> TokenBatch:
     """Tokens of questions; ``form`` has been agreed with the model."""
-    sequences = model.tensorizer.question_tokens(questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix)
-    return TokenBatch.from_lists(sequences, model.tensorizer.representation_positions(sequences, form.selector))
+    sequences = model.tensorizer.question_tokens(
+        questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix
+    )
+    return TokenBatch.from_lists(
+        sequences, model.tensorizer.representation_positions(sequences, form.selector)
+    )
 
 
 def encode_questions(
@@ -85,13 +95,16 @@ def encode_questions(
     batch_tokens: int = BATCH_TOKENS,
     seconds: defaultdict[str, float] | None = None,
 ) -> np.ndarray:
-    """Question vectors (Q, D) float32, in the order given; ``form`` has been agreed with the model. ``seconds`` are added to."""
+    """Question vectors (Q, D) float32, in the order given; ``form`` has been agreed with the model.
+    ``seconds`` are added to."""
     if not questions:
         return np.zeros((0, model.dimension), dtype=np.float32)
     start = time.perf_counter()
     tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
-    vectors = encode_tokens(model, tokens, encoder_type=form.encoder_type, batch_tokens=batch_tokens, batch_size=batch_size)
+    vectors = encode_tokens(
+        model, tokens, encoder_type=form.encoder_type, batch_tokens=batch_tokens, batch_size=batch_size
+    )
     if seconds is not None:
         seconds["tokenise"] += tokenised - start
         seconds["inference"] += time.perf_counter() - tokenised
@@ -102,9 +115,19 @@ class DenseRetriever:
     """A bi-encoder's question tower in front of an index of its passage vectors."""
 
     def __init__(
-        self, model: BiEncoder, index: Index, *, form: QuestionForm | None = None, batch_size: int = 128, batch_tokens: int = BATCH_TOKENS
+        self,
+        model: BiEncoder,
+        index: Index,
+        *,
+        form: QuestionForm | None = None,
+        batch_size: int = 128,
+        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
-        self.model, self.index, self.form = model, index, (form or QuestionForm()).agreed(model.tensorizer.text)
+        self.model, self.index, self.form = (
+            model,
+            index,
+            (form or QuestionForm()).agreed(model.tensorizer.text),
+        )
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Time spent in ``tokenise`` and ``inference``; whoever reads it may clear it."""
@@ -112,7 +135,12 @@ class DenseRetriever:
     def encode(self, questions: Sequence[str]) -> np.ndarray:
         """Question vectors (Q, D) float32, in the order given."""
         return encode_questions(
-            self.model, questions, self.form, batch_size=self.batch_size, batch_tokens=self.batch_tokens, seconds=self.seconds
+            self.model,
+            questions,
+            self.form,
+            batch_size=self.batch_size,
+            batch_tokens=self.batch_tokens,
+            seconds=self.seconds,
         )
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
@@ -120,7 +148,8 @@ class DenseRetriever:
 
 
 def warn_of_unknown_words(retriever: Any, questions: Sequence[str], source: str) -> None:
-    """Says where a model lacks many words of the questions, by the first ones; a lexical retriever lacks none."""
+    """Says where a model lacks many words of the questions, by the first ones; a lexical retriever lacks
+    none."""
     dense = getattr(retriever, "dense", retriever)
     if isinstance(dense, DenseRetriever):
         tokens = question_batch(dense.model, questions[:_LOOKED_AT], dense.form).tokens
@@ -139,7 +168,8 @@ class LexicalRetriever:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How two rankings become one. ``weight``: the dense side's share of a ``linear`` fusion; ``rrf`` has no weight.
+    """How two rankings become one. ``weight``: the dense side's share of a ``linear`` fusion; ``rrf`` has no
+    weight.
 
     ``depth``: passages taken from each side; at least as many as are asked for.
     """
@@ -170,8 +200,11 @@ class HybridRetriever:
         return self.fusion.fuse(*self.retrieve_sides(questions, k), k)
 
 
-def check_vectors_are_of(model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model", dimensions: int = 0) -> None:
-    """Raises InputError when the passage vectors were made by another model, by other settings of it, or for another similarity.
+def check_vectors_are_of(
+    model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model", dimensions: int = 0
+) -> None:
+    """Raises InputError when the passage vectors were made by another model, by other settings of it, or for
+    another similarity.
 
     The model's vectors are cut to the width of the passages', unless ``dimensions`` states one.
     """
@@ -195,4 +228,6 @@ def check_vectors_are_of(model: BiEncoder, shards: Sequence[VectorShard], *, mod
                 hint="embed the corpus with this model, or set model_file to the one they were made with",
             )
         if shard.metadata.get("similarity", "dot") != "dot":
-            raise InputError(f"vectors for similarity {shard.metadata['similarity']!r}", file=shard.path, expected="'dot'")
+            raise InputError(
+                f"vectors for similarity {shard.metadata['similarity']!r}", file=shard.path, expected="'dot'"
+            )

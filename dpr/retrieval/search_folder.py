@@ -1,4 +1,5 @@
-"""``search.json``: what a run folder needs to be searched by hand. Paths inside are relative to the folder, so that it can be moved."""
+"""``search.json``: what a run folder needs to be searched by hand. Paths inside are relative to the folder,
+so that it can be moved."""
 
 from __future__ import annotations
 
@@ -51,13 +52,16 @@ class SearchSettings:
     text: GivenTextSettings = field(default_factory=GivenTextSettings)
     """The prompts that were named for a model that states none."""
     fingerprints: list[str] = field(default_factory=list, compare=False)
-    """SHA-256 of the passages when ``search.json`` was written, in their order. Whoever knows it has had the file: see ``confined``."""
+    """SHA-256 of the passages when ``search.json`` was written, in their order. Whoever knows it has had the
+    file: see ``confined``."""
 
     def write(self, folder: Path) -> None:
         """Writes ``search.json`` into the folder."""
         relative = self._with_paths(lambda path: os.path.relpath(path, folder))
         value = asdict(relative) | {"schema": _SCHEMA}
-        value["fingerprints"] = [content_sha256(source.file) if source.file.is_file() else "" for source in self.passages]
+        value["fingerprints"] = [
+            content_sha256(source.file) if source.file.is_file() else "" for source in self.passages
+        ]
         for passage_source in value["passages"]:
             passage_source["file"] = str(passage_source["file"])
         write_json(folder / FILE, value, note={})
@@ -71,17 +75,30 @@ class SearchSettings:
         """
         file = folder / FILE
         if not file.is_file():
-            hint = "an unfinished dpr quickstart: rerun its command, which goes on; or " if (folder / "data" / "texts").is_dir() else ""
-            hint += f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and --model with --vectors"
+            hint = (
+                "an unfinished dpr quickstart: rerun its command, which goes on; or "
+                if (folder / "data" / "texts").is_dir()
+                else ""
+            )
+            hint += (
+                f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and"
+                " --model with --vectors"
+            )
             raise InputError(f"no {FILE}" if folder.is_dir() else "no such folder", file=folder, hint=hint)
         value = read_json(file)
         if not isinstance(value, dict) or value.pop("schema", None) != _SCHEMA:
             raise InputError("not search settings", file=file, expected=f"an object with schema {_SCHEMA}")
         if file.with_name(FILE + CHECKSUM).is_file() and (problems := verify_file(file)):
-            hint = f"run dpr retrieve ... search_folder={folder} again, or remove {FILE}{CHECKSUM} if you changed it yourself"
+            hint = (
+                f"run dpr retrieve ... search_folder={folder} again, or remove {FILE}{CHECKSUM} if you"
+                " changed it yourself"
+            )
             raise InputError("; ".join(problems), file=file, hint=hint)
         try:
-            passages = [_typed(PassageSource, item, f"passages[{index}].") for index, item in enumerate(_list(value, "passages"))]
+            passages = [
+                _typed(PassageSource, item, f"passages[{index}].")
+                for index, item in enumerate(_list(value, "passages"))
+            ]
             parts: dict[str, Any] = {"form": _typed(QuestionForm, value.get("form", {}), "form.")}
             parts["text"] = _typed(GivenTextSettings, value.get("text", {}), "text.")
             parts["text"].check("text.")
@@ -94,11 +111,12 @@ class SearchSettings:
             raise InputError(f"not search settings: {error}", file=file, hint=retired.FILES) from None
 
     def confined(self, folder: Path) -> SearchSettings:
-        """The settings as a folder from anybody may state them: nothing is written outside of it, and no text outside of it is shown but
-        what its writer has had, too.
+        """The settings as a folder from anybody may state them: nothing is written outside of it, and no text
+        outside of it is shown but what its writer has had, too.
 
         Raises:
-            InputError: passages outside of the folder are missing, or others than when ``search.json`` was written.
+            InputError: passages outside of the folder are missing, or others than when ``search.json`` was
+            written.
         """
         for source, stated in zip_longest(self.passages, self.fingerprints[: len(self.passages)]):
             if not leads_inside(folder, source.file) and content_sha256(source.file) != stated:
@@ -108,8 +126,16 @@ class SearchSettings:
         built: dict[str, Any] = {}
         for key in ("index_path", "bm25_index_path"):
             index = getattr(self, key)
-            if index is not None and not leads_inside(folder, Path(index)) and not Path(index, MANIFEST).is_file():
-                logger.warning("%s names an index outside of the folder that is not there; it is built in memory: %s", folder / FILE, index)
+            if (
+                index is not None
+                and not leads_inside(folder, Path(index))
+                and not Path(index, MANIFEST).is_file()
+            ):
+                logger.warning(
+                    "%s names an index outside of the folder that is not there; it is built in memory: %s",
+                    folder / FILE,
+                    index,
+                )
                 built[key] = None
         return replace(self, **built)
 

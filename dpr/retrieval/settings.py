@@ -1,4 +1,5 @@
-"""Settings of ``dpr retrieve`` / ``dense_retriever.py``, and of ``dpr tune-index``. Key names are DPR's where DPR has the setting."""
+"""Settings of ``dpr retrieve`` / ``dense_retriever.py``, and of ``dpr tune-index``. Key names are DPR's where
+DPR has the setting."""
 
 from __future__ import annotations
 
@@ -9,11 +10,28 @@ from dpr.core.compute_settings import ClusterSettings, CudaSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
-from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettings, SmallSettings, require_known
+from dpr.indexer.settings import (
+    KINDS,
+    Bm25Settings,
+    ExactSettings,
+    GraphSettings,
+    SmallSettings,
+    require_known,
+)
 
 SEARCH_MODES = ("dense", "bm25", "hybrid")
 """How one question is searched: by vectors, by words, or by both."""
-_OF_RESULTS = ("out_file", "trec_run_file", "metrics_file", "search_folder", "qrels", "hybrid", "tune_hybrid_weight", "n_docs", "match")
+_OF_RESULTS = (
+    "out_file",
+    "trec_run_file",
+    "metrics_file",
+    "search_folder",
+    "qrels",
+    "hybrid",
+    "tune_hybrid_weight",
+    "n_docs",
+    "match",
+)
 
 
 @dataclass
@@ -21,9 +39,10 @@ class _IndexKind(Settings):
     """How passages are searched."""
 
     kind: str = "exact"
-    """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a number, fast, mapped from
-    disk), small (one bit a number, scored again from the vectors); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words, no model); or
-    a user-defined subclass of dpr.indexer.registry.Index, module:Class."""
+    """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
+    number, fast, mapped from disk), small (one bit a number, scored again from the vectors); flat, hnsw,
+    hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
+    dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = setting(dict, requires="kind=module:Class")
     """Settings of a user-defined class."""
 
@@ -56,15 +75,18 @@ class QuestionSetConfig(Settings):
     id_attr: str = "id"
     """Key of the id."""
     prompt: str | None = None
-    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent = encoder.query_prompt."""
+    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent =
+    encoder.query_prompt."""
     special_query_token: str | None = None
     """Put before every question, with a space between."""
     query_prefix: str | None = None
-    """Put before every question as it is; must be as in training ("query: "). After special_query_token, if there is one."""
+    """Put before every question as it is; must be as in training ("query: "). After special_query_token, if
+    there is one."""
     query_special_suffix: str | None = None
     """Appended to questions that do not end with it."""
     selector: int | str | None = setting(None, least=0)
-    """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""
+    """Where the question vector is read: absent = first token; an integer = that position; a string = first
+    occurrence of that token."""
     data_range_start: int = -1
     """First question to take, counted from 0; negative = all."""
     data_size: int = -1
@@ -84,54 +106,72 @@ class RetrievalConfig(CudaSettings):
     ctx_datatsets: Any = setting(None, path="input")
     """DPR's spelling of ctx_datasets."""
     encoded_ctx_files: Any = setting(None, excludes="indexer.kind=bm25", path="input")
-    """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the
-    original DPR are read too."""
+    """Vectors of the passages: folders, globs, or a list of them, e.g.
+    encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the original DPR are read too."""
     model_file: str | None = setting(None, excludes="indexer.kind=bm25", path="input")
-    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
-    the original DPR."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
+    folder, or a checkpoint file of the original DPR."""
     dimensions: int = setting(0, unit="dimensions", least=0, excludes="indexer.kind=bm25")
-    """Cut vectors of questions to their first so many numbers; those of the passages must be of the same width. 0 = as the passages are."""
+    """Cut vectors of questions to their first so many numbers; those of the passages must be of the same
+    width. 0 = as the passages are."""
     out_file: str | None = setting(None, path="output")
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
     out_texts: bool = setting(True, requires="out_file")
-    """Write title and text of every hit to out_file; without them it takes about a tenth of the space and needs no corpus."""
+    """Write title and text of every hit to out_file; without them it takes about a tenth of the space and
+    needs no corpus."""
     trec_run_file: str | None = setting(None, path="output")
     """TREC run file to write."""
     metrics_file: str | None = setting(None, path="output")
-    """JSON file for the metrics, the ranks of right passages and, where the texts are given, ten example questions."""
+    """JSON file for the metrics, the ranks of right passages and, where the texts are given, ten example
+    questions."""
     search_folder: str | None = setting(None, path="folder")
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels", "none"))
-    """string or regex (an answer in the text, DPR's rules), qrels, none; auto = qrels where given, string where there are answers."""
+    """string or regex (an answer in the text, DPR's rules), qrels, none; auto = qrels where given, string
+    where there are answers."""
     qrels: str | None = setting(None, path="input")
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
     skip_same_id: bool = False
-    """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus (ArguAna, Quora)."""
+    """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus
+    (ArguAna, Quora)."""
     batch_size: int = setting(128, unit="questions", least=1, excludes="indexer.kind=bm25")
     """Questions encoded at a time."""
     validation_workers: int = setting(
-        1, unit="processes", least=1, requires=("qrels=null", "match=string|regex"), excludes="match=none|qrels"
+        1,
+        unit="processes",
+        least=1,
+        requires=("qrels=null", "match=string|regex"),
+        excludes="match=none|qrels",
     )
     """Processes that match answers."""
-    encoder_path: str | None = setting(None, choices=("question_model", "ctx_model"), excludes="indexer.kind=bm25")
+    encoder_path: str | None = setting(
+        None, choices=("question_model", "ctx_model"), excludes="indexer.kind=bm25"
+    )
     """Tower that encodes the questions: question_model (when absent) or ctx_model."""
     index_path: str | None = setting(None, excludes="indexer.kind=exact|bm25", path="folder")
     """Folder of a faiss index: loaded when it is there, else built and saved."""
-    bm25_index_path: str | None = setting(None, requires=("indexer.kind=bm25", "hybrid=linear|rrf"), path="folder")
+    bm25_index_path: str | None = setting(
+        None, requires=("indexer.kind=bm25", "hybrid=linear|rrf"), path="folder"
+    )
     """Folder of a BM25 index: loaded when it is there, else built and saved."""
     hybrid: str = setting("none", choices=("none", "linear", "rrf"))
-    """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking with BM25's."""
-    hybrid_weight: float | None = setting(None, least=0, most=1, requires="hybrid=linear", excludes="tune_hybrid_weight")
-    """Share of the dense side in hybrid=linear, 0 to 1. Absent = 0.4, with which a poor dense side costs little and a good one gains; a
-    model ahead of BM25 takes 0.5 to 0.6, and tune_hybrid_weight on a dev set finds its own."""
+    """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking
+    with BM25's."""
+    hybrid_weight: float | None = setting(
+        None, least=0, most=1, requires="hybrid=linear", excludes="tune_hybrid_weight"
+    )
+    """Share of the dense side in hybrid=linear, 0 to 1. Absent = 0.4, with which a poor dense side costs
+    little and a good one gains; a model ahead of BM25 takes 0.5 to 0.6, and tune_hybrid_weight on a dev set
+    finds its own."""
     hybrid_normalisation: str = setting("minmax", choices=("minmax", "zscore"), requires="hybrid=linear")
     """minmax or zscore, per question."""
     hybrid_depth: int = setting(100, unit="passages", least=1, requires="hybrid=linear|rrf")
     """Passages taken from each side; n_docs where that is larger."""
     tune_hybrid_weight: bool = setting(False, requires="hybrid=linear")
-    """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file says which it was."""
+    """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file
+    says which it was."""
     tune_metric: str = setting("mrr@10", requires="tune_hybrid_weight")
     """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, excludes="indexer.kind=bm25")
@@ -144,7 +184,9 @@ class RetrievalConfig(CudaSettings):
 
     def passage_names(self) -> list[str]:
         """``ctx_datasets`` as a list."""
-        return _names("ctx_datasets", self.ctx_datasets if self.ctx_datasets is not None else self.ctx_datatsets)
+        return _names(
+            "ctx_datasets", self.ctx_datasets if self.ctx_datasets is not None else self.ctx_datatsets
+        )
 
     def vector_patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""
@@ -165,30 +207,47 @@ class RetrievalConfig(CudaSettings):
                 raise ConfigError(f"{message}; hybrid adds BM25 to a dense indexer, e.g. indexer=exact")
         elif kind in KINDS:  # a user-defined class says itself what it reads
             if not self.model_file:
-                raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25")
+                raise ConfigError(
+                    "model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25"
+                )
             if not self.vector_patterns() and (KINDS[kind].needs_vectors or not self.index_path):
-                raise ConfigError("encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]")
+                raise ConfigError(
+                    "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
+                )
         if self.cluster.kind != "none":
             self._check_cluster()
-        needs_texts = self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
+        needs_texts = (
+            self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
+        )
         if needs_texts and not self.passage_names():
             message = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
             raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")
 
     def _check_cluster(self) -> None:
         if self.indexer.kind != "exact":
-            raise ConfigError(f"cluster=ray searches exactly; indexer={self.indexer.kind} and cluster=ray are mutually exclusive")
+            raise ConfigError(
+                f"cluster=ray searches exactly; indexer={self.indexer.kind} and cluster=ray are mutually"
+                " exclusive"
+            )
         if not (self.out_file or self.trec_run_file or self.metrics_file):
             message = "a cluster exchanges files beside the output"
-            raise ConfigError(f"{message}; set out_file, trec_run_file or metrics_file, e.g. trec_run_file=runs/first/run.trec")
+            raise ConfigError(
+                f"{message}; set out_file, trec_run_file or metrics_file, e.g."
+                " trec_run_file=runs/first/run.trec"
+            )
 
     def _check_judging(self) -> None:
         if self.match == "qrels" and not self.qrels:
             raise ConfigError("match=qrels needs qrels=<file>")
         if self.match == "none" and self.qrels:
-            raise ConfigError(f"match=none and qrels={self.qrels} are mutually exclusive; leave one of them out")
+            raise ConfigError(
+                f"match=none and qrels={self.qrels} are mutually exclusive; leave one of them out"
+            )
         if self.match in ("string", "regex") and not self.passage_names():
-            raise ConfigError(f"match={self.match} looks for answers in texts, so set ctx_datasets=[<corpus>], or match=none")
+            raise ConfigError(
+                f"match={self.match} looks for answers in texts, so set ctx_datasets=[<corpus>], or"
+                " match=none"
+            )
         if self.tune_hybrid_weight and self.match == "none":
             raise ConfigError("tune_hybrid_weight=true needs answers or qrels to compare by, not match=none")
 
@@ -206,27 +265,37 @@ class TunedIndexerConfig(IndexerConfig):
     """The index that is measured."""
 
     target_recall: float = setting(0.95, above=0, most=1)
-    """Recall@100 that the breadth must reach that is printed; an index that is built learns it too (probes=0)."""
+    """Recall@100 that the breadth must reach that is printed; an index that is built learns it too
+    (probes=0)."""
 
 
 @dataclass
 class TuneIndexConfig(RetrievalConfig):
-    """Measures the recall of an index, and the time of its search, at each breadth; builds the index where there is none."""
+    """Measures the recall of an index, and the time of its search, at each breadth; builds the index where
+    there is none."""
 
     num_questions: int = setting(400, unit="questions", least=2)
-    """Questions that are searched, taken evenly from qa_dataset: one half to choose by, the other to measure on."""
+    """Questions that are searched, taken evenly from qa_dataset: one half to choose by, the other to measure
+    on."""
     indexer: TunedIndexerConfig = setting(TunedIndexerConfig)
     curve_file: str | None = setting(None, path="output")
-    """SVG file to write, the curve as a picture, e.g. runs/first/index.svg; the numbers go to a JSON file beside it."""
+    """SVG file to write, the curve as a picture, e.g. runs/first/index.svg; the numbers go to a JSON file
+    beside it."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         usual = {item.name: item.default for item in fields(RetrievalConfig)}
         for name in _OF_RESULTS:
             if (value := getattr(self, name)) != usual[name]:
-                raise ConfigError(f"{name}={value} is not for tune-index, which compares the first 10 and 100 passages with exact search")
+                raise ConfigError(
+                    f"{name}={value} is not for tune-index, which compares the first 10 and 100 passages with"
+                    " exact search"
+                )
         others = [kind for kind, made in KINDS.items() if not made.is_exact]
         if self.indexer.kind in KINDS and self.indexer.kind not in others:
-            raise ConfigError(f"indexer={self.indexer.kind} is exact: there is nothing to tune; choose one of {', '.join(others)}")
+            raise ConfigError(
+                f"indexer={self.indexer.kind} is exact: there is nothing to tune; choose one of"
+                f" {', '.join(others)}"
+            )
         if self.curve_file and not self.curve_file.endswith(".svg"):
             raise ConfigError(f"curve_file={self.curve_file} is not a picture; end it with .svg")

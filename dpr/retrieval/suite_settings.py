@@ -29,21 +29,25 @@ class SuiteSetConfig(Settings):
     qrels: str | None = setting(None, path="input")
     """Judgements, in place of the folder's: BEIR's TSV or TREC's four columns."""
     file: str | None = setting(None, path="input")
-    """In place of these: a file in any format of training data, or a pattern that one file matches. Its passages are the corpus."""
+    """In place of these: a file in any format of training data, or a pattern that one file matches. Its
+    passages are the corpus."""
     columns: dict[str, str] = field(default_factory=dict)
     """Names of the file's columns by role: question, positive, negative, title, answers, label."""
     source: str | None = None
-    """Where it is published and under which licence. A set that is not there is then left out with a warning that says so."""
+    """Where it is published and under which licence. A set that is not there is then left out with a warning
+    that says so."""
     split: str | None = None
     """Which qrels/<split>.tsv of the folder; absent = the setting split."""
     prompt: str | None = None
-    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent = encoder.query_prompt."""
+    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent =
+    encoder.query_prompt."""
     query_prefix: str | None = None
     """Put before every question as it is, for a model that stores no prompts."""
     passage_prefix: str | None = None
     """Put before every passage as it is, for a model that stores no prompts."""
     skip_same_id: bool = False
-    """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus (ArguAna, Quora)."""
+    """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus
+    (ArguAna, Quora)."""
 
 
 @dataclass
@@ -51,29 +55,33 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     """How the test sets of a suite are evaluated."""
 
     model_file: str | None = setting(None, requires="systems=dense|hybrid", path="input")
-    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
-    the original DPR."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
+    folder, or a checkpoint file of the original DPR."""
     output_dir: str | None = setting(None, path="folder")
-    """Where results.json, results.html and a folder for each test set are written. The same command again keeps sets that are complete."""
+    """Where results.json, results.html and a folder for each test set are written. The same command again
+    keeps sets that are complete."""
     systems: list[str] = setting(lambda: list(SYSTEMS), choices=(*SYSTEMS, STATIC))
-    """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores), and static: an untrained static encoder with the
-    corpus's own vocabulary. A suite of suites has static too, and without a model leaves out what needs one."""
+    """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores), and static: an untrained
+    static encoder with the corpus's own vocabulary. A suite of suites has static too, and without a model
+    leaves out what needs one."""
     split: str = "test"
     """Which qrels/<split>.tsv of a folder."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
     dimensions: int = setting(0, unit="dimensions", least=0, requires="systems=dense|hybrid")
-    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
+    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
+    has them."""
     hybrid_weight: float | None = setting(None, least=0, most=1, requires="systems=hybrid")
-    """Share of the dense side in the hybrid, 0 to 1, one that was not chosen on these test sets; absent = that of the run's search.json,
-    else 0.4."""
+    """Share of the dense side in the hybrid, 0 to 1, one that was not chosen on these test sets; absent =
+    that of the run's search.json, else 0.4."""
     trec_runs: bool = True
     """Write each ranking as a TREC run beside TREC judgements, for trec_eval and other programs."""
     cache_dir: str | None = setting(None, path="folder")
-    """Folder for vectors and BM25 indexes, used again by every evaluation of the same model or corpus that names it; absent =
-    output_dir/cache."""
+    """Folder for vectors and BM25 indexes, used again by every evaluation of the same model or corpus that
+    names it; absent = output_dir/cache."""
     overwrite: bool = False
-    """Replace results of a test set that were made of something else: another model, changed data, other settings."""
+    """Replace results of a test set that were made of something else: another model, changed data, other
+    settings."""
     batch_size: int = setting(128, unit="questions", least=1, requires="systems=dense|hybrid|static")
     """Questions encoded at a time."""
     batch_tokens: int = setting(0, unit="tokens", least=0, requires="systems=dense|hybrid|static")
@@ -85,22 +93,27 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
 
 @dataclass
 class EvaluateConfig(SuiteSettings):
-    """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any program."""
+    """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any
+    program."""
 
     run: str | None = setting(None, path="input")
-    """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless output_dir is set."""
+    """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless
+    output_dir is set."""
     set: str | None = setting(None, path="input")
-    """Short for suite: a folder or a file to evaluate on. Corpus, questions and judgements are found in it."""
+    """Short for suite: a folder or a file to evaluate on. Corpus, questions and judgements are found in
+    it."""
     suite: str | None = setting(None, path="input")
-    """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and splits, or retrieval tasks of mteb
-    whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr prepare-folder, or a file in any format of training data, whose
-    passages are then the corpus. Or the name of one of suites, such as known."""
+    """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and
+    splits, or retrieval tasks of mteb whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr
+    prepare-folder, or a file in any format of training data, whose passages are then the corpus. Or the name
+    of one of suites, such as known."""
     data: str | None = setting(None, requires=("suite", "set"), path="input")
     """Folder that a suite's relative paths are taken from; absent = that of its YAML."""
     suites: dict[str, Any] = field(default_factory=dict)
     """The catalogue: name -> the sets of a suite, as a YAML lists them."""
     run_file: str | None = setting(None, path="input")
-    """In place of suite: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics of trec_eval."""
+    """In place of suite: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics
+    of trec_eval."""
     qrels: str | None = setting(None, requires="run_file", path="input")
     """Judgements of run_file: BEIR's TSV or TREC's four columns."""
     metrics_file: str | None = setting(None, requires="run_file", path="output")
@@ -112,11 +125,20 @@ class EvaluateConfig(SuiteSettings):
                 raise ConfigError("set is short for suite; leave one of them out")
             self.suite = self.set
         if (self.suite is None) == (self.run_file is None):
-            found = "neither set nor run_file is set" if self.suite is None else "set (suite) and run_file are mutually exclusive"
-            raise ConfigError(f"{found}; e.g. run=runs/first set=data/scifact, or run_file=bm25.run qrels=qrels.txt")
+            found = (
+                "neither set nor run_file is set"
+                if self.suite is None
+                else "set (suite) and run_file are mutually exclusive"
+            )
+            raise ConfigError(
+                f"{found}; e.g. run=runs/first set=data/scifact, or run_file=bm25.run qrels=qrels.txt"
+            )
         if self.run is not None:
             if self.run_file is not None:
-                raise ConfigError("run and run_file are mutually exclusive; run is a folder that was trained, run_file a TREC run")
+                raise ConfigError(
+                    "run and run_file are mutually exclusive; run is a folder that was trained, run_file a"
+                    " TREC run"
+                )
             self.model_file = self.model_file or (self.run if self.needs_model else None)
             self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
         if self.suite in self.suites and (self.data is not None or not Path(self.suite).exists()):
@@ -128,7 +150,9 @@ class EvaluateConfig(SuiteSettings):
             return
         require_set(self, {"output_dir": "runs/first/suite", "systems": "[bm25,dense]"})
         if self.needs_model and not self.model_file:
-            raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use systems=[bm25,static]")
+            raise ConfigError(
+                "model_file is not set, e.g. model_file=runs/first; without a model use systems=[bm25,static]"
+            )
         if len(set(self.systems)) != len(self.systems):
             raise ConfigError(f"systems={self.systems} names one twice")
 

@@ -1,4 +1,5 @@
-"""A suite of test sets -> files and options of each: a BEIR folder, a folder of them, a YAML list, or a file of training data."""
+"""A suite of test sets -> files and options of each: a BEIR folder, a folder of them, a YAML list, or a file
+of training data."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ logger = get_logger(__name__)
 
 CACHE = "cache"
 """Folder of vectors and indexes beside those of the test sets."""
-_SUFFIXES = {"corpus": (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet"), "queries": (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")}
+_SUFFIXES = {
+    "corpus": (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet"),
+    "queries": (".jsonl", ".jsonl.gz", ".csv", ".csv.gz"),
+}
 _QRELS = (".tsv", ".tsv.gz", ".txt", ".qrels")
 _ASKED = "each question once"
 _EXPECTED = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
@@ -36,7 +40,8 @@ _EXPECTED = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 
 @dataclass(frozen=True, slots=True)
 class TestSet:
-    """A test set: ``name`` is unique in its suite, the files exist. Without ``qrels``, a text that has an answer in it is right."""
+    """A test set: ``name`` is unique in its suite, the files exist. Without ``qrels``, a text that has an
+    answer in it is right."""
 
     __test__ = False  # not a class of tests, whatever its name
 
@@ -48,10 +53,16 @@ class TestSet:
 
 
 def read_suite(
-    path: str | Path, *, split: str = "test", cache: Path | None = None, data: str | None = None, suites: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    split: str = "test",
+    cache: Path | None = None,
+    data: str | None = None,
+    suites: Mapping[str, Any] | None = None,
 ) -> list[TestSet]:
-    """The test sets that ``path`` stands for, by name for a folder of folders, else in the order of the YAML, or of the suite of that name
-    in ``suites``, whose files are in ``data``. What a file of training data holds is written into ``cache``: its passages are the corpus.
+    """The test sets that ``path`` stands for, by name for a folder of folders, else in the order of the YAML,
+    or of the suite of that name in ``suites``, whose files are in ``data``. What a file of training data
+    holds is written into ``cache``: its passages are the corpus.
 
     Raises:
         InputError: there is none, or one has no corpus, questions or judgements.
@@ -68,18 +79,33 @@ def read_suite(
         entries = value.get("sets") if isinstance(value, Mapping) and value.keys() == {"sets"} else None
         return _listed(entries, suite, base, split, cache)
     if data is not None:
-        raise ConfigError(f"data={data} is for a YAML or a named suite ({', '.join(suites or {}) or 'none is known'}), not for {path}")
+        raise ConfigError(
+            f"data={data} is for a YAML or a named suite ({', '.join(suites or {}) or 'none is known'}), not"
+            f" for {path}"
+        )
     if suite.is_file():
         return [_of_training_data(suite, cache)]
     if not suite.is_dir():
-        raise InputError("no such file or folder", file=path, expected="a folder in BEIR's layout, a folder of these, or a YAML")
+        raise InputError(
+            "no such file or folder",
+            file=path,
+            expected="a folder in BEIR's layout, a folder of these, or a YAML",
+        )
     if _is_set(suite, split):
-        return [_test_set(as_text(suite.resolve().name), SuiteSetConfig(folder=str(suite)), suite, split, Path(), cache)]
+        return [
+            _test_set(
+                as_text(suite.resolve().name), SuiteSetConfig(folder=str(suite)), suite, split, Path(), cache
+            )
+        ]
     folders = [folder for folder in sorted(suite.iterdir()) if folder.is_dir()]
     of = [(folder, SuiteSetConfig(folder=str(folder))) for folder in folders if _is_set(folder, split)]
-    test_sets = [_test_set(as_text(folder.name), options, folder, split, Path(), cache) for folder, options in of]
+    test_sets = [
+        _test_set(as_text(folder.name), options, folder, split, Path(), cache) for folder, options in of
+    ]
     if not test_sets:
-        raise InputError("holds no test set", file=suite, expected=f"{_EXPECTED}, in the folder or in folders in it")
+        raise InputError(
+            "holds no test set", file=suite, expected=f"{_EXPECTED}, in the folder or in folders in it"
+        )
     if others := [folder.name for folder in folders if not _is_set(folder, split)]:
         logger.info("%s: no test sets in %s", suite, ", ".join(others))
     return test_sets
@@ -95,7 +121,11 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
                 raise InputError(found, file=file, hint="write sets as a mapping, name: folder")
         entries = by_name
     if not isinstance(entries, Mapping) or not entries:
-        raise InputError("no sets", file=file, expected="sets: {name: folder, ...}, or name: {folder: ..., split: ..., query_prefix: ...}")
+        raise InputError(
+            "no sets",
+            file=file,
+            expected="sets: {name: folder, ...}, or name: {folder: ..., split: ..., query_prefix: ...}",
+        )
     known = [item.name for item in fields(SuiteSetConfig)]
     test_sets = []
     for name, entry in entries.items():
@@ -106,21 +136,33 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
             raise InputError(f"sets.{name} is not a folder or a set of options", file=file)
         for option in given:
             if option not in known:
-                raise ConfigError(f"{file}: unknown option sets.{name}.{option}{suggestion(str(option), known)}")
+                raise ConfigError(
+                    f"{file}: unknown option sets.{name}.{option}{suggestion(str(option), known)}"
+                )
         options = SuiteSetConfig(**{str(option): item for option, item in given.items() if item is not None})
         options.check(f"sets.{name}.")
-        if options.source and not matching_paths(base / str(options.file or options.folder or options.corpus)):
+        if options.source and not matching_paths(
+            base / str(options.file or options.folder or options.corpus)
+        ):
             logger.warning("%s is left out: not in %s; it is %s", name, base, options.source)
             continue
         test_sets.append(_test_set(name, options, file, split, base, cache))
     if not test_sets:
-        raise InputError(f"holds none of the sets {', '.join(entries)}", file=base, expected="some, as in docs/collections.md")
+        raise InputError(
+            f"holds none of the sets {', '.join(entries)}",
+            file=base,
+            expected="some, as in docs/collections.md",
+        )
     return test_sets
 
 
-def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str, base: Path, cache: Path) -> TestSet:
+def _test_set(
+    name: str, options: SuiteSetConfig, source: Path, split: str, base: Path, cache: Path
+) -> TestSet:
     if name in (CACHE, "mean"):
-        raise InputError(f"a test set cannot be called {name}, which stands for something else in the results", file=source)
+        raise InputError(
+            f"a test set cannot be called {name}, which stands for something else in the results", file=source
+        )
     if options.file is not None:
         matches = matching_paths(base / options.file)
         if len(matches) != 1:
@@ -135,7 +177,12 @@ def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str, base
         given = getattr(options, part)
         files[part] = base / given if given else _in_folder(folder, part, options.split or split)
         has_others = folder is not None and any(folder.glob("*qrels*"))
-        if part == "qrels" and not given and not has_others and any(question.answers for question in read_questions(files["queries"])):
+        if (
+            part == "qrels"
+            and not given
+            and not has_others
+            and any(question.answers for question in read_questions(files["queries"]))
+        ):
             files[part] = None
             continue
         if files[part] is None or not files[part].is_file():
@@ -145,15 +192,28 @@ def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str, base
     return TestSet(name, **files, options=options)
 
 
-def _of_training_data(file: Path, cache: Path, name: str = "", options: SuiteSetConfig | None = None) -> TestSet:
-    """A test set of a file that lists right and wrong passages for each question; one passage of the corpus for each different text.
-    A question of several rows is asked once."""
+def _of_training_data(
+    file: Path, cache: Path, name: str = "", options: SuiteSetConfig | None = None
+) -> TestSet:
+    """A test set of a file that lists right and wrong passages for each question; one passage of the corpus
+    for each different text. A question of several rows is asked once."""
     options = options or SuiteSetConfig()
     if not options.columns and not look_at(file).is_training_data:
-        hint = "put questions with answers into a folder as queries.jsonl or queries.csv, beside corpus.jsonl or corpus.tsv"
-        raise InputError("is no test set", file=file, expected=f"a folder with {_EXPECTED}, a .yaml, or a file of training data", hint=hint)
+        hint = (
+            "put questions with answers into a folder as queries.jsonl or queries.csv, beside corpus.jsonl or"
+            " corpus.tsv"
+        )
+        raise InputError(
+            "is no test set",
+            file=file,
+            expected=f"a folder with {_EXPECTED}, a .yaml, or a file of training data",
+            hint=hint,
+        )
     name = name or file.name.removesuffix(".gz").partition(".")[0]
-    folder = cache / f"{name}-{text_sha256(json.dumps([content_sha256(file), sorted(options.columns.items()), _ASKED]))[:16]}"
+    folder = (
+        cache
+        / f"{name}-{text_sha256(json.dumps([content_sha256(file), sorted(options.columns.items()), _ASKED]))[:16]}"
+    )
     if not (folder / MANIFEST).is_file():
         passages: dict[str, Passage] = {}
         questions: dict[str, Question] = {}
@@ -161,7 +221,9 @@ def _of_training_data(file: Path, cache: Path, name: str = "", options: SuiteSet
         samples = open_training_set(file, name=name, columns=options.columns)
         for number in range(len(samples)):
             sample = samples[number]
-            asked = questions.setdefault(sample.question, Question(sample.question, f"q{number}", sample.answers))
+            asked = questions.setdefault(
+                sample.question, Question(sample.question, f"q{number}", sample.answers)
+            )
             for rank, listed in enumerate((sample.positives, sample.hard_negatives, sample.other_negatives)):
                 for passage in listed:
                     key = text_sha256(json.dumps([passage.title, passage.text]))[:24]
@@ -173,13 +235,21 @@ def _of_training_data(file: Path, cache: Path, name: str = "", options: SuiteSet
             write_passages(target / "corpus.jsonl", passages.values())
             write_questions(target / "queries.jsonl", questions.values())
             write_qrels(target / "qrels" / "test.tsv", qrels)
-        logger.info("%s: its %d passages are the corpus; figures of a larger one are lower", file, len(passages))
-    parts = {"corpus": folder / "corpus.jsonl", "queries": folder / "queries.jsonl", "qrels": folder / "qrels" / "test.tsv"}
+        logger.info(
+            "%s: its %d passages are the corpus; figures of a larger one are lower", file, len(passages)
+        )
+    parts = {
+        "corpus": folder / "corpus.jsonl",
+        "queries": folder / "queries.jsonl",
+        "qrels": folder / "qrels" / "test.tsv",
+    }
     return TestSet(name, **parts, options=options)
 
 
 def _is_set(folder: Path, split: str) -> bool:
-    return _in_folder(folder, "queries", split) is not None and _in_folder(folder, "corpus", split) is not None
+    return (
+        _in_folder(folder, "queries", split) is not None and _in_folder(folder, "corpus", split) is not None
+    )
 
 
 def _in_folder(folder: Path | None, part: str, split: str) -> Path | None:
@@ -189,7 +259,9 @@ def _in_folder(folder: Path | None, part: str, split: str) -> Path | None:
         names = [*(f"qrels/{split}{suffix}" for suffix in _QRELS), f"{split}_qrels.tsv"]
     else:  # those of dpr prepare-folder hide the words of held-out questions in a corpus of its own
         names = [part + suffix for suffix in _SUFFIXES[part]]
-        names = ["evaluation_corpus.jsonl", *names] if part == "corpus" else [*names, f"{split}_questions.jsonl"]
+        names = (
+            ["evaluation_corpus.jsonl", *names] if part == "corpus" else [*names, f"{split}_questions.jsonl"]
+        )
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
@@ -197,5 +269,7 @@ def _splits(folder: Path | None, part: str) -> str:
     """What a folder without the split has instead."""
     if folder is None or part != "qrels":
         return ""
-    names = sorted({file.name.removesuffix(".gz").rpartition(".")[0] for file in (folder / "qrels").glob("*")})
+    names = sorted(
+        {file.name.removesuffix(".gz").rpartition(".")[0] for file in (folder / "qrels").glob("*")}
+    )
     return f"; it has the splits {', '.join(names)}, choose with split=NAME" if names else ""

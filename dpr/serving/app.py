@@ -1,4 +1,5 @@
-"""The service's addresses, and the bodies of requests. What searches is behind ``Service``; what is refused before, in ``Guard``."""
+"""The service's addresses, and the bodies of requests. What searches is behind ``Service``; what is refused
+before, in ``Guard``."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Filter(BaseModel):
 
     ids: list[Text] | None = Field(None, min_length=1, max_length=10_000, description="Only these passages.")
     metadata: dict[Text, Value | list[Value]] | None = Field(
-        None, min_length=1, description="Only passages whose fields have these values, or one of a list of them."
+        None,
+        min_length=1,
+        description="Only passages whose fields have these values, or one of a list of them.",
     )
 
     @model_validator(mode="after")
@@ -68,7 +71,9 @@ class SearchBody(BaseModel):
     k: int = Field(10, ge=1, description="Passages per question.")
     filter: Filter | None = None
     texts: bool = Field(True, description="Give title and text of each passage.")
-    explain: bool = Field(False, description="Give the part of the text around the question's words, and these words.")
+    explain: bool = Field(
+        False, description="Give the part of the text around the question's words, and these words."
+    )
 
 
 class RetrieveBody(BaseModel):
@@ -84,7 +89,10 @@ class RetrieveBody(BaseModel):
 
 def _only_texts(value: Any) -> Any:
     if isinstance(value, list) and any(not isinstance(item, str) for item in value):
-        raise ValueError("holds something else than texts; token numbers are those of one tokenizer, so send the texts themselves")
+        raise ValueError(
+            "holds something else than texts; token numbers are those of one tokenizer, so send the texts"
+            " themselves"
+        )
     return [value] if isinstance(value, str) else value
 
 
@@ -100,7 +108,9 @@ class EmbeddingsBody(BaseModel):
     model: Text | None = Field(None, description="A name of /info; absent = the first.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="The first so many numbers; absent = all.")
-    input_type: Text | None = Field(None, description="query, passage, or the name of one of the model's prompts.")
+    input_type: Text | None = Field(
+        None, description="query, passage, or the name of one of the model's prompts."
+    )
 
 
 class EmbedBody(BaseModel):
@@ -205,7 +215,11 @@ def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> No
     async def ask(value: dict[str, Any], questions: list[str], k: int) -> Response:
         _check_limits(settings, questions, k, may_be_empty=value["do"] == "retrieve")
         if value.get("explain") and len(questions) * k * _EXPLAINED > settings.max_passages:
-            raise HTTPException(422, f"explain=true for {len(questions) * k} passages, expected at most max_passages / {_EXPLAINED}")
+            raise HTTPException(
+                422,
+                f"explain=true for {len(questions) * k} passages, expected at most max_passages /"
+                f" {_EXPLAINED}",
+            )
         return await _asked(service, value | {"queries": questions, "k": k}, len(questions), settings.timeout)
 
     @app.post("/search")
@@ -218,7 +232,8 @@ def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> No
 
     @app.post("/retrieve")
     async def retrieve(body: RetrieveBody) -> Response:
-        """The same for trainers of search agents. An empty question, which a policy may write, finds nothing and spoils no batch."""
+        """The same for trainers of search agents. An empty question, which a policy may write, finds nothing
+        and spoils no batch."""
         value = {"do": "retrieve", "index": body.index, "scores": body.return_scores}
         return await ask(value, body.queries, _TOPK if body.topk is None else body.topk)
 
@@ -229,13 +244,24 @@ def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> No
     @app.post(OPENAI)
     async def embeddings(body: EmbeddingsBody) -> Response:
         """The vectors of texts, as OpenAI answers."""
-        value = {"do": "embeddings", "index": body.model, "side": body.input_type, "dimensions": body.dimensions}
+        value = {
+            "do": "embeddings",
+            "index": body.model,
+            "side": body.input_type,
+            "dimensions": body.dimensions,
+        }
         return await embedded(value | {"format": body.encoding_format}, body.input)
 
     @app.post("/embed")
     async def embed(body: EmbedBody) -> Response:
         """The same, as text-embeddings-inference answers."""
-        value = {"do": "embed", "index": None, "side": body.prompt_name, "dimensions": body.dimensions, "normalize": body.normalize}
+        value = {
+            "do": "embed",
+            "index": None,
+            "side": body.prompt_name,
+            "dimensions": body.dimensions,
+            "normalize": body.normalize,
+        }
         return await embedded(value, body.inputs)
 
     @app.get("/doc")
@@ -244,14 +270,18 @@ def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> No
         return await _asked(service, {"do": "doc", "index": index, "id": id}, 1, settings.timeout)
 
     @app.get("/v1/{index}/search")
-    async def search_as_pyserini(index: str, query: str, hits: int = Query(10, ge=1), parse: bool = True) -> Response:
+    async def search_as_pyserini(
+        index: str, query: str, hits: int = Query(10, ge=1), parse: bool = True
+    ) -> Response:
         """The same as Pyserini's server answers."""
         return await ask({"do": "candidates", "index": index, "parse": parse}, [query], hits)
 
     @app.get("/v1/{index}/doc/{docid:path}")
     async def doc_as_pyserini(index: str, docid: str, parse: bool = True) -> Response:
         """One passage, as Pyserini's server answers."""
-        return await _asked(service, {"do": "document", "index": index, "id": docid, "parse": parse}, 1, settings.timeout)
+        return await _asked(
+            service, {"do": "document", "index": index, "id": docid, "parse": parse}, 1, settings.timeout
+        )
 
 
 def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Callable[[], bytes]) -> None:
@@ -289,7 +319,11 @@ def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Ca
     @app.get("/readyz")
     async def readyz() -> Response:
         """Whether it can answer."""
-        return JSONResponse({"status": "ready"}) if service.is_ready else _error(503, service.trouble or _OPENING)
+        return (
+            JSONResponse({"status": "ready"})
+            if service.is_ready
+            else _error(503, service.trouble or _OPENING)
+        )
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -307,17 +341,31 @@ def _gauges(guard: Guard, service: Service) -> dict[str, float]:
     }
 
 
-def _check_limits(settings: ServeSettings, questions: list[str], k: int, *, may_be_empty: bool = False, what: str = "question") -> None:
+def _check_limits(
+    settings: ServeSettings,
+    questions: list[str],
+    k: int,
+    *,
+    may_be_empty: bool = False,
+    what: str = "question",
+) -> None:
     """Raises HTTPException."""
     if len(questions) > settings.max_queries:
-        raise HTTPException(422, f"{len(questions)} {what}s in a request, expected at most max_queries={settings.max_queries}")
+        raise HTTPException(
+            422, f"{len(questions)} {what}s in a request, expected at most max_queries={settings.max_queries}"
+        )
     if k > settings.max_k:
         raise HTTPException(422, f"{k} passages per question, expected at most max_k={settings.max_k}")
     if len(questions) * k > settings.max_passages:
-        said = f"{k} passages for each of {len(questions)} questions, expected at most max_passages={settings.max_passages} together"
+        said = (
+            f"{k} passages for each of {len(questions)} questions, expected at most"
+            f" max_passages={settings.max_passages} together"
+        )
         raise HTTPException(422, said)
     if (longest := max(map(len, questions))) > settings.max_question:
-        raise HTTPException(422, f"a {what} of {longest} characters, expected at most max_question={settings.max_question}")
+        raise HTTPException(
+            422, f"a {what} of {longest} characters, expected at most max_question={settings.max_question}"
+        )
     if not may_be_empty and any(not question.strip() for question in questions):
         raise HTTPException(422, f"a {what} is empty")
 

@@ -1,4 +1,5 @@
-"""Vectors of texts, in the shapes that clients of OpenAI's service and of text-embeddings-inference expect."""
+"""Vectors of texts, in the shapes that clients of OpenAI's service and of text-embeddings-inference
+expect."""
 
 from __future__ import annotations
 
@@ -49,16 +50,23 @@ def answers(dense: DenseRetriever | ModelAlone, index: str, jobs: Sequence[Mappi
     return [_shaped(job, index, _cut(rows, job, is_unit), int(tokens.sum())) for job, rows, tokens in parts]
 
 
-def _embedded(dense: DenseRetriever | ModelAlone, texts: list[str], side: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors (N, D) float32, and lengths (N,) in tokens: as questions are embedded for a search, or passages without title."""
+def _embedded(
+    dense: DenseRetriever | ModelAlone, texts: list[str], side: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors (N, D) float32, and lengths (N,) in tokens: as questions are embedded for a search, or passages
+    without title."""
     model, form = dense.model, dense.form
     if side is None and (model.sides_differ or form != QuestionForm()):
         raise BadRequest(
-            "the model embeds questions and passages differently; say which these are by input_type (prompt_name): query or passage"
+            "the model embeds questions and passages differently; say which these are by input_type"
+            " (prompt_name): query or passage"
         )
     start = time.perf_counter()
     if side is None or side in _PASSAGE:
-        tower, tokens = "ctx", TokenBatch.from_lists(model.tensorizer.passage_tokens([Passage(text) for text in texts]))
+        tower, tokens = (
+            "ctx",
+            TokenBatch.from_lists(model.tensorizer.passage_tokens([Passage(text) for text in texts])),
+        )
     else:
         prompts = model.tensorizer.text.prompts
         if side not in (*_QUESTION, *prompts):
@@ -67,7 +75,9 @@ def _embedded(dense: DenseRetriever | ModelAlone, texts: list[str], side: str | 
         form = replace(form, prompt=side) if side in prompts else form
         tower, tokens = form.encoder_type, question_batch(model, texts, form)
     tokenised = time.perf_counter()
-    vectors = encode_tokens(model, tokens, encoder_type=tower, batch_tokens=dense.batch_tokens, batch_size=dense.batch_size)
+    vectors = encode_tokens(
+        model, tokens, encoder_type=tower, batch_tokens=dense.batch_tokens, batch_size=dense.batch_size
+    )
     dense.seconds["tokenise"] += tokenised - start
     dense.seconds["inference"] += time.perf_counter() - tokenised
     return vectors, tokens.lengths.numpy()
@@ -88,10 +98,17 @@ def _shaped(job: Mapping[str, Any], index: str, vectors: np.ndarray, num_tokens:
     if job["do"] == "embed":
         return vectors.tolist()
     is_text = job["format"] == "base64"
-    values = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors] if is_text else vectors.tolist()
+    values = (
+        [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+        if is_text
+        else vectors.tolist()
+    )
     return {
         "object": "list",
-        "data": [{"object": "embedding", "index": number, "embedding": value} for number, value in enumerate(values)],
+        "data": [
+            {"object": "embedding", "index": number, "embedding": value}
+            for number, value in enumerate(values)
+        ],
         "model": index,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }

@@ -1,6 +1,8 @@
-"""A worker of ``dpr serve``: opens run folders and answers batches of requests that come through its standard input.
+"""A worker of ``dpr serve``: opens run folders and answers batches of requests that come through its standard
+input.
 
-It ends when that input ends. What it or a library prints goes to standard error; standard output carries the answers.
+It ends when that input ends. What it or a library prints goes to standard error; standard output carries the
+answers.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class ServedIndex:
     def retriever(self) -> Retriever:
         """What searches. Refusal where there is a model alone."""
         if isinstance(self.searched, ModelAlone):
-            raise Refusal(422, f"{self.name} is a model without passages; it answers /v1/embeddings and /embed")
+            raise Refusal(
+                422, f"{self.name} is a model without passages; it answers /v1/embeddings and /embed"
+            )
         return self.searched
 
 
@@ -72,13 +76,27 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
     """The indexes of each run, its own way of searching first.
 
     Raises:
-        ConfigError, InputError: a folder cannot be searched, or its files are damaged or do not belong together.
+        ConfigError, InputError: a folder cannot be searched, or its files are damaged or do not belong
+        together.
     """
     for name, folder in folders.items():
         if not (folder / SEARCH_FILE).is_file():
             model = BiEncoder.load(folder, device=resolve_device(settings.device))
-            facts = {"name": name, "run": name, "mode": MODEL_MODE, "default": True, "choices": {}, "kind": MODEL_MODE, "exact": False}
-            facts |= {"passages": None, "recall": None, "model_fingerprint": model.fingerprint, "fingerprint": model.fingerprint}
+            facts = {
+                "name": name,
+                "run": name,
+                "mode": MODEL_MODE,
+                "default": True,
+                "choices": {},
+                "kind": MODEL_MODE,
+                "exact": False,
+            }
+            facts |= {
+                "passages": None,
+                "recall": None,
+                "model_fingerprint": model.fingerprint,
+                "fingerprint": model.fingerprint,
+            }
             yield ServedIndex(name, name, MODEL_MODE, ModelAlone(model), facts, None)
             continue
         retriever = Retriever.open(folder, device=settings.device)
@@ -94,8 +112,16 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         for mode in sorted(wanted, key=lambda mode: mode != retriever.mode):
             is_own = mode == retriever.mode
             index_name = name if is_own else f"{name}:{mode}"
-            facts = {"name": index_name, "run": name, "mode": mode, "default": is_own, "choices": fields.choices()}
-            yield ServedIndex(index_name, name, mode, retriever, facts | _facts(mode, corpus.settings, retriever), fields)
+            facts = {
+                "name": index_name,
+                "run": name,
+                "mode": mode,
+                "default": is_own,
+                "choices": fields.choices(),
+            }
+            yield ServedIndex(
+                index_name, name, mode, retriever, facts | _facts(mode, corpus.settings, retriever), fields
+            )
 
 
 def _facts(mode: str, stored: SearchSettings, retriever: Retriever) -> dict[str, Any]:
@@ -117,15 +143,29 @@ def _facts(mode: str, stored: SearchSettings, retriever: Retriever) -> dict[str,
 
 def _fingerprint(mode: str, stored: SearchSettings, model: str | None) -> str:
     """Identity of what decides an answer: model, vectors, passages, and the settings of the search."""
-    parts: dict[str, Any] = {"mode": mode, "passages": [source.identity() for source in stored.passages], "form": asdict(stored.form)}
-    parts["indexer"] = {name: value for name, value in stored.indexer.items() if mode != "bm25" or name in ("k1", "b")}
+    parts: dict[str, Any] = {
+        "mode": mode,
+        "passages": [source.identity() for source in stored.passages],
+        "form": asdict(stored.form),
+    }
+    parts["indexer"] = {
+        name: value for name, value in stored.indexer.items() if mode != "bm25" or name in ("k1", "b")
+    }
     if mode != "bm25":
         paths = [path for pattern in stored.encoded_ctx_files for path in matching_paths(pattern)]
-        files = [path / MANIFEST if (path / MANIFEST).is_file() else path for path in [*paths, *map(Path, [stored.index_path or ""])]]
+        files = [
+            path / MANIFEST if (path / MANIFEST).is_file() else path
+            for path in [*paths, *map(Path, [stored.index_path or ""])]
+        ]
         parts |= {"model": model, "dimensions": stored.dimensions, "text": asdict(stored.text)}
         parts["vectors"] = [describe_file(path)["sha256"] for path in files if path.is_file()]
     if mode == "hybrid":
-        parts["fusion"] = [stored.hybrid, stored.hybrid_weight, stored.hybrid_normalisation, stored.hybrid_depth]
+        parts["fusion"] = [
+            stored.hybrid,
+            stored.hybrid_weight,
+            stored.hybrid_normalisation,
+            stored.hybrid_depth,
+        ]
     return text_sha256(json.dumps(parts, sort_keys=True))[:32]
 
 
@@ -138,7 +178,8 @@ class Refusal(Exception):
 
 
 class Engine:
-    """The indexes, and what they answer. A job is the JSON object that the service made of a request (``dpr/serving/app.py``)."""
+    """The indexes, and what they answer. A job is the JSON object that the service made of a request
+    (``dpr/serving/app.py``)."""
 
     def __init__(self, indexes: Sequence[ServedIndex]) -> None:
         self._indexes = {index.name: index for index in indexes}
@@ -148,14 +189,17 @@ class Engine:
         """Of each stage, since they were last taken."""
 
     def answer(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, bytes]]:
-        """Status and body of the answer to each job. Searches of the same index, depth and filter are one search."""
+        """Status and body of the answer to each job. Searches of the same index, depth and filter are one
+        search."""
         answers: list[tuple[int, bytes]] = [(500, b"")] * len(jobs)
         together: defaultdict[str, list[int]] = defaultdict(list)
         for place, job in enumerate(jobs):
             alike = ["inputs" in job, *map(job.get, ("index", "k", "filter", "side"))]
             together[json.dumps(alike, sort_keys=True)].append(place)
         for places in together.values():
-            for place, answer in zip(places, self._answer_alike([jobs[place] for place in places]), strict=True):
+            for place, answer in zip(
+                places, self._answer_alike([jobs[place] for place in places]), strict=True
+            ):
                 answers[place] = answer
         return answers
 
@@ -169,7 +213,9 @@ class Engine:
             questions = [question for job in jobs for question in job["queries"]]
             has_texts = any(job.get("texts", True) or job.get("explain") for job in jobs)
             hits = iter(self._search(index, questions, jobs[0]["k"], jobs[0].get("filter"), texts=has_texts))
-            return [_encoded(200, self._shaped(index, job, [next(hits) for _ in job["queries"]])) for job in jobs]
+            return [
+                _encoded(200, self._shaped(index, job, [next(hits) for _ in job["queries"]])) for job in jobs
+            ]
         except Exception as error:
             if len(jobs) > 1:  # one of them must not fail the others
                 return [self._answer_alike([job])[0] for job in jobs]
@@ -178,7 +224,10 @@ class Engine:
             if isinstance(error, DprError | OSError):
                 logger.error("the files of an index are not what they were: %s", error)
                 what = f"{error.file}: {error.found}" if isinstance(error, InputError) else first_line(error)
-                said = f"the files of the index are not what they were ({what}); POST /reload opens them as they are now"
+                said = (
+                    f"the files of the index are not what they were ({what}); POST /reload opens them as they"
+                    " are now"
+                )
                 return [_encoded(500, {"error": said})]
             logger.exception("a search failed")
             return [_encoded(500, {"error": "the search has failed; the service's log says why"})]
@@ -187,10 +236,20 @@ class Engine:
         if name is None:
             return self._first
         if name not in self._indexes:
-            raise Refusal(404, f"there is no index {name[:200]!r}; /info lists {', '.join(sorted(self._indexes))}")
+            raise Refusal(
+                404, f"there is no index {name[:200]!r}; /info lists {', '.join(sorted(self._indexes))}"
+            )
         return self._indexes[name]
 
-    def _search(self, index: ServedIndex, questions: list[str], k: int, wanted: Mapping[str, Any] | None, *, texts: bool) -> list[Hits]:
+    def _search(
+        self,
+        index: ServedIndex,
+        questions: list[str],
+        k: int,
+        wanted: Mapping[str, Any] | None,
+        *,
+        texts: bool,
+    ) -> list[Hits]:
         retriever, ids = index.retriever, None
         if wanted is not None:
             if not retriever.can_filter(index.mode):
@@ -212,7 +271,9 @@ class Engine:
         assert isinstance(side, DenseRetriever)
         return self._answers(side, index, jobs)
 
-    def _answers(self, side: DenseRetriever | ModelAlone, index: ServedIndex, jobs: Sequence[dict[str, Any]]) -> list[Any]:
+    def _answers(
+        self, side: DenseRetriever | ModelAlone, index: ServedIndex, jobs: Sequence[dict[str, Any]]
+    ) -> list[Any]:
         try:
             values = answers(side, index.name, jobs)
         except BadRequest as error:
@@ -233,10 +294,20 @@ class Engine:
             value = {"result": [[_for_trainers(hit, job["scores"]) for hit in hits] for hits in answers]}
         elif job["do"] == "candidates":
             candidates = [
-                {"docid": hit.id, "score": hit.score, "rank": hit.rank, "doc": _contents(hit.passage, parse=job["parse"])}
+                {
+                    "docid": hit.id,
+                    "score": hit.score,
+                    "rank": hit.rank,
+                    "doc": _contents(hit.passage, parse=job["parse"]),
+                }
                 for hit in answers[0]
             ]
-            value = {"api": "v1", "index": job["index"], "query": {"text": job["queries"][0]}, "candidates": candidates}
+            value = {
+                "api": "v1",
+                "index": job["index"],
+                "query": {"text": job["queries"][0]},
+                "candidates": candidates,
+            }
         else:
             rows = [_hits(hits, explain=job["explain"], texts=job["texts"]) for hits in answers]
             value = {"index": index.name, "fingerprint": index.facts["fingerprint"], "results": rows}
@@ -248,7 +319,12 @@ class Engine:
         if passage is None:
             raise Refusal(404, f"{index.name} has no passage {job['id'][:200]!r}")
         if job["do"] == "document":
-            return 200, {"api": "v1", "index": job["index"], "docid": job["id"], "doc": _contents(passage, parse=job["parse"])}
+            return 200, {
+                "api": "v1",
+                "index": job["index"],
+                "docid": job["id"],
+                "doc": _contents(passage, parse=job["parse"]),
+            }
         return 200, {"index": index.name, "id": passage.id, "title": passage.title, "text": passage.text}
 
 
@@ -262,11 +338,14 @@ def _ids(index: ServedIndex, wanted: Mapping[str, Any]) -> np.ndarray:
 
 
 def _hits(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
-    """Of one question: id, score, place on each side; title and text; where and why it was found, as ``dpr search`` shows it."""
+    """Of one question: id, score, place on each side; title and text; where and why it was found, as ``dpr
+    search`` shows it."""
     words = QuestionWords(hits.question) if explain else None
     values: list[dict[str, Any]] = []
     for hit in hits:
-        sides = {name: place and {"rank": place.rank, "score": place.score} for name, place in hit.sides.items()}
+        sides = {
+            name: place and {"rank": place.rank, "score": place.score} for name, place in hit.sides.items()
+        }
         value: dict[str, Any] = {"id": hit.id, "score": hit.score, "sides": sides}
         if texts:
             value |= {"title": hit.title, "text": hit.text}
@@ -274,7 +353,11 @@ def _hits(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
             origin = hit.origin
             value |= {
                 "file": None if hit.file is None else hit.file.name,
-                "origin": None if origin is None else {"place": origin.place, "heading": origin.heading, "url": origin.url},
+                "origin": (
+                    None
+                    if origin is None
+                    else {"place": origin.place, "heading": origin.heading, "url": origin.url}
+                ),
                 "title_pieces": words.pieces(hit.title or hit.id),
                 "excerpt": words.excerpt(hit.text, _EXCERPT),
                 "pieces": words.pieces(hit.text),
@@ -307,7 +390,11 @@ def main() -> int:
     options = argparse.ArgumentParser()
     options.add_argument("settings", type=json.loads)
     given = options.parse_args().settings
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # these reach whole groups of processes; the service ends it by ending its input
+    for name in (
+        "SIGINT",
+        "SIGTERM",
+        "SIGHUP",
+    ):  # these reach whole groups of processes; the service ends it by ending its input
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
@@ -315,7 +402,11 @@ def main() -> int:
     configure_logging()
     _send(answers, {"opening": True}, [])
     try:
-        indexes = list(open_runs({name: Path(path) for name, path in given["runs"].items()}, ServeSettings(**given["settings"])))
+        indexes = list(
+            open_runs(
+                {name: Path(path) for name, path in given["runs"].items()}, ServeSettings(**given["settings"])
+            )
+        )
     except (DprError, OSError) as error:
         code = error.exit_code if isinstance(error, DprError) else 3
         _send(answers, {"error": str(error), "exit_code": code}, [])
@@ -325,7 +416,11 @@ def main() -> int:
     _send(answers, {"indexes": [dict(index.facts) for index in indexes]}, [])
     while (frame := frames.read(sys.stdin.buffer)) is not None:
         results = engine.answer(frame["jobs"])
-        _send(answers, {"statuses": [status for status, _ in results], "seconds": dict(engine.seconds)}, [body for _, body in results])
+        _send(
+            answers,
+            {"statuses": [status for status, _ in results], "seconds": dict(engine.seconds)},
+            [body for _, body in results],
+        )
         engine.seconds.clear()
     return 0
 

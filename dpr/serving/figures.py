@@ -6,7 +6,19 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-_PATHS = ("/search", "/retrieve", "/doc", "/info", "/metrics", "/reload", "/healthz", "/readyz", "/v1", "/page", "/")
+_PATHS = (
+    "/search",
+    "/retrieve",
+    "/doc",
+    "/info",
+    "/metrics",
+    "/reload",
+    "/healthz",
+    "/readyz",
+    "/v1",
+    "/page",
+    "/",
+)
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 STAGES = ("queue", "tokenise", "inference", "search", "texts")
 
@@ -18,8 +30,16 @@ class Figures:
         self._registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self._registry}
         self._requests = Counter("dpr_requests", "Answers by path and status.", ["path", "status"], **own)
-        self._seconds = Histogram("dpr_stage_seconds", "Time of a stage; queue is one request's.", ["stage"], buckets=_SECONDS, **own)
-        self._batch = Histogram("dpr_batch_questions", "Questions searched at a time.", buckets=[2**n for n in range(10)], **own)
+        self._seconds = Histogram(
+            "dpr_stage_seconds",
+            "Time of a stage; queue is one request's.",
+            ["stage"],
+            buckets=_SECONDS,
+            **own,
+        )
+        self._batch = Histogram(
+            "dpr_batch_questions", "Questions searched at a time.", buckets=[2**n for n in range(10)], **own
+        )
         self._gauges = {
             "requests": Gauge("dpr_requests_at_work", "Requests at work or waiting.", **own),
             "waiting": Gauge("dpr_requests_waiting", "Requests that no worker has taken yet.", **own),

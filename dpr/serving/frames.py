@@ -1,6 +1,8 @@
-"""What the service and its workers send each other through pipes: a JSON object, and bodies that are passed on as they are.
+"""What the service and its workers send each other through pipes: a JSON object, and bodies that are passed
+on as they are.
 
-A frame is the length of the object (4 bytes, big endian), the object, and the bodies, whose lengths are its item ``sizes``.
+A frame is the length of the object (4 bytes, big endian), the object, and the bodies, whose lengths are its
+item ``sizes``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], list[by
         EOFError: the other side is gone.
     """
     try:
-        value = json.loads(await reader.readexactly(_LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]))
+        value = json.loads(
+            await reader.readexactly(_LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0])
+        )
         return value, [await reader.readexactly(size) for size in value.pop("sizes")]
     except (asyncio.IncompleteReadError, ConnectionError):
         raise EOFError from None

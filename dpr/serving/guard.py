@@ -1,4 +1,5 @@
-"""What every request passes before it is looked at: its address, token, type and size, and whether there is room for it.
+"""What every request passes before it is looked at: its address, token, type and size, and whether there is
+room for it.
 
 Written for the server's own interface (ASGI), so that a refused request costs next to nothing.
 """
@@ -37,8 +38,10 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
-        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        (
+            b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
+            b" connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
     ),
 ]
 
@@ -56,7 +59,8 @@ class Guard:
     """Refuses what need not be looked at, and passes the rest on with its whole body.
 
     Args:
-        token: that requests must carry; None = none. Health and the page's own files are without secrets and need none.
+        token: that requests must carry; None = none. Health and the page's own files are without secrets and
+        need none.
         observe: called with the path's first part and the status of every answer.
     """
 
@@ -122,18 +126,32 @@ class Guard:
         if path in HEALTH:
             return
         if self.num_requests > self._settings.max_concurrent and path not in _UNCOUNTED:
-            raise Refused(429, f"{self._settings.max_concurrent} requests are at work or waiting; try again later", retry_after="1")
-        # A page of another site may have its name point here; it cannot know a token, but without one only the name tells.
+            raise Refused(
+                429,
+                f"{self._settings.max_concurrent} requests are at work or waiting; try again later",
+                retry_after="1",
+            )
+        # A page of another site may have its name point here; it cannot know a token, but without one only
+        # the name tells.
         if self._loopback_only and not _names_this_machine(headers.get(b"host", b"")):
-            raise Refused(421, "this service answers to localhost only; start it with another host= or with token_file=")
+            raise Refused(
+                421, "this service answers to localhost only; start it with another host= or with token_file="
+            )
         if self._loopback_only and not _is_open(path) and _is_of_another_page(headers):
             raise Refused(403, "a page of another address asks; this service answers to its own page")
         if self._token is not None and not _is_open(path):
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
                 found = "another token" if given else "no token"
-                raise Refused(401, f"{found}, expected the header Authorization: Bearer <token>", www_authenticate="Bearer")
-        if method == "POST" and headers.get(b"content-type", b"").split(b";")[0].strip().lower() != b"application/json":
+                raise Refused(
+                    401,
+                    f"{found}, expected the header Authorization: Bearer <token>",
+                    www_authenticate="Bearer",
+                )
+        if (
+            method == "POST"
+            and headers.get(b"content-type", b"").split(b";")[0].strip().lower() != b"application/json"
+        ):
             raise Refused(415, "expected a body of the type application/json")
 
     async def _body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
@@ -167,8 +185,11 @@ def _check_body(body: bytes) -> None:
         raise Refused(400, NOT_JSON) from None
 
 
-async def _is_waited_for(work: Coroutine[Any, Any, None], receive: Receive, has_begun: Callable[[], bool]) -> bool:
-    """Does the work. Where the other side leaves before its answer has begun, the work is given up, and False returned."""
+async def _is_waited_for(
+    work: Coroutine[Any, Any, None], receive: Receive, has_begun: Callable[[], bool]
+) -> bool:
+    """Does the work. Where the other side leaves before its answer has begun, the work is given up, and False
+    returned."""
 
     async def leave() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -205,7 +226,8 @@ def _is_open(path: str) -> bool:
 
 
 def _is_of_another_page(headers: dict[bytes, bytes]) -> bool:
-    """Whether a browser says so. Such a page could read no answer, but make the service work; a link that is followed is fine."""
+    """Whether a browser says so. Such a page could read no answer, but make the service work; a link that is
+    followed is fine."""
     is_other = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
     return is_other and headers.get(b"sec-fetch-dest") != b"document"
 
@@ -224,8 +246,11 @@ def _once(body: bytes) -> Receive:
     return receive
 
 
-def _as_openai(start: MutableMapping[str, Any], message: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Moves the sentence of a refusal, all of ``message``, to where OpenAI's clients look for it. Returns ``start`` with its length."""
+def _as_openai(
+    start: MutableMapping[str, Any], message: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Moves the sentence of a refusal, all of ``message``, to where OpenAI's clients look for it. Returns
+    ``start`` with its length."""
     message["body"] = json.dumps({"error": {"message": json.loads(message["body"])["error"]}}).encode()
     headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
     return {**start, "headers": [*headers, (b"content-length", str(len(message["body"])).encode())]}
@@ -233,7 +258,11 @@ def _as_openai(start: MutableMapping[str, Any], message: MutableMapping[str, Any
 
 async def _refuse(send: Send, refused: Refused) -> None:
     body = json.dumps({"error": str(refused)}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *refused.headers]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *refused.headers,
+    ]
     if refused.status in (408, 413):
         headers.append((b"connection", b"close"))  # what still arrives of the body is no request
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})

@@ -1,9 +1,10 @@
-"""Requests wait in one queue; each worker takes what queued while it was busy. No timer, so that a lone request waits for nobody.
+"""Requests wait in one queue; each worker takes what queued while it was busy. No timer, so that a lone
+request waits for nobody.
 
-A worker that dies is started again, and what it was working on is asked again, now one request at a time: a request that ends its worker
-twice fails alone. One that answers nothing for much longer than anybody waits is killed. Pauses that grow come before the restarts of a
-worker that dies again and again soon after its start. A reload starts new workers beside the old ones and then swaps them; the old ones
-finish what they have.
+A worker that dies is started again, and what it was working on is asked again, now one request at a time: a
+request that ends its worker twice fails alone. One that answers nothing for much longer than anybody waits is
+killed. Pauses that grow come before the restarts of a worker that dies again and again soon after its start.
+A reload starts new workers beside the old ones and then swaps them; the old ones finish what they have.
 """
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ class Service:
     """The queue and its workers.
 
     Args:
-        start: starts a worker, and calls what it is given before the worker looks at the files; raises DprError where it cannot open
-            the indexes.
+        start: starts a worker, and calls what it is given before the worker looks at the files; raises
+            DprError where it cannot open the indexes.
         patience: seconds that a batch may take; a worker that takes longer hangs.
-        pause: seconds before the second restart in a row of a worker that dies soon; twice as long before each further one.
+        pause: seconds before the second restart in a row of a worker that dies soon; twice as long before
+        each further one.
         batch: questions of a batch at most, one request excepted.
-        observe: called with the seconds of each stage of a batch, and with its number of questions as ``batch``.
+        observe: called with the seconds of each stage of a batch, and with its number of questions as
+        ``batch``.
     """
 
     def __init__(
@@ -116,10 +119,11 @@ class Service:
         return 0 if self._generation is None else self._generation.number
 
     async def reload(self) -> None:
-        """Opens the indexes as they are on disk now, in new processes, and lets them answer instead. Also the first start.
+        """Opens the indexes as they are on disk now, in new processes, and lets them answer instead. Also the
+        first start.
 
-        All who ask before the new processes look at the files share one reload. Who asks later may have changed a file since, and shares
-        the next.
+        All who ask before the new processes look at the files share one reload. Who asks later may have
+        changed a file since, and shares the next.
 
         Raises:
             DprError: they cannot be opened; the old ones go on.
@@ -139,7 +143,9 @@ class Service:
 
         async with self._reloading:
             try:
-                started = await asyncio.gather(*(self._start(begin) for _ in range(self._num_workers)), return_exceptions=True)
+                started = await asyncio.gather(
+                    *(self._start(begin) for _ in range(self._num_workers)), return_exceptions=True
+                )
             finally:
                 begin()
             workers = [worker for worker in started if not isinstance(worker, BaseException)]
@@ -150,7 +156,9 @@ class Service:
                 await asyncio.gather(*(worker.close() for worker in workers))
                 raise DprError("the files changed while they were opened; reload again")
             old, self._generation = self._generation, _Generation(self.generation + 1, workers[0].indexes)
-            self._generation.drivers = [asyncio.create_task(self._drive(worker, self._generation)) for worker in workers]
+            self._generation.drivers = [
+                asyncio.create_task(self._drive(worker, self._generation)) for worker in workers
+            ]
             for task, worker in zip(self._generation.drivers, workers, strict=True):
                 self._watch(task, worker)
             if old is not None:
@@ -179,7 +187,8 @@ class Service:
         await asyncio.gather(*generation.drivers)
 
     async def close(self, patience: float = _LAST_S) -> None:
-        """Ends the workers, those that are still busy after ``patience`` seconds by force; what still waits is refused."""
+        """Ends the workers, those that are still busy after ``patience`` seconds by force; what still waits
+        is refused."""
         for job in self._waiting:
             _fail(job, Unavailable("the service is stopping"))
         self._waiting.clear()
@@ -217,7 +226,11 @@ class Service:
         while self._waiting and not generation.is_retired and not worker.has_ended:
             job = self._waiting[0]
             if not job.answer.done():  # otherwise whoever asked has left
-                if taken and (job.deaths or taken[0].deaths or sum(item.weight for item in taken) + job.weight > self._batch):
+                if taken and (
+                    job.deaths
+                    or taken[0].deaths
+                    or sum(item.weight for item in taken) + job.weight > self._batch
+                ):
                     break
                 taken.append(job)
             self._waiting.popleft()
@@ -247,7 +260,8 @@ class Service:
                 for job, status, body in zip(jobs, told["statuses"], bodies, strict=True):
                     if not job.answer.done():
                         job.answer.set_result((status, body))
-            except Exception as error:  # also what nobody expects: a driver that ended would leave its worker's place empty for good
+            # also what nobody expects: a driver that ended would leave its worker's place empty for good
+            except Exception as error:
                 lost = self._told_of(error, worker)
                 failures = failures + 1 if time.monotonic() - since < _SOON_S else 1
                 self._pids.pop(task, None)
@@ -267,7 +281,10 @@ class Service:
         if isinstance(error, WorkerLost):
             lost = str(error)
         elif isinstance(error, TimeoutError) and worker is not None:
-            lost = f"worker {worker.pid} has not answered for {self._patience:g} s, twice the timeout=, and was killed"
+            lost = (
+                f"worker {worker.pid} has not answered for {self._patience:g} s, twice the timeout=, and was"
+                " killed"
+            )
         else:
             lost = f"the queue of a worker has failed ({first_line(error)})"
             logger.error("%s; the worker is started again", lost, exc_info=error)
@@ -281,12 +298,22 @@ class Service:
             self._observe("queue", start - job.since)
         self._observe("batch", sum(job.weight for job in jobs))
 
-    async def _replace(self, task: asyncio.Task[None], generation: _Generation, failures: int) -> Worker | None:
-        """A new worker instead of one that died, after a pause where ``failures`` in a row came soon; None where it cannot be started."""
+    async def _replace(
+        self, task: asyncio.Task[None], generation: _Generation, failures: int
+    ) -> Worker | None:
+        """A new worker instead of one that died, after a pause where ``failures`` in a row came soon; None
+        where it cannot be started."""
         if failures > 1:
             pause = min(self._pause * 2.0 ** (failures - 2), _LONGEST_PAUSE_S)
-            self._troubles[task] = f"a worker has ended soon after its start, {failures} times in a row; the service's log says why"
-            logger.error("a worker has ended soon after its start, %d times in a row; it is started again in %g s", failures, pause)
+            self._troubles[task] = (
+                f"a worker has ended soon after its start, {failures} times in a row; the service's log"
+                " says why"
+            )
+            logger.error(
+                "a worker has ended soon after its start, %d times in a row; it is started again in %g s",
+                failures,
+                pause,
+            )
             if await self._is_retired_within(generation, pause):
                 return None
         self.restarts += 1
@@ -297,7 +324,10 @@ class Service:
             return None
         self._troubles.pop(task, None)
         if worker.indexes != generation.indexes:
-            logger.warning("the files have changed since the service opened them; POST /reload opens them for all workers")
+            logger.warning(
+                "the files have changed since the service opened them; POST /reload opens them for all"
+                " workers"
+            )
             generation.indexes = worker.indexes
         self._watch(task, worker)
         return worker
@@ -309,7 +339,8 @@ class Service:
         return generation.is_retired
 
     def _return(self, jobs: list[_Job], reason: str) -> None:
-        """Puts what a worker was asked before it died, and somebody still waits for, first in the queue again."""
+        """Puts what a worker was asked before it died, and somebody still waits for, first in the queue
+        again."""
         for job in reversed(jobs):
             job.deaths += 1
             if job.answer.done():

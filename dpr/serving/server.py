@@ -31,14 +31,17 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
         command: starts a worker.
 
     Raises:
-        ConfigError: the address cannot be listened at, or other machines reach it and nothing says that they may search.
+        ConfigError: the address cannot be listened at, or other machines reach it and nothing says that they
+        may search.
         InputError: the token file holds no token.
         DprError: the indexes cannot be opened.
     """
     token = None if settings.token_file is None else read_token(Path(settings.token_file))
     if token is None and not settings.anyone and not is_loopback(settings.host):
         what = "lets other machines search and reload without a token"
-        raise ConfigError(f"host={settings.host} {what}; ask for one with token_file=<file>, or allow it with anyone=true")
+        raise ConfigError(
+            f"host={settings.host} {what}; ask for one with token_file=<file>, or allow it with anyone=true"
+        )
     for name in ("dpr", "uvicorn.error", "asyncio"):
         limit_rate(logging.getLogger(name))
     listening = listen(settings)
@@ -58,8 +61,16 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
 
     app = make_app(settings, service, figures=figures, token=token, on_failure=fail)
     server = Server(app, settings, service)
-    handlers = {"SIGTERM": lambda *_: None, "SIGHUP": server.hang_up}  # SIGTERM is passed on once everything is answered
-    before = {name: signal.signal(getattr(signal, name), handler) for name, handler in handlers.items() if hasattr(signal, name)}
+    # SIGTERM is passed on once everything is answered
+    handlers = {
+        "SIGTERM": lambda *_: None,
+        "SIGHUP": server.hang_up,
+    }
+    before = {
+        name: signal.signal(getattr(signal, name), handler)
+        for name, handler in handlers.items()
+        if hasattr(signal, name)
+    }
     logger.info("opening %s", _url(settings, listening))
     try:
         server.run(sockets=[listening])
@@ -94,10 +105,15 @@ class Server(uvicorn.Server):
         self._still: dict[Any, Any] = {}
 
     async def on_tick(self, counter: int) -> bool:
-        """Once per ``timeout``, ends connections without a request at work on which no request and no byte of an answer got through."""
+        """Once per ``timeout``, ends connections without a request at work on which no request and no byte of
+        an answer got through."""
         if counter % self._ticks == 0:
             connections: list[Any] = list(self.server_state.connections)
-            seen = {one: (one.cycle, one.transport.get_write_buffer_size()) for one in connections if _is_idle(one)}
+            seen = {
+                one: (one.cycle, one.transport.get_write_buffer_size())
+                for one in connections
+                if _is_idle(one)
+            }
             for connection, state in seen.items():
                 if self._still.get(connection) == state:
                     connection.transport.abort()
@@ -121,7 +137,9 @@ class Server(uvicorn.Server):
             await self._service.reload()
             logger.info("the indexes were opened again")
         except DprError as error:
-            logger.error("the indexes cannot be opened, the ones before go on answering: %s", first_line(error))
+            logger.error(
+                "the indexes cannot be opened, the ones before go on answering: %s", first_line(error)
+            )
 
 
 def _is_idle(connection: Any) -> bool:
@@ -138,7 +156,9 @@ def read_token(file: Path) -> str:
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({getattr(error, 'strerror', None) or error})", file=file, expected="a token") from None
+        raise InputError(
+            f"cannot be read ({getattr(error, 'strerror', None) or error})", file=file, expected="a token"
+        ) from None
     if not token or not token.isprintable() or " " in token:
         raise InputError("holds no token", file=file, expected="one line of letters, digits and signs")
     return token
@@ -151,11 +171,15 @@ def listen(settings: ServeSettings) -> socket.socket:
         ConfigError: the address cannot be listened at.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[
+            0
+        ]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         reason = str(error.strerror or error).partition(" (while")[0]  # newer Pythons repeat the address
-        raise ConfigError(f"host={settings.host} port={settings.port}: {reason}; choose another port=, 0 = any") from None
+        raise ConfigError(
+            f"host={settings.host} port={settings.port}: {reason}; choose another port=, 0 = any"
+        ) from None
 
 
 def _url(settings: ServeSettings, listening: socket.socket) -> str:

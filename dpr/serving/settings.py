@@ -21,14 +21,15 @@ class LimitSettings(Settings):
     max_k: int = setting(1000, unit="passages", least=1)
     """Passages per question; more are answered 422."""
     max_passages: int = setting(100_000, unit="passages", least=1)
-    """Passages per question times questions of one request, a tenth with explain; more are answered 422: an answer must fit in memory."""
+    """Passages per question times questions of one request, a tenth with explain; more are answered 422: an
+    answer must fit in memory."""
     max_question: int = setting(8192, unit="characters", least=1)
     """Length of a question; longer ones are answered 422."""
     max_body: int = setting(2 * 2**20, unit="bytes", least=1024)
     """Size of a request's body; larger ones are answered 413."""
     timeout: float = setting(30.0, unit="seconds", above=0.0)
-    """How long a request may wait for its answer, which is then 503, and how long its body may take to arrive. A worker that is busy with
-    one batch for twice as long is killed and started again."""
+    """How long a request may wait for its answer, which is then 503, and how long its body may take to
+    arrive. A worker that is busy with one batch for twice as long is killed and started again."""
 
 
 @dataclass
@@ -36,23 +37,30 @@ class ServeSettings(DeviceSettings, LimitSettings):
     """Where a service listens, and how it works."""
 
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 = all. Other machines reach the service only where it is not a loopback address."""
+    """Address to listen at; 0.0.0.0 = all. Other machines reach the service only where it is not a loopback
+    address."""
     port: int = setting(8080, least=0, most=65535)
     """Port to listen at; 0 = any that is free."""
     token_file: str | None = setting(None, path="input")
-    """File with the token that requests must carry, Authorization: Bearer <token>. Absent = none is asked for."""
+    """File with the token that requests must carry, Authorization: Bearer <token>. Absent = none is asked
+    for."""
     anyone: bool = False
-    """Let whoever reaches the machine search, where host= is no loopback address and no token is asked for."""
+    """Let whoever reaches the machine search, where host= is no loopback address and no token is asked
+    for."""
     workers: int = setting(1, unit="processes", least=1)
     """Processes that search. Each opens the model and the indexes; memory-mapped files are shared."""
     batch: int = setting(64, unit="questions", least=1)
-    """Questions searched at a time: those that arrived while the worker was busy, at most so many. 1 = one request after another."""
+    """Questions searched at a time: those that arrived while the worker was busy, at most so many. 1 = one
+    request after another."""
     open_timeout: float = setting(1800.0, unit="seconds", above=0.0)
-    """How long a worker may take to open the indexes, at the start, at a reload and after a death. What takes longer has failed."""
+    """How long a worker may take to open the indexes, at the start, at a reload and after a death. What takes
+    longer has failed."""
     modes: str = "dense,bm25,hybrid"
-    """Which ways of searching to open, of those that a run folder has the files for. Its own is always there."""
+    """Which ways of searching to open, of those that a run folder has the files for. Its own is always
+    there."""
     metadata: str | None = None
-    """Fields of the corpora that requests may filter by, with their kinds: section,year:int (text where none is stated)."""
+    """Fields of the corpora that requests may filter by, with their kinds: section,year:int (text where none
+    is stated)."""
 
     def mode_names(self) -> list[str]:
         """``modes`` as a list."""
@@ -65,7 +73,11 @@ class ServeSettings(DeviceSettings, LimitSettings):
 
     def check_together(self, prefix: str) -> None:
         if unknown := [name for name in self.mode_names() if name not in SEARCH_MODES]:
-            raise ConfigError(f"modes={self.modes}: {unknown[0]} is not known; choose of {', '.join(SEARCH_MODES)}")
+            raise ConfigError(
+                f"modes={self.modes}: {unknown[0]} is not known; choose of {', '.join(SEARCH_MODES)}"
+            )
         for name, kind in self.metadata_kinds().items():
             if kind not in ("text", "int", "float", "bool"):
-                raise ConfigError(f"metadata={self.metadata}: {name} is of kind {kind}, expected text, int, float or bool")
+                raise ConfigError(
+                    f"metadata={self.metadata}: {name} is of kind {kind}, expected text, int, float or bool"
+                )

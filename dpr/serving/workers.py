@@ -18,7 +18,8 @@ class WorkerLost(Exception):
 
 
 class Worker:
-    """One process: it opens the indexes, says what they are, and then answers a batch at a time until its input ends."""
+    """One process: it opens the indexes, says what they are, and then answers a batch at a time until its
+    input ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, indexes: list[dict[str, Any]]) -> None:
         self._process, self.indexes = process, indexes
@@ -36,7 +37,9 @@ class Worker:
         await self._process.wait()
 
     @classmethod
-    async def start(cls, command: Sequence[str], began: Callable[[], None] = lambda: None, *, limit: float | None = None) -> Worker:
+    async def start(
+        cls, command: Sequence[str], began: Callable[[], None] = lambda: None, *, limit: float | None = None
+    ) -> Worker:
         """Starts a process and waits until it is ready.
 
         Args:
@@ -47,7 +50,9 @@ class Worker:
             DprError: it says why it cannot open the indexes, it died, or it is not ready in time.
         """
         try:
-            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
         except OSError as error:  # no memory, no more files or processes
             raise DprError(f"a worker cannot be started: {error.strerror or error}") from None
         assert process.stdout is not None
@@ -61,7 +66,9 @@ class Worker:
             raise DprError(f"a worker ended with code {await process.wait()} before it was ready") from None
         except TimeoutError:
             await _kill(process)
-            raise DprError(f"a worker was not ready within {limit:g} s; open_timeout= gives it more time") from None
+            raise DprError(
+                f"a worker was not ready within {limit:g} s; open_timeout= gives it more time"
+            ) from None
         except asyncio.CancelledError:
             await _kill(process)
             raise
@@ -100,7 +107,8 @@ class Worker:
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    """Ends a process by force. One that the system cannot end yet, as it waits for a disk, is not waited for."""
+    """Ends a process by force. One that the system cannot end yet, as it waits for a disk, is not waited
+    for."""
     process.kill()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), _LAST_S)

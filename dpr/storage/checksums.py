@@ -1,6 +1,8 @@
-"""SHA-256 of files: of inputs, cached so that each is read once; of single output files, in ``<name>.sha256`` beside them.
+"""SHA-256 of files: of inputs, cached so that each is read once; of single output files, in ``<name>.sha256``
+beside them.
 
-The latter is a line that ``sha256sum --check`` reads, and optionally a comment that says what the file was made of.
+The latter is a line that ``sha256sum --check`` reads, and optionally a comment that says what the file was
+made of.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.paths import odd_kind, user_path
-from dpr.storage.durable import CHECKSUM, MADE_OF, describe_file, durable_file, names_below, sealed, verify_folder
+from dpr.storage.durable import (
+    CHECKSUM,
+    MADE_OF,
+    describe_file,
+    durable_file,
+    names_below,
+    sealed,
+    verify_folder,
+)
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.strict_json import parsed
 
@@ -48,7 +58,8 @@ def require_unchanged(file: Path, seen: tuple[int, ...]) -> None:
 
 
 def content_sha256(path: Path, *, without: Path | None = None) -> str:
-    """SHA-256 of a file, or of the names and contents of all files in a folder except the output ``without`` and what belongs to it.
+    """SHA-256 of a file, or of the names and contents of all files in a folder except the output ``without``
+    and what belongs to it.
 
     Hashes of files are cached by device, inode, size and times, so that an unchanged file is read once.
 
@@ -61,7 +72,9 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
         files = sorted(found for found in path.rglob("*") if found.is_file())
         if without is not None:
             parent, names = without.parent.resolve(), (without.name, f".tmp-{without.name}")
-            files = [file for file in files if file.parent.resolve() != parent or not file.name.startswith(names)]
+            files = [
+                file for file in files if file.parent.resolve() != parent or not file.name.startswith(names)
+            ]
         listed = [[file.relative_to(path).as_posix(), _cached_sha256(file)] for file in files]
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or path) from None
@@ -69,7 +82,8 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
 
 
 def shared_content(files: Sequence[Path]) -> list[str]:
-    """``content_sha256`` of files, on all ranks; rank 0 reads them first, and the others find what it has noted in the cache."""
+    """``content_sha256`` of files, on all ranks; rank 0 reads them first, and the others find what it has
+    noted in the cache."""
     from dpr.core.distributed import on_main
 
     hashes: list[str] = []
@@ -90,7 +104,9 @@ def _cached_sha256(path: Path) -> str:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         status = os.fstat(file.fileno())
         if _identity(file.fileno()) != seen:
-            raise InputError("changed while it was read", file=path, hint="rerun the same command when it is complete")
+            raise InputError(
+                "changed while it was read", file=path, hint="rerun the same command when it is complete"
+            )
     if start - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
         with suppress(OSError), durable_file(note) as out:  # without a cache the file is read again next time
             out.write(f"{found} {text_sha256(seen + found)}\n")
@@ -98,7 +114,8 @@ def _cached_sha256(path: Path) -> str:
 
 
 def folder_problems(folder: Path) -> list[str]:
-    """As ``verify_folder``, but files that had no problems are read again only when their inodes, sizes or times have changed."""
+    """As ``verify_folder``, but files that had no problems are read again only when their inodes, sizes or
+    times have changed."""
     start, last, seen = time.time_ns(), 0, [str(folder.resolve())]
     try:
         for name in ("", *names_below(folder)):
@@ -106,7 +123,9 @@ def folder_problems(folder: Path) -> list[str]:
             seen.append(f"{name.rpartition('/')[2] or folder.name} {_stated(status)}")
             last = max(last, status.st_mtime_ns, status.st_ctime_ns)
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or folder) from None
+        raise InputError(
+            f"cannot be read: {error.strerror or error}", file=error.filename or folder
+        ) from None
     if is_remembered("verified", seen):
         return []
     problems = verify_folder(folder)
@@ -143,7 +162,8 @@ def _read_note(note: Path) -> str:
 
 
 def remove_stale_notes(cache: Path) -> None:
-    """Removes notes that were not read for so long that their files are probably gone, and what killed writers of notes left."""
+    """Removes notes that were not read for so long that their files are probably gone, and what killed
+    writers of notes left."""
     for folder in (cache / _CONTENTS, cache / _PROVED):
         remove_leftovers(folder)
         for note in folder.glob("*") if folder.is_dir() else ():
@@ -160,7 +180,8 @@ def _stated(status: os.stat_result) -> str:
 
 
 def verify_file(path: Path) -> list[str]:
-    """Problems of a file that has a checksum beside it, one sentence each; empty when it is as it was written."""
+    """Problems of a file that has a checksum beside it, one sentence each; empty when it is as it was
+    written."""
     note = path.with_name(path.name + CHECKSUM)
     if not note.is_file():
         return [f"no {note.name} beside it, so nothing says what was written"]
@@ -185,5 +206,9 @@ def provenance_of(path: Path) -> Any:
         for line in path.with_name(path.name + CHECKSUM).read_text(encoding="utf-8").splitlines():
             if line.startswith(MADE_OF):
                 value = parsed(line.removeprefix(MADE_OF))
-                return {key: item for key, item in value.items() if key != "sha256"} if value == sealed(value) else value
+                return (
+                    {key: item for key, item in value.items() if key != "sha256"}
+                    if value == sealed(value)
+                    else value
+                )
     return None

@@ -1,7 +1,7 @@
 """The only writer of output files and folders, so that nothing half-written is ever read as complete.
 
-Write beside the target under a name that starts with ``.tmp-``; flush to disk (folders: hash every file, write ``manifest.json`` last);
-rename onto the target; flush the parent folder.
+Write beside the target under a name that starts with ``.tmp-``; flush to disk (folders: hash every file,
+write ``manifest.json`` last); rename onto the target; flush the parent folder.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ MADE_OF = "# made_of "
 MAX_JSON_BYTES = 2**29
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Messages of libraries with their own exceptions, and of numpy, whose OSError has no errno.
-_DISK_MESSAGES = re.compile("|".join([*(re.escape(os.strerror(number)) for number in _DISK_FAILS), r"\d+ requested and \d+ written"]))
+_DISK_MESSAGES = re.compile(
+    "|".join([*(re.escape(os.strerror(number)) for number in _DISK_FAILS), r"\d+ requested and \d+ written"])
+)
 
 
 @contextmanager
-def durable_folder(target: Path, *, overwrite: bool = False, metadata: dict[str, Any] | None = None) -> Iterator[Path]:
+def durable_folder(
+    target: Path, *, overwrite: bool = False, metadata: dict[str, Any] | None = None
+) -> Iterator[Path]:
     """Yields an empty folder that appears at ``target`` complete, with a manifest, or not at all.
 
-    ``metadata`` is read when the block ends, so the block may fill it. Files get the mode that the umask asks for, whoever wrote them
-    (safetensors leaves 0600). An empty folder at ``target`` counts as absent.
+    ``metadata`` is read when the block ends, so the block may fill it. Files get the mode that the umask asks
+    for, whoever wrote them (safetensors leaves 0600). An empty folder at ``target`` counts as absent.
 
     Raises:
         InputError: ``target`` exists, or appears meanwhile, and ``overwrite`` is false.
@@ -66,11 +70,15 @@ def durable_folder(target: Path, *, overwrite: bool = False, metadata: dict[str,
 
 
 @contextmanager
-def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | None = None) -> Iterator[IO[Any]]:
-    """A file that appears at ``target`` complete, replacing what was there, or not at all. Text is UTF-8, newlines as written.
+def durable_file(
+    target: Path, mode: str = "w", *, note: Mapping[str, Any] | None = None
+) -> Iterator[IO[Any]]:
+    """A file that appears at ``target`` complete, replacing what was there, or not at all. Text is UTF-8,
+    newlines as written.
 
-    With ``note``, a checksum file beside it holds its SHA-256 and the note: what the output was made of. The checksum is written first, so
-    that an existing file always has one; a process killed in between leaves the checksum of a missing file.
+    With ``note``, a checksum file beside it holds its SHA-256 and the note: what the output was made of. The
+    checksum is written first, so that an existing file always has one; a process killed in between leaves the
+    checksum of a missing file.
 
     Raises:
         OutputError: it cannot be written.
@@ -105,7 +113,8 @@ def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | Non
 def writing(target: Path, *, calls_others: bool = False, hint: str | None = None) -> Iterator[None]:
     """A block whose failed writes become an OutputError that names ``target``.
 
-    A block that ``calls_others`` can also fail for other reasons: only errors that report a full or broken disk are converted there.
+    A block that ``calls_others`` can also fail for other reasons: only errors that report a full or broken
+    disk are converted there.
     """
     try:
         yield
@@ -120,8 +129,9 @@ def writing(target: Path, *, calls_others: bool = False, hint: str | None = None
 
 
 def _disk_failure(error: BaseException | None) -> str | None:
-    """What an error says of a full or broken disk. A library that tidies up after a failed write may end in an error of its own
-    (``torch.save``: of a position in its archive), which has the disk's as its context."""
+    """What an error says of a full or broken disk. A library that tidies up after a failed write may end in
+    an error of its own (``torch.save``: of a position in its archive), which has the disk's as its
+    context."""
     while error is not None and not isinstance(error, InputError):
         if isinstance(error, OSError) and error.errno in _DISK_FAILS:
             return error.strerror or str(error)
@@ -138,7 +148,8 @@ def write_json(path: Path, obj: Any, *, note: Mapping[str, Any] | None = None) -
 
 
 def append_jsonl(path: Path, obj: Any) -> None:
-    """Adds one line in one write call, so that lines of several processes do not mix. Ends a line that a killed writer left open."""
+    """Adds one line in one write call, so that lines of several processes do not mix. Ends a line that a
+    killed writer left open."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json_text(obj) + "\n").encode()
@@ -152,7 +163,8 @@ def append_jsonl(path: Path, obj: Any) -> None:
 
 @contextmanager
 def appended(path: Path) -> Iterator[IO[bytes]]:
-    """A log open for appending, unbuffered. It is written in place, since nobody can say when it is complete."""
+    """A log open for appending, unbuffered. It is written in place, since nobody can say when it is
+    complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_own(path, "ab", buffering=0) as file:
         yield file
@@ -167,7 +179,9 @@ def read_json(path: Path) -> Any:
     path = Path(path)
     try:
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise InputError(f"has {size:,} bytes", file=path, expected=f"at most {MAX_JSON_BYTES:,} in one JSON document")
+            raise InputError(
+                f"has {size:,} bytes", file=path, expected=f"at most {MAX_JSON_BYTES:,} in one JSON document"
+            )
         return parsed(path.read_bytes().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         found = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
@@ -178,8 +192,11 @@ def read_json(path: Path) -> Any:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
 
 
-def write_manifest(folder: Path, metadata: dict[str, Any], *, files: dict[str, dict[str, Any]] | None = None) -> None:
-    """Flushes and hashes every file of a folder and writes ``manifest.json``; ``files`` are the entries where that is done already."""
+def write_manifest(
+    folder: Path, metadata: dict[str, Any], *, files: dict[str, dict[str, Any]] | None = None
+) -> None:
+    """Flushes and hashes every file of a folder and writes ``manifest.json``; ``files`` are the entries where
+    that is done already."""
     if files is None:
         files = {}
         (folder / MANIFEST).touch()  # takes the mode of an ordinary new file, which the others are given
@@ -207,8 +224,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a folder.
 
     Raises:
-        InputError: missing (the folder is unfinished, or another program wrote it), invalid, of an unknown schema, changed since it was
-            written, or with names that leave the folder.
+        InputError: missing (the folder is unfinished, or another program wrote it), invalid, of an unknown
+            schema, changed since it was written, or with names that leave the folder.
     """
     path = Path(path)
     file = path / MANIFEST
@@ -217,25 +234,39 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not os.access(path, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise InputError("cannot be read: Permission denied", file=path)
     if not file.is_file() or file.is_symlink():
-        raise InputError(f"no {MANIFEST}, so the folder is unfinished or was not written by this toolkit", file=path)
+        raise InputError(
+            f"no {MANIFEST}, so the folder is unfinished or was not written by this toolkit", file=path
+        )
     manifest = read_json(file)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or not isinstance(manifest.get("metadata"), dict):
+    if (
+        not isinstance(manifest, dict)
+        or not isinstance(manifest.get("files"), dict)
+        or not isinstance(manifest.get("metadata"), dict)
+    ):
         raise InputError("not a manifest", file=file, expected="an object with schema, metadata and files")
     if manifest.get("schema") != SCHEMA:
-        raise InputError(f"manifest schema {manifest.get('schema')!r} is not known", file=file, expected=str(SCHEMA))
+        raise InputError(
+            f"manifest schema {manifest.get('schema')!r} is not known", file=file, expected=str(SCHEMA)
+        )
     for name, entry in manifest["files"].items():
         if not is_below(name):
             raise InputError(f"the file name {name!r} leaves the folder", file=file)
-        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("sha256"), str):
+        if (
+            not isinstance(entry, dict)
+            or not isinstance(entry.get("bytes"), int)
+            or not isinstance(entry.get("sha256"), str)
+        ):
             raise InputError(f"the entry of {name!r} has no bytes and sha256", file=file)
-    is_whole = "sha256" not in manifest or sealed(manifest) == manifest  # absent in the first folders of this schema
+    # absent in the first folders of this schema
+    is_whole = "sha256" not in manifest or sealed(manifest) == manifest
     if not manifest.keys() <= {"schema", "tool", "metadata", "files", "sha256"} or not is_whole:
         raise InputError("content has changed (SHA-256 differs from the one it states)", file=file)
     return manifest
 
 
 def verify_folder(path: Path) -> list[str]:
-    """Problems of a folder with a manifest, one sentence each; empty when all its files are as they were written."""
+    """Problems of a folder with a manifest, one sentence each; empty when all its files are as they were
+    written."""
     path = Path(path)
     try:
         listed = read_manifest(path)["files"]
@@ -258,7 +289,8 @@ def verify_folder(path: Path) -> list[str]:
 
 
 def names_below(folder: Path) -> list[str]:
-    """Names of all files and folders in a folder, relative to it, sorted; links to folders are not followed."""
+    """Names of all files and folders in a folder, relative to it, sorted; links to folders are not
+    followed."""
     names: list[str] = []
     for parent, folders, files in os.walk(folder):
         relative = Path(parent).relative_to(folder).as_posix()
@@ -279,7 +311,8 @@ def differences(path: Path, entry: dict[str, Any]) -> list[str]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a durable folder at once: a process killed meanwhile leaves a temporary folder, never half a folder of that name."""
+    """Removes a durable folder at once: a process killed meanwhile leaves a temporary folder, never half a
+    folder of that name."""
     doomed = temporary_beside(folder)
     remove(doomed)
     os.rename(folder, doomed)
@@ -314,7 +347,8 @@ def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flushes a file's content, or a folder's names, to disk. (Windows flushes no folders, and only files open for writing.)"""
+    """Flushes a file's content, or a folder's names, to disk. (Windows flushes no folders, and only files
+    open for writing.)"""
     is_windows, is_folder = os.name == "nt", path.is_dir()
     if is_windows and is_folder:
         return
@@ -322,7 +356,9 @@ def flush(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if not is_folder or error.errno != errno.EINVAL:  # some network file systems do not flush folders either
+        if (
+            not is_folder or error.errno != errno.EINVAL
+        ):  # some network file systems do not flush folders either
             raise
     finally:
         os.close(descriptor)
@@ -331,7 +367,11 @@ def flush(path: Path) -> None:
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """The value with the SHA-256 of itself, in place of one that it has."""
     bare = {key: item for key, item in value.items() if key != "sha256"}
-    return {**bare, "sha256": hashlib.sha256(json_text(bare).encode(errors="surrogatepass")).hexdigest()}  # damage may be half a character
+    # damage may be half a character
+    return {
+        **bare,
+        "sha256": hashlib.sha256(json_text(bare).encode(errors="surrogatepass")).hexdigest(),
+    }
 
 
 def _finite(obj: Any) -> Any:
@@ -345,6 +385,7 @@ def _finite(obj: Any) -> Any:
 
 
 def json_text(obj: Any, *, indent: int | None = None) -> str:
-    """JSON with sorted keys. NaN and infinity, which JSON lacks, become null; bytes of a name that are not UTF-8, escapes."""
+    """JSON with sorted keys. NaN and infinity, which JSON lacks, become null; bytes of a name that are not
+    UTF-8, escapes."""
     text = json.dumps(_finite(obj), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return text.encode(errors="backslashreplace").decode()

@@ -17,12 +17,15 @@ def inside(folder: Path, name: Any, *, stated_in: str | Path) -> Path:
     Whoever reads, writes or removes what a file names asks here, since the file may be anybody's.
 
     Raises:
-        CheckpointError: it is no name, or leaves the folder: an absolute one, one with ``..``, or a link that leads out.
+        CheckpointError: it is no name, or leaves the folder: an absolute one, one with ``..``, or a link that
+        leads out.
     """
     if is_below(name) and leads_inside(folder, folder / name):
         return folder / name
     found = f"names {describe(name)}" + (", which is a link" if is_below(name) else "")
-    raise CheckpointError(found, file=folder / stated_in, expected="a file or folder inside its own, and nothing elsewhere")
+    raise CheckpointError(
+        found, file=folder / stated_in, expected="a file or folder inside its own, and nothing elsewhere"
+    )
 
 
 def is_below(name: Any) -> TypeGuard[str]:
@@ -34,7 +37,8 @@ def is_below(name: Any) -> TypeGuard[str]:
 
 
 def leads_inside(folder: Path, path: Path) -> bool:
-    """Whether a path leads into the folder once all links are followed; a blob of the hub's cache that the folder is in counts too."""
+    """Whether a path leads into the folder once all links are followed; a blob of the hub's cache that the
+    folder is in counts too."""
     try:
         target = path.resolve()
         return target.is_relative_to(folder.resolve()) or _is_blob(folder.resolve(), target)
@@ -44,5 +48,7 @@ def leads_inside(folder: Path, path: Path) -> bool:
 
 def _is_blob(folder: Path, target: Path) -> bool:
     """Whether a link in ``REPOSITORY/snapshots/REVISION`` leads to a file in ``REPOSITORY/blobs``."""
-    repository = next((place.parent.parent for place in (folder, *folder.parents) if place.parent.name == "snapshots"), None)
+    repository = next(
+        (place.parent.parent for place in (folder, *folder.parents) if place.parent.name == "snapshots"), None
+    )
     return repository is not None and target.parent == repository / "blobs"

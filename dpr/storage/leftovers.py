@@ -1,4 +1,5 @@
-"""Files whose names are this toolkit's: never opened through a link; temporary ones, named after their process, removed when it is gone."""
+"""Files whose names are this toolkit's: never opened through a link; temporary ones, named after their
+process, removed when it is gone."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from dpr.core.errors import OutputError
 HOST_BYTES = 64
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _TEMPORARY, REPLACED = ".tmp-", ".old-"
-_OWNED = re.compile(r"(?P<kind>\.tmp-|\.old-)(?P<name>.+)-(?P<pid>\d+)(?:\.(?P<start>\d+))?@(?P<host>[^@]+)", re.DOTALL)
+_OWNED = re.compile(
+    r"(?P<kind>\.tmp-|\.old-)(?P<name>.+)-(?P<pid>\d+)(?:\.(?P<start>\d+))?@(?P<host>[^@]+)", re.DOTALL
+)
 _cleared: set[tuple[int, Path]] = set()
 
 
@@ -46,15 +49,18 @@ def this_process() -> ProcessName:
 
 
 def temporary_beside(target: Path, kind: str = _TEMPORARY, *, process: ProcessName | None = None) -> Path:
-    """Where this process, or another one, writes the future ``target``, or moves a file or folder that it replaces."""
+    """Where this process, or another one, writes the future ``target``, or moves a file or folder that it
+    replaces."""
     process = process or this_process()
     return target.parent / f"{kind}{target.name}-{process.pid}.{process.start}@{_in_a_name(process.host)}"
 
 
 def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
-    """Opens a file to write it, as ``open``, but neither through a symbolic link nor what is no plain file; "x" replaces what is there.
+    """Opens a file to write it, as ``open``, but neither through a symbolic link nor what is no plain file;
+    "x" replaces what is there.
 
-    Others may have put a link to a file of yours where the name of a lock, a log or a temporary file can be foreseen.
+    Others may have put a link to a file of yours where the name of a lock, a log or a temporary file can be
+    foreseen.
 
     Raises:
         OutputError: a link or something else is in its place.
@@ -69,8 +75,14 @@ def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        found = "it is not a plain file" if not stat.S_ISLNK(kind) and kind != stat.S_IFREG else "it is a symbolic link"
-        raise OutputError(path, found, hint="remove it; it may lead to a file that is not to be overwritten") from None
+        found = (
+            "it is not a plain file"
+            if not stat.S_ISLNK(kind) and kind != stat.S_IFREG
+            else "it is a symbolic link"
+        )
+        raise OutputError(
+            path, found, hint="remove it; it may lead to a file that is not to be overwritten"
+        ) from None
 
 
 def remove_leftovers(parent: Path) -> None:
@@ -86,7 +98,8 @@ def remove_leftovers(parent: Path) -> None:
             if owned is None or owned["host"] != _in_a_name(_host()):
                 continue
             owner = ProcessName(_host(), int(owned["pid"]), int(owned["start"] or 0))
-            # A container starts every run with the same process number; names of earlier versions have no start time.
+            # A container starts every run with the same process number; names of earlier versions have no
+            # start time.
             if not (owner.is_gone() or (owner.pid == os.getpid() and not owner.start)):
                 continue
             if owned["kind"] == REPLACED and not (target := path.with_name(owned["name"])).exists():
@@ -122,7 +135,8 @@ def _in_a_name(host: str) -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process of this machine started, in clock ticks; 0 where that is unavailable, None if it has ended."""
+    """When a process of this machine started, in clock ticks; 0 where that is unavailable, None if it has
+    ended."""
     if sys.platform == "win32":  # where os.kill would end it
         import ctypes
 

@@ -1,4 +1,5 @@
-"""What a command writes, and what is cached: checked before the work begins, built by one process, and recognised by later ones."""
+"""What a command writes, and what is cached: checked before the work begins, built by one process, and
+recognised by later ones."""
 
 from __future__ import annotations
 
@@ -25,16 +26,19 @@ logger = get_logger(__name__)
 
 @contextmanager
 def output(target: Path, provenance: Mapping[str, Any], *, overwrite: bool | None = False) -> Iterator[bool]:
-    """A block in which this process alone writes ``target``. Yields False if it is complete, and made of the same: nothing to do.
+    """A block in which this process alone writes ``target``. Yields False if it is complete, and made of the
+    same: nothing to do.
 
-    The block writes its ``provenance``: as the note of a ``durable_file``, or as the item "made_of" of a folder's metadata.
+    The block writes its ``provenance``: as the note of a ``durable_file``, or as the item "made_of" of a
+    folder's metadata.
 
     Args:
         provenance: the command's settings, and its inputs by ``content_sha256``.
         overwrite: None where the command has no such setting.
 
     Raises:
-        InputError: it exists, made of something else or damaged, and ``overwrite`` is not set; or is not an output of this toolkit.
+        InputError: it exists, made of something else or damaged, and ``overwrite`` is not set; or is not an
+        output of this toolkit.
         OutputError: it cannot be written.
         CheckpointError: another process is writing it.
     """
@@ -46,10 +50,12 @@ def output(target: Path, provenance: Mapping[str, Any], *, overwrite: bool | Non
 
 
 def require_writable(target: str | Path, *, folder: bool = False) -> None:
-    """Refuses a file (or a ``folder`` to write into) that cannot be written, before the work begins. Creates nothing.
+    """Refuses a file (or a ``folder`` to write into) that cannot be written, before the work begins. Creates
+    nothing.
 
     Raises:
-        OutputError: it is the root of the file system, is or lies under a file, or may not be written. Missing parents are fine.
+        OutputError: it is the root of the file system, is or lies under a file, or may not be written.
+        Missing parents are fine.
     """
     target = Path(target)
     try:
@@ -78,7 +84,11 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     is_folder = target.is_dir()
     if not (target.exists() or target.is_symlink()) or (is_folder and not any(target.iterdir())):
         return False
-    hint = "choose another name, or overwrite=true" if overwrite is False else "choose another name, or remove it first"
+    hint = (
+        "choose another name, or overwrite=true"
+        if overwrite is False
+        else "choose another name, or remove it first"
+    )
     if overwrite:
         if is_folder and not (target / MANIFEST).is_file():
             raise InputError("is a folder that this toolkit has not written", file=target, hint=hint)
@@ -89,9 +99,13 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     if stated != provenance:
         keys = sorted(stated.keys() | provenance.keys()) if isinstance(stated, dict) else []
         other = ", ".join(key for key in keys if stated.get(key) != provenance.get(key))
-        raise InputError("exists already" + (f", made with another {other}" if other else ""), file=target, hint=hint)
+        raise InputError(
+            "exists already" + (f", made with another {other}" if other else ""), file=target, hint=hint
+        )
     if problems := verify_folder(target) if is_folder else verify_file(target):
-        raise InputError(f"exists already, and has changed since it was made: {problems[0]}", file=target, hint=hint)
+        raise InputError(
+            f"exists already, and has changed since it was made: {problems[0]}", file=target, hint=hint
+        )
     logger.info("%s exists already, made of the same inputs with the same settings: nothing to do", target)
     return True
 
@@ -107,7 +121,8 @@ def cache_key(paths: Sequence[Path], facts: Sequence[Any]) -> str:
 
 
 def cached_problem(folder: Path) -> str | None:
-    """What is wrong with a cached folder: its metadata must name it, and every file be as it was written (read once, then remembered)."""
+    """What is wrong with a cached folder: its metadata must name it, and every file be as it was written
+    (read once, then remembered)."""
     try:
         manifest = read_manifest(folder)
         if manifest["metadata"].get("cache") != folder.name:
@@ -120,8 +135,11 @@ def cached_problem(folder: Path) -> str | None:
     return None
 
 
-def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Callable[[Path], str | None] = cached_problem) -> None:
-    """Calls ``build(folder)`` in one of the processes that ask together, unless the folder is there and ``problem_of`` finds nothing wrong.
+def ensure_built(
+    folder: Path, build: Callable[[Path], None], *, problem_of: Callable[[Path], str | None] = cached_problem
+) -> None:
+    """Calls ``build(folder)`` in one of the processes that ask together, unless the folder is there and
+    ``problem_of`` finds nothing wrong.
 
     Raises:
         ConfigError: the cache folder cannot be written.
@@ -134,7 +152,10 @@ def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Cal
         require_writable(parent, folder=True)
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the cache folder {parent} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
+        raise ConfigError(
+            f"the cache folder {parent} cannot be written ({error.strerror}); set DPR_CACHE to a folder"
+            " that can"
+        ) from None
     lock = lock_of(folder)
     with alone_with(lock):  # without locks in the file system, processes may build it side by side
         try:
@@ -149,10 +170,14 @@ def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Cal
 
 @cache
 def _remove_stale(folder: Path) -> None:
-    """Removes from a cache, once in a process, locks that killed builds left, and notes that nobody has asked for in a long time."""
+    """Removes from a cache, once in a process, locks that killed builds left, and notes that nobody has asked
+    for in a long time."""
     with suppress(OSError):
         for lock in folder.glob("*.lock"):
-            with suppress(DprError), open_own(lock, "rb") as file:  # those of builds are empty, unlike other programs' files of this name
+            with (
+                suppress(DprError),
+                open_own(lock, "rb") as file,
+            ):  # those of builds are empty, unlike other programs' files of this name
                 if not os.fstat(file.fileno()).st_size and lock_descriptor(file.fileno(), blocking=False):
                     lock.unlink()
         remove_stale_notes(folder)

@@ -1,10 +1,12 @@
-"""One run per folder or output file: a lock file names the processes that write there, and is taken over once all of them have ended.
+"""One run per folder or output file: a lock file names the processes that write there, and is taken over once
+all of them have ended.
 
-A process of this machine is identified by its number and start time. For other machines only the file's age is known: the holder touches
-it every half minute. A stale lock can be removed by hand; the message says so.
+A process of this machine is identified by its number and start time. For other machines only the file's age
+is known: the holder touches it every half minute. A stale lock can be removed by hand; the message says so.
 
-The file is locked (filelock) only while it is read and written. A lock held for as long as the run would be inherited by its workers,
-which outlive a killed run by seconds, and would not tell whether the run's other ranks still write.
+The file is locked (filelock) only while it is read and written. A lock held for as long as the run would be
+inherited by its workers, which outlive a killed run by seconds, and would not tell whether the run's other
+ranks still write.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from dpr.storage.leftovers import ProcessName, open_own, temporary_beside, this_
 from dpr.storage.strict_json import parsed
 
 LOCK_FILE = "run.lock"
-_BEGINNINGS = (b'{"token"', b'{"since"', b'{"processes"', b"{}")  # a killed writer may have left less than all
+# a killed writer may have left less than all
+_BEGINNINGS = (
+    b'{"token"',
+    b'{"since"',
+    b'{"processes"',
+    b"{}",
+)
 TOUCH_EVERY_S = 30.0
 STALE_AFTER_S = 180.0
 
@@ -37,10 +45,11 @@ logger = get_logger(__name__)
 
 
 class RunLock:
-    """The right to write to ``target``, a run's folder or another output. Rank 0 holds it on behalf of all ranks' processes.
+    """The right to write to ``target``, a run's folder or another output. Rank 0 holds it on behalf of all
+    ranks' processes.
 
-    The lock is ``file``, or ``run.lock`` in the folder. It is held from ``acquire`` to ``release``, to the end of the process, or until
-    this object is garbage-collected.
+    The lock is ``file``, or ``run.lock`` in the folder. It is held from ``acquire`` to ``release``, to the
+    end of the process, or until this object is garbage-collected.
     """
 
     def __init__(self, target: Path, *, file: Path | None = None) -> None:
@@ -91,18 +100,26 @@ class RunLock:
                 logger.warning("%s was left by processes that no longer exist; taking it over", self._file)
             self._token = os.urandom(8).hex()
             since = time.strftime("%Y-%m-%d %H:%M:%S")
-            lock = {"token": self._token, "since": since, "processes": [asdict(process) for process in processes]}
+            lock = {
+                "token": self._token,
+                "since": since,
+                "processes": [asdict(process) for process in processes],
+            }
             file.truncate(0)
             file.write(json.dumps(lock).encode())
             file.flush()
         if not is_alone:
-            time.sleep(0.05)  # a file system without locks: of two that take over at the same time, the last writer stays
+            # a file system without locks: of two that take over at the same time, the last writer stays
+            time.sleep(0.05)
         return None if self.is_held() else "it has just taken the lock"
 
     def _holder(self, lock: dict[str, Any]) -> str | None:
         """The first living process that a lock file names; None if the lock is free or damaged."""
         try:
-            processes = [ProcessName(str(item["host"]), int(item["pid"]), int(item["start"])) for item in lock["processes"]]
+            processes = [
+                ProcessName(str(item["host"]), int(item["pid"]), int(item["start"]))
+                for item in lock["processes"]
+            ]
         except (KeyError, TypeError, ValueError):
             return None
         mine, since = this_process(), f", since {lock['since']}" if "since" in lock else ""
@@ -114,7 +131,8 @@ class RunLock:
         return None
 
     def _age_s(self) -> float:
-        """Seconds since the file was touched, by the clock of the file system, which may differ from this machine's."""
+        """Seconds since the file was touched, by the clock of the file system, which may differ from this
+        machine's."""
         now = temporary_beside(self._file)
         try:
             open_own(now, "xb").close()
@@ -143,7 +161,8 @@ def lock_of(output: Path) -> Path:
 
 @contextmanager
 def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
-    """The file, created if missing and open for reading and writing, and whether it is really locked against others."""
+    """The file, created if missing and open for reading and writing, and whether it is really locked against
+    others."""
     while True:
         with open_own(path, "ab+") as file:
             try:

@@ -1,7 +1,8 @@
 """Output folders that are written in steps, so that a killed command continues after its last finished one.
 
 1. The claim, the first file, says what the folder is made of. Work of another provenance is refused.
-2. A step counts once its files are flushed and recorded; what a killed process had written of one is removed or written again.
+2. A step counts once its files are flushed and recorded; what a killed process had written of one is removed
+   or written again.
 3. The manifest is written last; then the claim and the records go. The bytes do not depend on interruptions.
 """
 
@@ -42,7 +43,8 @@ class Steps(ABC):
     """A folder under way: finished, begun by an earlier process, or new.
 
     Raises:
-        InputError: it is of another ``provenance`` (the message names the difference), holds something else, or is damaged.
+        InputError: it is of another ``provenance`` (the message names the difference), holds something else,
+        or is damaged.
         OutputError: it cannot be written.
     """
 
@@ -55,7 +57,9 @@ class Steps(ABC):
     def __init__(self, folder: Path, provenance: Mapping[str, Any]) -> None:
         self.folder, self.provenance = folder, dict(provenance)
         if folder.exists() and not folder.is_dir():
-            raise InputError(f"is a file, expected a folder to write {self.contents} into", file=folder, hint=self.rename)
+            raise InputError(
+                f"is a file, expected a folder to write {self.contents} into", file=folder, hint=self.rename
+            )
         with writing(folder, hint=_KEPT):
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
@@ -104,7 +108,10 @@ class Steps(ABC):
         theirs, ours = dict(_by_key(stated)), dict(_by_key(json.loads(json.dumps(self.provenance))))
         for key in sorted(theirs.keys() | ours.keys()):
             if theirs.get(key) != ours.get(key):
-                found = f"holds {state} {self.contents} with {key}={theirs.get(key)!r}, this run has {ours.get(key)!r}"
+                found = (
+                    f"holds {state} {self.contents} with {key}={theirs.get(key)!r}, this run has"
+                    f" {ours.get(key)!r}"
+                )
                 raise InputError(found, file=self.folder, hint=f"{self.rename}, or remove the folder")
 
 
@@ -120,8 +127,9 @@ def _by_key(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 class StepsInOrder(Steps):
     """Steps of one process, which may add to the same files.
 
-    ``progress.json`` has the number of steps when a process opened the folder, and the size of each file after the last of them;
-    ``progress.jsonl`` a line for each step since, with the sizes of the files it changed, so a step costs the same however many there are.
+    ``progress.json`` has the number of steps when a process opened the folder, and the size of each file
+    after the last of them; ``progress.jsonl`` a line for each step since, with the sizes of the files it
+    changed, so a step costs the same however many there are.
     """
 
     claim = "progress.json"
@@ -164,8 +172,8 @@ class StepsInOrder(Steps):
             flush(parent)
 
     def finish(self, metadata: Mapping[str, Any]) -> None:
-        """Writes the manifest, which ends the last step. A process that is killed before it leaves what was appended since the last
-        ``commit`` unfinished, and the next one appends that anew."""
+        """Writes the manifest, which ends the last step. A process that is killed before it leaves what was
+        appended since the last ``commit`` unfinished, and the next one appends that anew."""
         with writing(self.folder, hint=_KEPT):
             self._flush_names()
             files = {name: describe_file(self.folder / name) for name in sorted(self._sizes)}
@@ -173,7 +181,10 @@ class StepsInOrder(Steps):
 
     def _begin(self) -> None:
         """Writes how far the folder is, in one piece. A log left beside it says nothing more."""
-        write_json(self.folder / self.claim, {"made_of": self.provenance, "steps": self.num_done, "bytes": self._sizes})
+        write_json(
+            self.folder / self.claim,
+            {"made_of": self.provenance, "steps": self.num_done, "bytes": self._sizes},
+        )
         self._log.unlink(missing_ok=True)
         open_own(self._log, "xb").close()  # its name is flushed before the first step is
         flush(self.folder)
@@ -186,7 +197,9 @@ class StepsInOrder(Steps):
                 self._sizes |= {str(name): int(size) for name, size in step["bytes"].items()}
         except (AttributeError, KeyError, TypeError, ValueError):
             hint = f"remove {self.folder} and rerun the same command"
-            raise InputError("does not say how far the output is", file=self.folder / self.claim, hint=hint) from None
+            raise InputError(
+                "does not say how far the output is", file=self.folder / self.claim, hint=hint
+            ) from None
         self._require_same(provenance, "unfinished")
         for path in [path for path in self.folder.rglob("*") if path.is_file()]:
             name = path.relative_to(self.folder).as_posix()
@@ -195,12 +208,17 @@ class StepsInOrder(Steps):
         for name, size in self._sizes.items():
             path = inside(self.folder, name, stated_in=self.claim)
             if not path.is_file() or path.stat().st_size < size:
-                raise InputError("is shorter than it was written", file=path, hint=f"remove {self.folder} and rerun the same command")
+                raise InputError(
+                    "is shorter than it was written",
+                    file=path,
+                    hint=f"remove {self.folder} and rerun the same command",
+                )
             os.truncate(path, size)
         self._begin()
 
     def _logged(self, steps: int) -> Iterator[Any]:
-        """The lines of the log about the steps after ``steps``; ends where a killed writer left half a line."""
+        """The lines of the log about the steps after ``steps``; ends where a killed writer left half a
+        line."""
         for line in self._log.read_bytes().splitlines(keepends=True) if self._log.is_file() else ():
             with suppress(ValueError):
                 if line.endswith(b"\n") and (step := parsed(line.decode()))["steps"] == steps + 1:
@@ -215,7 +233,8 @@ class StepsInOrder(Steps):
 
 
 class StepsInAnyOrder(Steps):
-    """Steps that several processes may write at the same time, each of files of its own; one of them finishes the folder.
+    """Steps that several processes may write at the same time, each of files of its own; one of them finishes
+    the folder.
 
     ``<step>-00000.json`` proves that step 0 is done: its number of rows, and size and SHA-256 of its files.
     """
@@ -229,12 +248,15 @@ class StepsInAnyOrder(Steps):
         """Names of the files of a step."""
 
     def finished_steps(self) -> set[int]:
-        """Numbers of the steps whose files are as they were written; all others have to be written (again)."""
+        """Numbers of the steps whose files are as they were written; all others have to be written
+        (again)."""
         return {number for number, proof in self.proofs().items() if self._is_intact(number, proof["files"])}
 
     def _is_intact(self, number: int, files: dict[str, Any]) -> bool:
         try:
-            return set(files) == set(self.files_of(number)) and all(describe_file(self.folder / name) == files[name] for name in files)
+            return set(files) == set(self.files_of(number)) and all(
+                describe_file(self.folder / name) == files[name] for name in files
+            )
         except OSError:
             return False
 
@@ -245,7 +267,11 @@ class StepsInAnyOrder(Steps):
             if match := self._proof_match(path.name):
                 with suppress(InputError):
                     proof = read_json(path)
-                    is_valid = isinstance(proof, dict) and isinstance(proof.get("files"), dict) and isinstance(proof.get("rows"), int)
+                    is_valid = (
+                        isinstance(proof, dict)
+                        and isinstance(proof.get("files"), dict)
+                        and isinstance(proof.get("rows"), int)
+                    )
                     if is_valid and proof["files"]:
                         proofs[int(match[1])] = proof
         return proofs
@@ -259,7 +285,9 @@ class StepsInAnyOrder(Steps):
             for name, write in zip(files, contents, strict=True):
                 with durable_file(self.folder / name, "wb") as out:
                     write(out)
-            write_json(proof, {"files": {name: describe_file(self.folder / name) for name in files}, "rows": rows})
+            write_json(
+                proof, {"files": {name: describe_file(self.folder / name) for name in files}, "rows": rows}
+            )
 
     def reopen(self, proofs: Mapping[int, dict[str, Any]]) -> None:
         """Turns a finished folder into an unfinished one with these steps."""
@@ -290,7 +318,8 @@ class StepsInAnyOrder(Steps):
 
 @contextmanager
 def steps_in_order(target: Path, provenance: Mapping[str, Any]) -> Iterator[StepsInOrder | None]:
-    """The folder to write, which appears at ``target`` after the block if ``finish`` was called in it; None where it is there already.
+    """The folder to write, which appears at ``target`` after the block if ``finish`` was called in it; None
+    where it is there already.
 
     Until then it is ``X.unfinished`` beside the future ``X``.
 

@@ -1,4 +1,5 @@
-"""JSON of others: no repeated keys, no NaN or infinity, no numbers that no float or memory holds, no deep nesting."""
+"""JSON of others: no repeated keys, no NaN or infinity, no numbers that no float or memory holds, no deep
+nesting."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from itertools import accumulate
 from typing import Any
 
 MAX_DEPTH = 200
-"""Lists and objects inside each other. Parsers recurse, and how far the interpreter lets them is for any library to change."""
+"""Lists and objects inside each other. Parsers recurse, and how far the interpreter lets them is for any
+library to change."""
 _STEPS = tuple((byte in b"[{") - (byte in b"]}") for byte in range(256))
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
@@ -66,7 +68,10 @@ def describe(value: Any) -> str:
     if not isinstance(value, bool | str | int | float):  # of a Parquet column or a Python literal
         return f"of type {type(value).__name__}"
     kind = "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
-    return f"the {kind} {str(value)[:40] if len(str(value)) > 40 else value!a}{'...' if len(str(value)) > 40 else ''}"
+    return (
+        f"the {kind}"
+        f" {str(value)[:40] if len(str(value)) > 40 else value!a}{'...' if len(str(value)) > 40 else ''}"
+    )
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -94,4 +99,9 @@ def _finite_float(digits: str) -> float:
     return value
 
 
-STRICT = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_int=_parse_int, parse_float=_finite_float)
+STRICT = json.JSONDecoder(
+    object_pairs_hook=_unique_keys,
+    parse_constant=_refuse_constant,
+    parse_int=_parse_int,
+    parse_float=_finite_float,
+)

@@ -22,7 +22,14 @@ from dpr.formats.checkpoints import read_parts, stored_shapes, write_parts
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
 from dpr.storage.inside import inside
-from dpr.storage.leftovers import HOST_BYTES, ProcessName, remove, remove_leftovers, temporary_beside, this_process
+from dpr.storage.leftovers import (
+    HOST_BYTES,
+    ProcessName,
+    remove,
+    remove_leftovers,
+    temporary_beside,
+    this_process,
+)
 from dpr.storage.run_lock import RunLock
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer, stored_like
@@ -32,7 +39,8 @@ from dpr.training.settings import TrainingSettings
 logger = get_logger(__name__)
 
 Collect = Callable[[Path], Callable[[Path], None]]
-"""Brings together, on all ranks, what a checkpoint is to hold; what rank 0 then calls to write it. See ``StateOfRun.collect``."""
+"""Brings together, on all ranks, what a checkpoint is to hold; what rank 0 then calls to write it. See
+``StateOfRun.collect``."""
 
 MOST_FAILED_SAVES = 3
 SCALER_FILE = "scaler.json"
@@ -40,7 +48,8 @@ CALLBACKS_FILE = "callbacks.json"
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: ``<output_dir>/<name>.step<N>``. Every rank calls its methods, and all learn the outcome together."""
+    """The checkpoints of one run: ``<output_dir>/<name>.step<N>``. Every rank calls its methods, and all
+    learn the outcome together."""
 
     def __init__(self, output_dir: Path, name: str, *, keep_last: int = 3) -> None:
         self.output_dir, self.name, self.keep_last = output_dir, name, keep_last
@@ -58,7 +67,10 @@ class CheckpointFolder:
         mine = this_process()
         host = mine.host.encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0")
         rows = gather_rows(torch.tensor([[mine.pid, mine.start, *host]], dtype=torch.int64)).tolist()
-        self._processes = processes = [ProcessName(bytes(row[2:]).rstrip(b"\0").decode("utf-8", "replace"), row[0], row[1]) for row in rows]
+        self._processes = processes = [
+            ProcessName(bytes(row[2:]).rstrip(b"\0").decode("utf-8", "replace"), row[0], row[1])
+            for row in rows
+        ]
 
         def make() -> None:
             try:
@@ -67,20 +79,24 @@ class CheckpointFolder:
                 remove_leftovers(self.output_dir)
             except OSError as error:
                 raise CheckpointError(
-                    f"cannot be written ({error.strerror})", file=self.output_dir, hint="set output_dir to a folder you may write to"
+                    f"cannot be written ({error.strerror})",
+                    file=self.output_dir,
+                    hint="set output_dir to a folder you may write to",
                 ) from error
 
         on_main(make)
 
     def note_stop(self, step: int) -> None:
-        """Notes in ``run.json`` that the run was asked to stop and can be resumed; launchers hide exit codes. The next save removes it."""
+        """Notes in ``run.json`` that the run was asked to stop and can be resumed; launchers hide exit codes.
+        The next save removes it."""
         file = self.output_dir / checkpoints.RUN_FILE
         on_main(lambda: checkpoints.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
 
     def newest(self, *, fresh: bool = False) -> Path | None:
         """The newest intact checkpoint, the same on all ranks; None when the run has none.
 
-        With ``fresh`` there must be none; damaged ones are moved aside, so that later starts do not find them.
+        With ``fresh`` there must be none; damaged ones are moved aside, so that later starts do not find
+        them.
 
         Raises:
             CheckpointError: there are checkpoints, but every one is damaged.
@@ -95,9 +111,14 @@ class CheckpointFolder:
                     folders.append(folder)
                     break
                 damaged[folder] = problems
-                logger.warning("%s is damaged (%s); trying the one before it", folder, "; ".join(problems[:3]))
+                logger.warning(
+                    "%s is damaged (%s); trying the one before it", folder, "; ".join(problems[:3])
+                )
             if fresh and folders:
-                raise ConfigError(f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
+                raise ConfigError(
+                    f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to"
+                    " continue it"
+                )
             if fresh:
                 for folder in damaged:
                     aside = folder.with_name(f"damaged-{folder.name}")
@@ -105,33 +126,50 @@ class CheckpointFolder:
                     folder.rename(aside)
                     logger.warning("%s is now %s", folder, aside.name)
             elif damaged and not folders:
-                reasons = "".join(f"\n  {folder.name}: {'; '.join(problems[:3])}" for folder, problems in damaged.items())
+                reasons = "".join(
+                    f"\n  {folder.name}: {'; '.join(problems[:3])}" for folder, problems in damaged.items()
+                )
                 raise CheckpointError(
                     f"all {len(damaged)} checkpoints are damaged",
                     file=self.output_dir,
-                    hint=f"resume=fresh moves them aside and starts at step 0; or choose a new output_dir{reasons}",
+                    hint=(
+                        "resume=fresh moves them aside and starts at step 0; or choose a new"
+                        f" output_dir{reasons}"
+                    ),
                 )
 
         on_main(find)
         step = from_main(_step_of(folders[0]) if folders else -1)
         return None if step < 0 else self.output_dir / f"{self.name}.step{step}"
 
-    def save(self, progress: Progress, collect: Collect, identity: dict[str, Any], config: dict[str, Any]) -> Path | None:
-        """Writes a checkpoint on rank 0, points ``run.json`` at it, and removes the oldest beyond ``keep_last`` (never the best).
+    def save(
+        self, progress: Progress, collect: Collect, identity: dict[str, Any], config: dict[str, Any]
+    ) -> Path | None:
+        """Writes a checkpoint on rank 0, points ``run.json`` at it, and removes the oldest beyond
+        ``keep_last`` (never the best).
 
-        All ranks call ``collect`` first, with a folder for what each of them writes itself; rank 0 moves that into the checkpoint.
-        A disk that is full or fails costs this checkpoint only: None is returned with a warning, and the next one is tried when it is due.
+        All ranks call ``collect`` first, with a folder for what each of them writes itself; rank 0 moves that
+        into the checkpoint. A disk that is full or fails costs this checkpoint only: None is returned with a
+        warning, and the next one is tried when it is due.
 
         Raises:
             CheckpointError: that happened three times in a row, or another run has taken over the folder.
         """
         folder = self.output_dir / f"{self.name}.step{progress.step}"
-        failures: list[str] = []  # not the errors: their frames would keep the batches, and so the workers, alive
+        failures: list[
+            str
+        ] = []  # not the errors: their frames would keep the batches, and so the workers, alive
 
         def save() -> None:
             if not self.lock.is_held():
-                found = "run.lock no longer belongs to this run: the folder was moved or emptied, or another run has taken it over"
-                hint = "only one run may write here; if it was moved, run the same command with the new output_dir"
+                found = (
+                    "run.lock no longer belongs to this run: the folder was moved or emptied, or another run"
+                    " has taken it over"
+                )
+                hint = (
+                    "only one run may write here; if it was moved, run the same command with the new"
+                    " output_dir"
+                )
                 raise CheckpointError(found, file=self.output_dir, hint=hint)
             try:
                 self._write(folder, progress, written[0], identity, config)
@@ -158,23 +196,42 @@ class CheckpointFolder:
         reason = f": {failures[0]}" if failures else ""
         if self._failed_saves >= MOST_FAILED_SAVES:
             hint = "free some space and rerun the same command to resume from the last checkpoint"
-            raise CheckpointError(f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row", file=folder, hint=hint)
+            raise CheckpointError(
+                f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row", file=folder, hint=hint
+            )
         if failures:
             logger.warning(
-                "%s cannot be written%s; earlier checkpoints are intact, and the next one is tried when it is due", folder, reason
+                "%s cannot be written%s; earlier checkpoints are intact, and the next one is tried when it"
+                " is due",
+                folder,
+                reason,
             )
         return None
 
     def require_saved(self, step: int) -> None:
         """At the end of a run, raises CheckpointError if the disk refused its last checkpoint."""
         if self._failed_saves:
-            hint = "free some space and rerun the same command; it goes on from the last checkpoint that is whole, if there is one"
-            raise CheckpointError(f"the run is at its end, step {step}, but that step could not be saved", file=self.output_dir, hint=hint)
+            hint = (
+                "free some space and rerun the same command; it goes on from the last checkpoint that is"
+                " whole, if there is one"
+            )
+            raise CheckpointError(
+                f"the run is at its end, step {step}, but that step could not be saved",
+                file=self.output_dir,
+                hint=hint,
+            )
 
     def _write(
-        self, folder: Path, progress: Progress, write: Callable[[Path], None], identity: dict[str, Any], config: dict[str, Any]
+        self,
+        folder: Path,
+        progress: Progress,
+        write: Callable[[Path], None],
+        identity: dict[str, Any],
+        config: dict[str, Any],
     ) -> None:
-        with durable_folder(folder, overwrite=True, metadata={"kind": "checkpoint", "step": progress.step}) as temporary:
+        with durable_folder(
+            folder, overwrite=True, metadata={"kind": "checkpoint", "step": progress.step}
+        ) as temporary:
             write(temporary)
             state = {"progress": asdict(progress), "identity": identity}
             checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
@@ -182,7 +239,8 @@ class CheckpointFolder:
         self._publish(folder, progress)
 
     def complete(self, folder: Path) -> None:
-        """Makes up for what a save that was killed has left undone: its checkpoint is whole, and ``run.json`` does not name it yet."""
+        """Makes up for what a save that was killed has left undone: its checkpoint is whole, and ``run.json``
+        does not name it yet."""
 
         def publish() -> None:
             named = None
@@ -196,10 +254,18 @@ class CheckpointFolder:
     def _publish(self, folder: Path, progress: Progress) -> None:
         metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
         checkpoints.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
-        # Those with a higher step are damaged ones that this run has fallen back from; they do not count as kept.
-        kept = [path for path in checkpoints.checkpoint_folders(self.output_dir, self.name) if _step_of(path) <= progress.step]
+        # Those with a higher step are damaged ones that this run has fallen back from; they do not count as
+        # kept.
+        kept = [
+            path
+            for path in checkpoints.checkpoint_folders(self.output_dir, self.name)
+            if _step_of(path) <= progress.step
+        ]
         for old in kept[self.keep_last :] if self.keep_last else []:
-            if _step_of(old) and old.name not in (folder.name, progress.best_checkpoint):  # step 0 is there for train.keep=better
+            if _step_of(old) and old.name not in (
+                folder.name,
+                progress.best_checkpoint,
+            ):  # step 0 is there for train.keep=better
                 remove_folder(old)
 
     @staticmethod
@@ -209,9 +275,13 @@ class CheckpointFolder:
         try:
             progress, identity = Progress(**state["progress"]), dict(state["identity"])
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"lacks what is needed to resume ({error})", file=folder / checkpoints.STATE_FILE) from error
+            raise CheckpointError(
+                f"lacks what is needed to resume ({error})", file=folder / checkpoints.STATE_FILE
+            ) from error
         if progress.best_checkpoint is not None:
-            inside(folder.parent, progress.best_checkpoint, stated_in=f"{folder.name}/{checkpoints.STATE_FILE}")
+            inside(
+                folder.parent, progress.best_checkpoint, stated_in=f"{folder.name}/{checkpoints.STATE_FILE}"
+            )
         return progress, identity
 
 
@@ -240,7 +310,10 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
         folder.complete(newest)
         return StoredRun(newest, *CheckpointFolder.read_state(newest))
     if settings.resume_mode() == "require":
-        raise ConfigError(f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right output_dir?")
+        raise ConfigError(
+            f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right"
+            " output_dir?"
+        )
     return None
 
 
@@ -258,7 +331,8 @@ class StateOfRun:
     in_parts: bool = False
 
     def collect(self, parts: Path) -> Callable[[Path], None]:
-        """What all ranks do together before rank 0 writes: sharded tensors become whole in its memory, or go into the folder ``parts``.
+        """What all ranks do together before rank 0 writes: sharded tensors become whole in its memory, or go
+        into the folder ``parts``.
 
         Raises:
             OSError: some rank cannot write its part; on all ranks.
@@ -287,18 +361,21 @@ class StateOfRun:
         for name, tensor in weights.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise DivergedError(
-                    f"{name} is NaN or infinite, so no checkpoint is written; lower train.learning_rate, or use train.precision=fp32. "
-                    "Earlier checkpoints are intact"
+                    f"{name} is NaN or infinite, so no checkpoint is written; lower train.learning_rate, or"
+                    " use train.precision=fp32. Earlier checkpoints are intact"
                 )
         self.model.write_to(folder, weights)
         if optimizer is not None:
             checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
         checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
-        states = {name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())}
+        states = {
+            name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())
+        }
         checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
 
     def read(self, folder: Path, *, with_optimizer: bool) -> None:
-        """Restores the weights and, if wanted, the state of the optimizer and the loss scale, whichever rank wrote what."""
+        """Restores the weights and, if wanted, the state of the optimizer and the loss scale, whichever rank
+        wrote what."""
         self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
         if with_optimizer:
             if (parts := folder / checkpoints.OPTIMIZER_PARTS).is_dir():

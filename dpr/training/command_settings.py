@@ -1,4 +1,5 @@
-"""Settings of ``dpr train`` and ``dpr explain``: those of the trainer and the towers, data sets and devices. Key names are DPR's."""
+"""Settings of ``dpr train`` and ``dpr explain``: those of the trainer and the towers, data sets and devices.
+Key names are DPR's."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class RunConfig(Settings):
     """The data sets and the output folder."""
 
     train_datasets: Any = setting(None, on_resume=CONTENT, path="input")
-    """One name or path, a glob, an entry such as {file: corpus.tsv, pairs: crops}, or a list of them; a name is a key of ``datasets``."""
+    """One name or path, a glob, an entry such as {file: corpus.tsv, pairs: crops}, or a list of them; a name
+    is a key of ``datasets``."""
     dev_datasets: Any = setting(None, on_resume=CONTENT, path="input")
     """The sets to validate on, in the same way."""
     output_dir: str | None = setting(None, on_resume=NO_EFFECT, path="folder")
@@ -54,8 +56,8 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
     loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires=TRAINING)
     """One factor per train set, multiplies its loss."""
     do_lower_case: bool | None = setting(None, on_resume=START, excludes="model_file")
-    """true or false: texts are lower-cased, and lose their accents, or not, in place of the rule of the tokenizer of a BERT vocabulary.
-    Absent = the tokenizer's own."""
+    """true or false: texts are lower-cased, and lose their accents, or not, in place of the rule of the
+    tokenizer of a BERT vocabulary. Absent = the tokenizer's own."""
     special_tokens: list[str] | None = setting(None, on_resume=START)
     """Put into the vocabulary's [unusedN] slots, in this order."""
     on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
@@ -79,7 +81,8 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
         self.encoder.check_attention(precision=self.train.precision, trains=self.train_datasets is not None)
         if self.init == "weights" and self.model_file is None and not self.encoder.pretrained:
             raise ConfigError(
-                "init=weights and encoder.pretrained=false are mutually exclusive; name a model_file, or leave encoder.pretrained out"
+                "init=weights and encoder.pretrained=false are mutually exclusive; name a model_file, or"
+                " leave encoder.pretrained out"
             )
 
     def _check_compat(self) -> None:
@@ -97,13 +100,15 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
         }
         if named := [key for key, is_foreign in foreign.items() if is_foreign]:
             raise ConfigError(
-                f"compat=dpr and {', '.join(named)} are mutually exclusive, the original has no such choice; leave one of them out"
+                f"compat=dpr and {', '.join(named)} are mutually exclusive, the original has no such choice;"
+                " leave one of them out"
             )
 
 
 @dataclass
 class ExplainConfig(BiEncoderTrainConfig):
-    """Prints what one step of a training run is made of: rows, passages drawn, what is masked, tokens. Give the settings of the run."""
+    """Prints what one step of a training run is made of: rows, passages drawn, what is masked, tokens. Give
+    the settings of the run."""
 
     step: int = setting(1, least=1, on_resume=NO_EFFECT)
     """The optimizer step, counted from 1 as in the log."""
@@ -113,4 +118,6 @@ class ExplainConfig(BiEncoderTrainConfig):
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         if self.train_datasets is None:
-            raise ConfigError("train_datasets is not set; give the command line of the training run, and step=N")
+            raise ConfigError(
+                "train_datasets is not set; give the command line of the training run, and step=N"
+            )

@@ -25,7 +25,8 @@ logger = get_logger(__name__)
 
 
 def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
-    """Applies what concerns the whole process (tf32, determinism) and the towers (activation checkpointing, compilation).
+    """Applies what concerns the whole process (tf32, determinism) and the towers (activation checkpointing,
+    compilation).
 
     Raises:
         ConfigError: a backbone has no activation checkpointing.
@@ -51,12 +52,19 @@ def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
             compile_towers(model.trained_towers())
 
 
-def make_step(model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device) -> Step:
-    """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if they ask for that."""
+def make_step(
+    model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
+) -> Step:
+    """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if
+    they ask for that."""
     max_tokens = settings.grad_cache_tokens
     if settings.memory_budget_gb:
         parts = 1 if settings.sharding == "none" else ranks.world_size
-        memory: dict[str, Any] = {"precision": settings.precision, "parts": parts, "averages": settings.ema_decay > 0}
+        memory: dict[str, Any] = {
+            "precision": settings.precision,
+            "parts": parts,
+            "averages": settings.ema_decay > 0,
+        }
         max_tokens = tokens_within(model, settings.memory_budget_gb, **memory)
     how: dict[str, Any] = {"ranks": ranks, "device": device, "precision": settings.precision}
     cached = None
@@ -67,13 +75,18 @@ def make_step(model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: R
     if settings.sharding == "fsdp2":
         shard(model, ranks)
         return cached or DirectStep(model, loss, **how)
-    return cached or DirectStep(data_parallel(model, ranks, device, precision=settings.precision), loss, **how)
+    return cached or DirectStep(
+        data_parallel(model, ranks, device, precision=settings.precision), loss, **how
+    )
 
 
-def data_parallel(model: BiEncoder, ranks: Ranks, device: torch.device, *, precision: str = "fp32") -> nn.Module:
+def data_parallel(
+    model: BiEncoder, ranks: Ranks, device: torch.device, *, precision: str = "fp32"
+) -> nn.Module:
     """The model, wrapped so that gradients are averaged over ranks; with one rank, the model itself.
 
-    So is a model with tables that learn by rows, which DDP would send whole: its steps average the gradients themselves.
+    So is a model with tables that learn by rows, which DDP would send whole: its steps average the gradients
+    themselves.
     """
     if ranks.world_size == 1 or row_tables(model):
         copy_from_main(model.parameters())
@@ -82,10 +95,13 @@ def data_parallel(model: BiEncoder, ranks: Ranks, device: torch.device, *, preci
     # Buffers (position numbers) are equal everywhere; torch 2.13 renamed the switch that leaves them alone.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     leave_buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    parallel = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **leave_buffers)
-    # DDP sums gradients in buckets and regroups them once: in the forward after its first backward, in the order in which they were ready.
-    # Other buckets add the terms of 3 or more ranks in another order. A resumed run would take its first step with the first grouping,
-    # where an uninterrupted run has the second. So every start begins with the same backward, whose gradients are discarded.
+    parallel = DistributedDataParallel(
+        model, device_ids=device_ids, gradient_as_bucket_view=True, **leave_buffers
+    )
+    # DDP sums gradients in buckets and regroups them once: in the forward after its first backward, in the
+    # order in which they were ready. Other buckets add the terms of 3 or more ranks in another order. A
+    # resumed run would take its first step with the first grouping, where an uninterrupted run has the
+    # second. So every start begins with the same backward, whose gradients are discarded.
     with evaluating(model), autocast(model.device, precision):
         tokens = trial_tokens(model)
         total(parallel(tokens, tokens)).backward()

@@ -15,7 +15,8 @@ from dpr.training.trainer import BiEncoderTrainer
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """Measured: seconds of a step and of a validation, tokens per second, memory. Counted: steps, validations, checkpoints."""
+    """Measured: seconds of a step and of a validation, tokens per second, memory. Counted: steps,
+    validations, checkpoints."""
 
     step_s: float
     validation_s: float
@@ -44,14 +45,20 @@ class DryRun:
             f"memory      {self.memory_gb:.2f} GiB at most so far",
             f"speed       {self.tokens_per_s:.0f} tokens/s, {self.step_s:.3g} s a step",
             f"validation  {self.validation_s:.3g} s, {self.num_validations} times",
-            f"the run     {self.num_steps} steps, about {duration(self.total_s)} ({self.total_s / 3600:.2f} hours)",
-            f"disk        {self.num_checkpoints} checkpoints of {self.checkpoint_gb:.2f} GB, {self.disk_gb:.2f} GB at most; "
-            f"{self.free_gb:.1f} GB are free{room}",
+            (
+                f"the run     {self.num_steps} steps, about {duration(self.total_s)}"
+                f" ({self.total_s / 3600:.2f} hours)"
+            ),
+            (
+                f"disk        {self.num_checkpoints} checkpoints of {self.checkpoint_gb:.2f} GB,"
+                f" {self.disk_gb:.2f} GB at most; {self.free_gb:.1f} GB are free{room}"
+            ),
         ]
 
 
 def dry_run(trainer: BiEncoderTrainer) -> DryRun:
-    """Does two steps (the second is timed) and the validations that the run will reach. Nothing is written, but the model is changed.
+    """Does two steps (the second is timed) and the validations that the run will reach. Nothing is written,
+    but the model is changed.
 
     ``trainer`` is a new one.
     """
@@ -69,7 +76,9 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
         trainer.progress.step += 1
     loss = trainer.metrics.take()["train/loss"]
     if loss != loss:
-        raise DivergedError("the loss is NaN after two steps; lower train.learning_rate or use train.precision=fp32")
+        raise DivergedError(
+            "the loss is NaN after two steps; lower train.learning_rate or use train.precision=fp32"
+        )
     start = time.perf_counter()
     validate_ahead(trainer)
     wait_for(trainer.device)
@@ -81,7 +90,9 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
     beside = int(train.keep == "better")  # the start
     weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
     fields = 3 if train.ema_decay else 2
-    moments = sum(fields * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
+    moments = sum(
+        fields * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad
+    )
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
         step_s=elapsed,
@@ -90,7 +101,8 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
         memory_gb=peak_memory_gb(trainer.device),
         num_steps=trainer.total_steps,
         num_validations=validations if trainer.validations else 0,
-        num_checkpoints=beside + (min(saves, kept + 2) if kept else saves),  # besides the newest, the best and the one being written
+        num_checkpoints=beside
+        + (min(saves, kept + 2) if kept else saves),  # besides the newest, the best and the one being written
         checkpoint_gb=(weights + moments) / 1e9,
         free_gb=shutil.disk_usage(existing).free / 1e9,
     )

@@ -1,8 +1,9 @@
 """Gradient caching: pools of any size in bounded memory, with the gradient of the whole pool.
 
-The chunks of a batch are encoded one after the other. The loss is taken over all vectors at once. Its gradient with respect to each
-vector is then passed back through the chunk that made it, which is encoded again for that, with the same dropout. As much as fits into the
-budget is kept and not encoded again, so a batch that fits costs no more than a direct step.
+The chunks of a batch are encoded one after the other. The loss is taken over all vectors at once. Its
+gradient with respect to each vector is then passed back through the chunk that made it, which is encoded
+again for that, with the same dropout. As much as fits into the budget is kept and not encoded again, so a
+batch that fits costs no more than a direct step.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from dpr.training.sharding import average, set_reduction, sharded_towers
 from dpr.training.step import Step, StepResult, objective_share, pool_loss
 from dpr.training.trial import TRIAL_LENGTH, graph_bytes_per_token
 
-# Every chunk has the cost of its calls and adds to the gradient of every weight, which would dominate smaller ones.
+# Every chunk has the cost of its calls and adds to the gradient of every weight, which would dominate smaller
+# ones.
 MIN_CHUNK_TOKENS = CPU_FORWARD_TOKENS
 
 
 class _Chunk(NamedTuple):
-    """Sequences ``rows`` (on the host) of one side (``question`` or ``ctx``); ``is_kept``: with their graph, encoded once."""
+    """Sequences ``rows`` (on the host) of one side (``question`` or ``ctx``); ``is_kept``: with their graph,
+    encoded once."""
 
     side: str
     rows: Tensor
@@ -43,17 +46,26 @@ class _Chunk(NamedTuple):
 
 
 class CachedStep(Step):
-    """A step that holds the graphs of at most ``max_tokens`` tokens (padding included where towers are padded) at any time.
+    """A step that holds the graphs of at most ``max_tokens`` tokens (padding included where towers are
+    padded) at any time.
 
-    The vectors of the pool and their gradients take memory too. Where a batch does not fit whole, their share of the budget is taken from
-    the graphs, so memory does not grow with the pool while its vectors take less than the budget. Gradients are averaged over ranks once,
-    after the last micro-batch of an update. A sequence above the budget is a chunk by itself.
+    The vectors of the pool and their gradients take memory too. Where a batch does not fit whole, their share
+    of the budget is taken from the graphs, so memory does not grow with the pool while its vectors take less
+    than the budget. Gradients are averaged over ranks once, after the last micro-batch of an update. A
+    sequence above the budget is a chunk by itself.
     """
 
     model: BiEncoder
 
     def __init__(
-        self, model: BiEncoder, loss: Loss, *, max_tokens: int, ranks: Ranks, device: torch.device, precision: str = "fp32"
+        self,
+        model: BiEncoder,
+        loss: Loss,
+        *,
+        max_tokens: int,
+        ranks: Ranks,
+        device: torch.device,
+        precision: str = "fp32",
     ) -> None:
         super().__init__(model, loss, ranks=ranks, device=device, precision=precision)
         self.max_tokens = max_tokens
@@ -63,19 +75,25 @@ class CachedStep(Step):
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         batch = batch.to(self.device)
-        # Dropout of a chunk depends on the trainer's seed and on the chunk's number, so encoding it again repeats it.
+        # Dropout of a chunk depends on the trainer's seed and on the chunk's number, so encoding it again
+        # repeats it.
         seed = int(torch.randint(1 << 62, ()))
         chunks, gather = self._agreed(list(self._chunks(batch))), PoolGather(batch, self.loss, self.ranks)
         set_reduction(self.model, False)
         with self._sparse_word_gradients():
             with record_function("dpr/encode"):
                 vectors, graphs = self._encode_all(batch, chunks, seed, gather)
-            result = pool_loss(self.loss, vectors["question"], gather, batch, self.model.temperature, self.on_pool)
+            result = pool_loss(
+                self.loss, vectors["question"], gather, batch, self.model.temperature, self.on_pool
+            )
             step = StepResult(result.losses.detach(), result.correct, len(batch))
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
-                # Backward ends at these leaves. Its only collectives are those of the gather, in the same order on all ranks.
-                gradients = {side: of_side.grad for side, of_side in vectors.items() if of_side.grad is not None}
+                # Backward ends at these leaves. Its only collectives are those of the gather, in the same
+                # order on all ranks.
+                gradients = {
+                    side: of_side.grad for side, of_side in vectors.items() if of_side.grad is not None
+                }
                 del vectors, result  # only their gradients are needed from here on, which take as much memory
                 if "ctx" in gradients:
                     gradients["ctx"] = gather.fold(gradients["ctx"], len(batch.contexts))
@@ -87,7 +105,8 @@ class CachedStep(Step):
     def _encode_all(
         self, batch: BiEncoderBatch, chunks: list[_Chunk], seed: int, gather: PoolGather
     ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-        """The vectors of the questions and of the context slots, detached; and by chunk number those that kept their graph.
+        """The vectors of the questions and of the context slots, detached; and by chunk number those that
+        kept their graph.
 
         The contexts come first and travel to the other ranks while the questions are encoded.
         """
@@ -105,8 +124,8 @@ class CachedStep(Step):
                 if chunk.is_kept:
                     graphs[number] = encoded
             if side == "ctx":
-                # Each distinct vector was needed once, for its slots, and makes room for their gradient. A frozen tower needs no
-                # gradient, so none is summed over ranks for it.
+                # Each distinct vector was needed once, for its slots, and makes room for their gradient. A
+                # frozen tower needs no gradient, so none is summed over ranks for it.
                 of_side = gather.spread(of_side).requires_grad_(self._is_trained(batch, side))
                 gather.send(of_side)
             vectors[side] = of_side
@@ -114,22 +133,30 @@ class CachedStep(Step):
         return vectors, graphs
 
     def _carry_on(
-        self, batch: BiEncoderBatch, chunks: list[_Chunk], gradients: dict[str, Tensor], graphs: dict[int, Tensor], seed: int
+        self,
+        batch: BiEncoderBatch,
+        chunks: list[_Chunk],
+        gradients: dict[str, Tensor],
+        graphs: dict[int, Tensor],
+        seed: int,
     ) -> None:
         """Backward from the gradients of the vectors through the chunks that made them."""
         for table in self._word_tables():
             if table.sparse and table.weight.requires_grad and table.weight.grad is None:
-                table.weight.grad = torch.zeros_like(table.weight)  # what is sparse is added to it; alone, it would stay sparse
+                # what is sparse is added to it; alone, it would stay sparse
+                table.weight.grad = torch.zeros_like(table.weight)
         # What was kept goes first: backward frees it, and there is room for what has to be encoded again.
         for number in sorted(range(len(chunks)), key=lambda number: number not in graphs):
             chunk = chunks[number]
             if chunk.side in gradients and self._is_trained(batch, chunk.side):
-                # Sparse or not, a chunk adds to gradients at once, so the order of chunks is the order of these sums: equal each time.
+                # Sparse or not, a chunk adds to gradients at once, so the order of chunks is the order of
+                # these sums: equal each time.
                 encoded = graphs.pop(number) if number in graphs else self._encode(batch, chunk, seed, number)
                 encoded.backward(gradients[chunk.side][chunk.rows.to(self.device, non_blocking=True)])
 
     def _encode(self, batch: BiEncoderBatch, chunk: _Chunk, seed: int, number: int) -> Tensor:
-        # Before every forward, kept or not, so the masks are those of the first time whatever was drawn in between.
+        # Before every forward, kept or not, so the masks are those of the first time whatever was drawn in
+        # between.
         seed_torch(seed, number)
         tokens = batch.questions if chunk.side == "question" else batch.contexts
         with autocast(self.device, self._precision):
@@ -146,7 +173,8 @@ class CachedStep(Step):
 
     @contextmanager
     def _sparse_word_gradients(self) -> Iterator[None]:
-        """On a CPU, the words of a chunk add to their rows of the word table's gradient instead of filling a table for each chunk.
+        """On a CPU, the words of a chunk add to their rows of the word table's gradient instead of filling a
+        table for each chunk.
 
         On a GPU a table is filled in no time, in an order of additions that does not change.
         """
@@ -160,30 +188,48 @@ class CachedStep(Step):
                 table.sparse = False
 
     def _word_tables(self) -> list[nn.Embedding]:
-        words = [tower.backbone.get_input_embeddings() for tower in (self.model.question_model, self.model.ctx_model)]
+        words = [
+            tower.backbone.get_input_embeddings()
+            for tower in (self.model.question_model, self.model.ctx_model)
+        ]
         by_rows = set(map(id, self._by_rows))  # theirs are sparse in any case
-        return [table for table in words if isinstance(table, nn.Embedding) and id(table.weight) not in by_rows]
+        return [
+            table for table in words if isinstance(table, nn.Embedding) and id(table.weight) not in by_rows
+        ]
 
     def _chunks(self, batch: BiEncoderBatch) -> Iterator[_Chunk]:
-        """Both sides in chunks, contexts first, in the order in which they are encoded, sequences of similar length together.
+        """Both sides in chunks, contexts first, in the order in which they are encoded, sequences of similar
+        length together.
 
-        What is kept comes last on each side, so that little else is encoded while it is held. Questions are the first to be kept.
+        What is kept comes last on each side, so that little else is encoded while it is held. Questions are
+        the first to be kept.
         """
         sides = {"question": batch.questions, "ctx": batch.contexts}
         is_packed = {side: self._tower(batch, side).is_packed for side in sides}
-        total = sum(tokens.tokens.shape[0] if is_packed[side] else tokens.padded_size for side, tokens in sides.items())
+        total = sum(
+            tokens.tokens.shape[0] if is_packed[side] else tokens.padded_size
+            for side, tokens in sides.items()
+        )
         limit, room = self.max_tokens, self.max_tokens
         if total > self.max_tokens:
-            # A CPU takes MIN_CHUNK_TOKENS at a time anyway; what is encoded while graphs are held must be small.
+            # A CPU takes MIN_CHUNK_TOKENS at a time anyway; what is encoded while graphs are held must be
+            # small.
             share = 0 if self.device.type == "cpu" else self.max_tokens // 4
-            limit, room = min(self.max_tokens, max(share, MIN_CHUNK_TOKENS)), self.max_tokens - self._vectors_in_tokens(batch)
+            limit, room = (
+                min(self.max_tokens, max(share, MIN_CHUNK_TOKENS)),
+                self.max_tokens - self._vectors_in_tokens(batch),
+            )
         plans: dict[str, list[_Chunk]] = {}
         for side, tokens in sides.items():
             lengths = tokens.lengths.cpu().numpy()
-            others, kept, size = _cut(lengths, room if self._is_trained(batch, side) else 0, is_packed=is_packed[side])
+            others, kept, size = _cut(
+                lengths, room if self._is_trained(batch, side) else 0, is_packed=is_packed[side]
+            )
             room -= size
             if is_packed[side]:
-                parts = [np.arange(rows.start, rows.stop) for rows in plan_packs(lengths[others].tolist(), limit)]
+                parts = [
+                    np.arange(rows.start, rows.stop) for rows in plan_packs(lengths[others].tolist(), limit)
+                ]
             else:
                 parts = plan_token_batches(lengths[others], limit)
             planned = [(others[rows], False) for rows in parts] + ([(kept, True)] if len(kept) else [])
@@ -192,25 +238,30 @@ class CachedStep(Step):
         yield from plans["question"]
 
     def _agreed(self, chunks: list[_Chunk]) -> list[_Chunk]:
-        """With sharded towers, as many chunks of each kind as the rank with most of them has; those that a rank lacks have no rows."""
+        """With sharded towers, as many chunks of each kind as the rank with most of them has; those that a
+        rank lacks have no rows."""
         if not sharded_towers(self.model):
             return chunks
         kinds = [(side, is_kept) for side in ("ctx", "question") for is_kept in (False, True)]
         by_kind = [[chunk for chunk in chunks if (chunk.side, chunk.is_kept) == kind] for kind in kinds]
         nothing = torch.zeros(0, dtype=torch.int64)
-        for (side, is_kept), own, most in zip(kinds, by_kind, largest_of_each([len(own) for own in by_kind]), strict=True):
+        for (side, is_kept), own, most in zip(
+            kinds, by_kind, largest_of_each([len(own) for own in by_kind]), strict=True
+        ):
             own += [_Chunk(side, nothing, is_kept)] * (most - len(own))
         return [chunk for own in by_kind for chunk in own]
 
     def _vectors_in_tokens(self, batch: BiEncoderBatch) -> int:
-        """How many tokens' graphs take as much memory as the pool's vectors and their gradients, in fp32, do on this rank."""
+        """How many tokens' graphs take as much memory as the pool's vectors and their gradients, in fp32, do
+        on this rank."""
         world_size, slots = self.ranks.world_size, len(batch.context_row)
         rows = len(batch) + slots * world_size + (slots if world_size > 1 else 0)
         return int(rows * self.model.dimension * 2 * 4 / self._bytes_per_token)
 
 
 def _cut(lengths: np.ndarray, room: int, *, is_packed: bool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Rows, longest first, that do not fit into ``room`` tokens, those that do (the shortest, so that little room is left), their size."""
+    """Rows, longest first, that do not fit into ``room`` tokens, those that do (the shortest, so that little
+    room is left), their size."""
     order = np.argsort(-lengths, kind="stable")
     shortest = lengths[order[::-1]]
     sizes = np.cumsum(shortest) if is_packed else shortest * np.arange(1, len(lengths) + 1)

@@ -1,4 +1,5 @@
-"""The identity of a run: what a resumed run must share with the checkpoint, and what it may change with a warning."""
+"""The identity of a run: what a resumed run must share with the checkpoint, and what it may change with a
+warning."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What must be equal for a resumed run to see the same batches and objective (``fixed``), and what it may change with a warning.
+    """What must be equal for a resumed run to see the same batches and objective (``fixed``), and what it may
+    change with a warning.
 
     Keys are the names of settings, so a refusal can name the override that fixes it.
     """
@@ -43,26 +45,53 @@ class RunIdentity:
     fixed: dict[str, Any]
     free: dict[str, Any]
     models: dict[str, list[str]] = field(default_factory=dict)
-    """By the settings that name models on this machine, what was read of them: names of files and their content. May not change either."""
+    """By the settings that name models on this machine, what was read of them: names of files and their
+    content. May not change either."""
 
 
-_DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.") | {"encoder.dpr_trailing_sep": False}
+_DEFAULTS = (
+    flat_values(TrainingSettings())
+    | flat_values(TowerSettings(), prefix="encoder.")
+    | {"encoder.dpr_trailing_sep": False}
+)
 del _DEFAULTS["loss.learn_temperature"]  # never stored by earlier versions; the optimizer's state shows it
 
 
 _OF_MODELS = (".json", ".safetensors", ".bin", ".pt", ".txt", ".model", ".jinja")
-_OF_METRICS = ("dev_datasets.", "train.validation.", "train.metrics", "train.dev_batch_size", "train.val_av_rank_")
+_OF_METRICS = (
+    "dev_datasets.",
+    "train.validation.",
+    "train.metrics",
+    "train.dev_batch_size",
+    "train.val_av_rank_",
+)
 """With another value of these, metrics of one name are not those of before."""
 
 
 _OF_LEARNING = (
-    *("train.learning_rate", "train.embedding_lr_factor", "train.lr_schedule", "train.min_lr_ratio", "train.warmup_", "train.weight_decay"),
-    *("train.adam_", "train.max_grad_norm", "train.ema_decay", "train.precision", "train.num_train_epochs", "train.max_steps"),
+    *(
+        "train.learning_rate",
+        "train.embedding_lr_factor",
+        "train.lr_schedule",
+        "train.min_lr_ratio",
+        "train.warmup_",
+        "train.weight_decay",
+    ),
+    *(
+        "train.adam_",
+        "train.max_grad_norm",
+        "train.ema_decay",
+        "train.precision",
+        "train.num_train_epochs",
+        "train.max_steps",
+    ),
 )
 """A run without a step to take cannot do what another value of these asks for."""
 
 
-def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _differences(
+    stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]
+) -> dict[str, tuple[Any, Any]]:
     """What differs, as it was and as it is; a key that one of the two lacks is taken from ``absent``."""
     was, now, absent = (_flat(json.loads(json.dumps(values))) for values in (stored, own, absent))
     pairs = {}
@@ -75,9 +104,12 @@ def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries as one, with dotted keys. A setting whose value is a dictionary stays whole.
 
-    What a section holds wins over a dotted key of the same name: it is in effect, whatever the command said. Files have keys in any order.
+    What a section holds wins over a dotted key of the same name: it is in effect, whatever the command said.
+    Files have keys in any order.
     """
-    sections = {key for key, value in tree.items() if isinstance(value, dict) and prefix + key not in _DEFAULTS}
+    sections = {
+        key for key, value in tree.items() if isinstance(value, dict) and prefix + key not in _DEFAULTS
+    }
     by_key = {prefix + key: value for key, value in tree.items() if key not in sections}
     for key in sections:
         by_key |= _flat(tree[key], f"{prefix}{key}.")
@@ -96,10 +128,12 @@ def run_identity(
     callbacks: Sequence[Callback] = (),
     output_dir: Path,
 ) -> RunIdentity:
-    """What decides the batches and the objective of this run (fixed), and what else decides its outcome (free).
+    """What decides the batches and the objective of this run (fixed), and what else decides its outcome
+    (free).
 
-    Both are the settings of these roles, except where the data, the model or the process group decide what is in effect, and the content of
-    all files that are read: those of train and dev sets, of models, and what validations and callbacks state as theirs.
+    Both are the settings of these roles, except where the data, the model or the process group decide what is
+    in effect, and the content of all files that are read: those of train and dev sets, of models, and what
+    validations and callbacks state as theirs.
     """
     named = {key: value for key, value in flat_values(settings, (MODEL,)).items() if value}
     models = {key: read for key, value in named.items() if (read := _model_content(Path(value), output_dir))}
@@ -110,7 +144,10 @@ def run_identity(
         fixed=flat_values(settings, (IDENTITY,))
         | {
             "train_datasets": files,
-            "datasets": [options.facts(source.name) for source, options in zip(sources, plan.dataset.options, strict=True)],
+            "datasets": [
+                options.facts(source.name)
+                for source, options in zip(sources, plan.dataset.options, strict=True)
+            ],
             "train_sampling_rates": plan.dataset.iterator.identity(),
             "train.global_batch_size": plan.pool_size,
             "local_shards_dataloader": ranks.world_size if settings.local_shards_dataloader else 0,
@@ -121,17 +158,26 @@ def run_identity(
             "loss.temperature": options["temperature"],
             "loss.learn_temperature": options["learn_temperature"],
             "encoder": {**model.settings.as_dict(), "fix_ctx_encoder": options["fix_ctx_encoder"]},
-            "encoder.plain_apostrophes": None if model.settings.plain_apostrophes else False,  # the default depends on the model
-            "encoder_config": [deciding_config(tower.config) for tower in (model.question_model, model.ctx_model)],
+            # the default depends on the model
+            "encoder.plain_apostrophes": (None if model.settings.plain_apostrophes else False),
+            "encoder_config": [
+                deciding_config(tower.config) for tower in (model.question_model, model.ctx_model)
+            ],
             "encoder.tokenizer": model.tensorizer.fingerprint,
             **({} if model.base is None else {"encoder.base": model.base.fingerprint}),
-            **{f"train.callbacks.{each.state_key}": content for each in callbacks if (content := dict(each.content()))},
+            **{
+                f"train.callbacks.{each.state_key}": content
+                for each in callbacks
+                if (content := dict(each.content()))
+            },
         },
         free=flat_values(settings, (WARNED,))
         | {
             "dev_datasets.content": [dev_set.source.fingerprint for dev_set in dev_sets],
             "dev_datasets.options": [dev_set.options.facts("") for dev_set in dev_sets],
-            "train.validation.content": [content for each in validations if (content := dict(each.content()))],
+            "train.validation.content": [
+                content for each in validations if (content := dict(each.content()))
+            ],
             "train.max_steps": plan.total_steps,
             "train.max_grad_norm": settings.gradient_limit(ranks.world_size),
             "train.warmup_steps": settings.train.warmup(plan.total_steps),
@@ -149,14 +195,18 @@ def run_identity(
 
 
 def _model_content(path: Path, run: Path) -> list[str]:
-    """Name and content of each file that a model is read from; none where it is not local, or is this run's."""
+    """Name and content of each file that a model is read from; none where it is not local, or is this
+    run's."""
     if not path.exists() or path.resolve().is_relative_to(run.resolve()):
         return []
     if path.is_file():
         return shared_content([path])
     folder = checkpoints.resolve_checkpoint(path)
     files = sorted(file for file in folder.rglob("*") if file.suffix in _OF_MODELS and file.is_file())
-    return [f"{file.relative_to(folder).as_posix()} {content}" for file, content in zip(files, shared_content(files), strict=True)]
+    return [
+        f"{file.relative_to(folder).as_posix()} {content}"
+        for file, content in zip(files, shared_content(files), strict=True)
+    ]
 
 
 def _environment(ranks: Ranks, device: torch.device) -> dict[str, Any]:
@@ -166,17 +216,23 @@ def _environment(ranks: Ranks, device: torch.device) -> dict[str, Any]:
         "environment.threads": torch.get_num_threads(),
         "environment.torch": torch.__version__,
         "environment.numpy": np.__version__,  # it draws the order of samples
-        "environment.device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "environment.device": (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        ),
     }
 
 
 def _narrowed(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
-    """The first part of a value that differs, with its key: of long lists and of options one entry, which is what a person looks for."""
+    """The first part of a value that differs, with its key: of long lists and of options one entry, which is
+    what a person looks for."""
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         number = next(number for number, (old, new) in enumerate(zip(was, now, strict=True)) if old != new)
         return _narrowed(f"{key}[{number}]", was[number], now[number])
     if isinstance(was, list) and isinstance(now, list):
-        old, new = ([each for each in part if each not in other] or f"{len(part)} entries" for part, other in ((was, now), (now, was)))
+        old, new = (
+            [each for each in part if each not in other] or f"{len(part)} entries"
+            for part, other in ((was, now), (now, was))
+        )
         return key, old, new
     if isinstance(was, dict) and isinstance(now, dict):
         name = next(name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name))
@@ -185,8 +241,8 @@ def _narrowed(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
 
 
 def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings) -> None:
-    """Looks whether a run may resume ``stored``. Warns of changed settings that are free and forgets the best checkpoint of ``stored``
-    where they change what metrics mean.
+    """Looks whether a run may resume ``stored``. Warns of changed settings that are free and forgets the best
+    checkpoint of ``stored`` where they change what metrics mean.
 
     Raises:
         CheckpointError: a fixed setting differs and ``resume`` is not force.
@@ -208,15 +264,24 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
             f"was written by a different run: {key} was {was}, is now {now}{more}",
             file=stored.folder,
             expected="the same data, order and objective",
-            hint=f"restore {restored}, choose a new output_dir, or set resume=force to resume with another order of samples",
+            hint=(
+                f"restore {restored}, choose a new output_dir, or set resume=force to resume with another"
+                " order of samples"
+            ),
         )
     # What an earlier version did not store is in the settings beside it, or nowhere.
-    for key, (was, now) in (changed | _differences(identity.get("free", {}), own.free, own.free | before)).items():
-        consequence = "; the pool stays as it was (train.global_batch_size)" if key == "train.batch_size" else ""
+    for key, (was, now) in (
+        changed | _differences(identity.get("free", {}), own.free, own.free | before)
+    ).items():
+        consequence = (
+            "; the pool stays as it was (train.global_batch_size)" if key == "train.batch_size" else ""
+        )
         if key.startswith("environment."):
             consequence = "; the weights will not be bitwise those of an uninterrupted run"
         if key.startswith(_OF_METRICS):
-            consequence = "; metrics before and after cannot be compared, so the best checkpoint is chosen anew"
+            consequence = (
+                "; metrics before and after cannot be compared, so the best checkpoint is chosen anew"
+            )
             stored.progress.forget_best()
             stored.progress.start_metrics = {}
         logger.warning("resuming with %s changed from %s to %s%s", *_narrowed(key, was, now), consequence)
@@ -227,7 +292,11 @@ def unlearned_changes(own: RunIdentity, stored: StoredRun) -> list[str]:
     changed = _differences(stored.identity.get("free", {}), own.free, own.free | _settings_beside(stored))
     if "environment.world_size" in changed:
         changed.pop("train.max_grad_norm", None)  # it may follow from the number of ranks
-    return [f"{key} was {was}, is now {now}" for key, (was, now) in changed.items() if key.startswith(_OF_LEARNING)]
+    return [
+        f"{key} was {was}, is now {now}"
+        for key, (was, now) in changed.items()
+        if key.startswith(_OF_LEARNING)
+    ]
 
 
 def _settings_beside(stored: StoredRun) -> dict[str, Any]:
@@ -236,20 +305,24 @@ def _settings_beside(stored: StoredRun) -> dict[str, Any]:
 
 
 def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
-    """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there is none."""
+    """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0
+    where there is none."""
     size = unchangeable(output_dir, settings).get("train.global_batch_size", 0)
     return from_main(size if isinstance(size, int) else 0)
 
 
 def unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[str, Any]:
-    """By setting, what a run that a start in ``output_dir`` would resume cannot change; on the main rank, elsewhere empty.
+    """By setting, what a run that a start in ``output_dir`` would resume cannot change; on the main rank,
+    elsewhere empty.
 
     Nothing is locked, checked or changed here; the values are compared again when the run is resumed.
     """
     if not current_ranks().is_main:
         return {}
     is_new = output_dir is None or settings.resume == "fresh"
-    folders = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
+    folders = (
+        [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
+    )
     try:
         if folders:
             return dict(read_json(folders[0] / checkpoints.STATE_FILE)["identity"]["fixed"])

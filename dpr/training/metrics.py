@@ -1,4 +1,5 @@
-"""Training metrics between two log lines, the arithmetic and memory that training takes, and what the device could do."""
+"""Training metrics between two log lines, the arithmetic and memory that training takes, and what the device
+could do."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ Metrics = dict[str, float]
 
 
 class TrainingMetrics:
-    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a micro-batch whose loss is NaN or infinite
-    does not count. Of several train sets ``names``, each has its own metrics beside the total.
+    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a micro-batch
+    whose loss is NaN or infinite does not count. Of several train sets ``names``, each has its own metrics
+    beside the total.
 
     Nothing is read back from the device, and nothing travels between ranks, before ``take``.
     """
@@ -52,18 +54,25 @@ class TrainingMetrics:
         return totals
 
     def _totals(self) -> list[float]:
-        counts = torch.tensor([self._questions, self._tokens, self._computed, self._flops], dtype=torch.float64, device=self._device)
+        counts = torch.tensor(
+            [self._questions, self._tokens, self._computed, self._flops],
+            dtype=torch.float64,
+            device=self._device,
+        )
         totals: list[float] = sum_over_ranks(torch.cat([self._sums.flatten(), counts])).tolist()
         return totals
 
     def add(self, result: StepResult, batch: BiEncoderBatch) -> None:
         """Adds one micro-batch; ``batch`` is the one on the CPU."""
         losses, size = result.losses.double(), result.num_questions
-        correct = result.correct.double() / (1 if result.correct.dim() else size)  # a user-defined loss may say how many, not which
+        # a user-defined loss may say how many, not which
+        correct = result.correct.double() / (1 if result.correct.dim() else size)
         values = torch.stack([losses, correct.expand(size), torch.ones_like(losses)], dim=1)
         members = torch.zeros(len(self._sums), size, dtype=torch.float64)
         members[torch.tensor(batch.datasets) if self._names else 0, torch.arange(size)] = 1.0
-        self._sums += on_device(members, self._device) @ torch.where(torch.isfinite(losses.sum()), values, 0.0)
+        self._sums += on_device(members, self._device) @ torch.where(
+            torch.isfinite(losses.sum()), values, 0.0
+        )
         self._questions += result.num_questions
         self._tokens += batch.num_tokens
         for side, tokens in (("question", batch.questions), ("ctx", batch.contexts)):
@@ -74,7 +83,8 @@ class TrainingMetrics:
     def take(self, *, peak: float = 0.0) -> Metrics:
         """Metrics over all ranks since the last call. All ranks must call it together.
 
-        ``peak``: operations per second that a device could do; ``perf/mfu`` is the share of it that the model's arithmetic took.
+        ``peak``: operations per second that a device could do; ``perf/mfu`` is the share of it that the
+        model's arithmetic took.
         """
         *sums, questions, tokens, computed, flops = self._totals()
         of_sets = [sums[start : start + 3] for start in range(0, len(sums), 3)]
@@ -93,7 +103,11 @@ class TrainingMetrics:
         }
         for name, (loss_of_set, correct_of_set, size) in zip(self._names, of_sets, strict=False):
             if size and len(of_sets) > 1:
-                own = {"loss": loss_of_set / size, "in_batch_acc": correct_of_set / size, "share": size / judged}
+                own = {
+                    "loss": loss_of_set / size,
+                    "in_batch_acc": correct_of_set / size,
+                    "share": size / judged,
+                }
                 metrics |= {f"train/{name}/{kind}": value for kind, value in own.items()}
         return metrics
 
@@ -101,9 +115,10 @@ class TrainingMetrics:
 class TowerCost:
     """Floating-point operations of one training pass of a tower over real tokens.
 
-    Two for each weight of a linear layer and token, and the two products of attention (over the whole sequence); backward is twice forward,
-    once for weights that are frozen under trained ones, and a frozen tower has none. In a last layer that is read at one token, the other
-    tokens need only keys and values. Work that no vector needs, or that is repeated to save memory, is not counted.
+    Two for each weight of a linear layer and token, and the two products of attention (over the whole
+    sequence); backward is twice forward, once for weights that are frozen under trained ones, and a frozen
+    tower has none. In a last layer that is read at one token, the other tokens need only keys and values.
+    Work that no vector needs, or that is repeated to save memory, is not counted.
     """
 
     def __init__(self, tower: Encoder) -> None:
@@ -113,14 +128,25 @@ class TowerCost:
         layers, width = int(getattr(tower.config, "num_hidden_layers", 0)), int(tower.config.hidden_size)
         of_tokens, of_sequences, keys = _linear_weights(tower.backbone), 0, 0
         if tower.fast.prunes_last_layer:
-            of_sequences, keys, layers = _linear_weights(layers_of(tower.backbone)[-1]) - 2 * width * width, 2 * width, layers - 1
-        self._per_token, self._per_sequence = passes * 2.0 * (of_tokens - of_sequences + keys), passes * 2.0 * of_sequences
+            of_sequences, keys, layers = (
+                _linear_weights(layers_of(tower.backbone)[-1]) - 2 * width * width,
+                2 * width,
+                layers - 1,
+            )
+        self._per_token, self._per_sequence = (
+            passes * 2.0 * (of_tokens - of_sequences + keys),
+            passes * 2.0 * of_sequences,
+        )
         self._per_pair = (3 if is_trained else 1) * 4.0 * layers * width
 
     def of(self, lengths: Tensor) -> float:
         """The operations for sequences with these lengths (N,)."""
         exact = lengths.to(torch.float64)
-        return self._per_token * float(exact.sum()) + self._per_sequence * len(lengths) + self._per_pair * float(exact.square().sum())
+        return (
+            self._per_token * float(exact.sum())
+            + self._per_sequence * len(lengths)
+            + self._per_pair * float(exact.square().sum())
+        )
 
 
 def _linear_weights(module: nn.Module, *, trained: bool | None = None) -> int:
@@ -131,7 +157,8 @@ def _linear_weights(module: nn.Module, *, trained: bool | None = None) -> int:
 
 @cache
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a large matrix product on ``device``, measured once within hundredths of a second."""
+    """Operations per second of a large matrix product on ``device``, measured once within hundredths of a
+    second."""
     is_cuda = device.type == "cuda"
     size, repeats = (4096, 20) if is_cuda else (1024 if dtype == torch.float32 else 512, 2)
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -156,7 +183,8 @@ def wait_for(device: torch.device) -> None:
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """The peak memory so far, in GiB: of tensors on a GPU, of this process elsewhere; NaN on Windows, which does not say."""
+    """The peak memory so far, in GiB: of tensors on a GPU, of this process elsewhere; NaN on Windows, which
+    does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     if sys.platform == "win32":

@@ -1,5 +1,5 @@
-"""AdamW with the usual groups and averages of the weights, learning-rate schedules as pure functions of the step, and optimizer state by
-parameter name."""
+"""AdamW with the usual groups and averages of the weights, learning-rate schedules as pure functions of the
+step, and optimizer state by parameter name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ _FRESH_STATE = "ignore_checkpoint_optimizer=true starts with fresh optimizer sta
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to ``min_ratio``) or constant.
+    """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to ``min_ratio``) or
+    constant.
 
-    ``dpr`` is the original's linear one: 0 at the first update, 1 / (total - warm-up) at the last, and never below 1e-7.
+    ``dpr`` is the original's linear one: 0 at the first update, 1 / (total - warm-up) at the last, and never
+    below 1e-7.
     """
 
     kind: str = "linear"
@@ -33,7 +35,8 @@ class Schedule:
     min_ratio: float = 0.0
 
     def factor(self, step: int, total_steps: int) -> float:
-        """Factor of update ``step`` (counted from 0) of ``total_steps``. A warm-up starts at 1 / warmup_steps, except that of ``dpr``."""
+        """Factor of update ``step`` (counted from 0) of ``total_steps``. A warm-up starts at 1 /
+        warmup_steps, except that of ``dpr``."""
         if self.kind == "dpr":
             if step < self.warmup_steps:
                 return step / self.warmup_steps
@@ -48,8 +51,9 @@ class Schedule:
 
 
 class AveragingAdamW(RowAdamW):
-    """``RowAdamW`` that, with ``decay`` above 0, keeps a mean of every weight over its updates: one counts ``decay`` times as much as the
-    next. An update that is skipped does not count, and each row of a table that learns by rows has the mean over its own updates.
+    """``RowAdamW`` that, with ``decay`` above 0, keeps a mean of every weight over its updates: one counts
+    ``decay`` times as much as the next. An update that is skipped does not count, and each row of a table
+    that learns by rows has the mean over its own updates.
 
     The means are a field of its state, ``twin``, so they are sharded, stored and restored like the moments.
     """
@@ -63,7 +67,9 @@ class AveragingAdamW(RowAdamW):
         """One update of the weights, then of their means."""
         if not self.decay:
             return super().step(closure)
-        before = {parameter: state["step"].clone() for parameter, state in self.state.items() if state["step"].dim()}
+        before = {
+            parameter: state["step"].clone() for parameter, state in self.state.items() if state["step"].dim()
+        }
         super().step(closure)
         share: Tensor | None = None
         for parameter, state in self.state.items():
@@ -71,7 +77,9 @@ class AveragingAdamW(RowAdamW):
             mean = local_shard(state.setdefault("twin", parameter.detach().clone()))
             if counts.dim():
                 rows = (counts != before.get(parameter, 0)).nonzero()[:, 0]
-                mean[rows] = mean[rows].lerp_(weights[rows], self._share(counts[rows])[:, None].to(mean.dtype))
+                mean[rows] = mean[rows].lerp_(
+                    weights[rows], self._share(counts[rows])[:, None].to(mean.dtype)
+                )
             else:  # all others are updated together
                 share = self._share(counts) if share is None else share
                 mean.lerp_(weights, share.to(mean.dtype))
@@ -93,7 +101,8 @@ class AveragingAdamW(RowAdamW):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """A block in which the model has the means. State that is restored in it is that of a model that had them too."""
+        """A block in which the model has the means. State that is restored in it is that of a model that had
+        them too."""
         self.swap()
         try:
             yield
@@ -104,7 +113,8 @@ class AveragingAdamW(RowAdamW):
 
 
 def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAdamW:
-    """AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and scalars (fewer than two axes)."""
+    """AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and scalars
+    (fewer than two axes)."""
     embeddings = {id(table) for table in model.token_embeddings()}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -114,7 +124,12 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAd
             groups.setdefault((decay, factor), []).append(parameter)
     return AveragingAdamW(
         [
-            {"params": parameters, "weight_decay": decay, "lr_factor": factor, "lr": settings.learning_rate * factor}
+            {
+                "params": parameters,
+                "weight_decay": decay,
+                "lr_factor": factor,
+                "lr": settings.learning_rate * factor,
+            }
             for (decay, factor), parameters in groups.items()
         ],
         lr=settings.learning_rate,
@@ -151,8 +166,14 @@ def stored_like(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str,
         field, _, name = key.partition("/")
         parameter = parameters.get(name)
         if parameter is None or shape != (torch.Size() if field == "step" else parameter.shape):
-            raise CheckpointError(f"the optimizer state does not fit this model (first: {name})", hint=_FRESH_STATE)
-        state[key] = torch.zeros((), device=parameter.device) if field == "step" else torch.zeros_like(parameter, requires_grad=False)
+            raise CheckpointError(
+                f"the optimizer state does not fit this model (first: {name})", hint=_FRESH_STATE
+            )
+        state[key] = (
+            torch.zeros((), device=parameter.device)
+            if field == "step"
+            else torch.zeros_like(parameter, requires_grad=False)
+        )
     return state
 
 

@@ -1,4 +1,5 @@
-"""Settings of what is done every so often in a training run: validation, checkpoints, log lines, and stopping early."""
+"""Settings of what is done every so often in a training run: validation, checkpoints, log lines, and stopping
+early."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class EarlyStoppingSettings(Settings, requires="patience"):
     min_delta: float = setting(0.0, least=0, on_resume=WARNED)
     """An improvement exceeds the best value by more than this."""
     metric: str | None = setting(None, on_resume=WARNED)
-    """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen by."""
+    """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen
+    by."""
     highest: bool = setting(False, on_resume=WARNED, requires="metric")
     """More is better, for a metric named here."""
 
@@ -32,32 +34,49 @@ class Periods(Settings, requires=TRAINING):
     log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
     """Optimizer steps between log lines; 0 = none."""
     eval_per_epoch: int = setting(
-        1, unit="validations", least=0, on_resume=WARNED, requires=("eval_every_steps=0", "eval_per_epoch=0"), excludes="eval_epochs"
+        1,
+        unit="validations",
+        least=0,
+        on_resume=WARNED,
+        requires=("eval_every_steps=0", "eval_per_epoch=0"),
+        excludes="eval_epochs",
     )
     """Validations per epoch; 0 = none but those of eval_every_steps."""
     eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED, excludes="eval_epochs")
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
     eval_epochs: list[int] | None = setting(None, least=0, on_resume=WARNED)
     """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
-    sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT, requires=("dev_datasets", "validation"))
+    sanity_validation: int = setting(
+        2, unit="pools", least=0, on_resume=NO_EFFECT, requires=("dev_datasets", "validation")
+    )
     """Pools of each dev set that are validated before training to check that it works; 0 = none."""
     eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT, requires=_VALIDATED)
-    """Validate before the first step too, and at the end compare with that; absent = where the run starts from weights, unless it would
-    encode more than a fifth of what training does."""
+    """Validate before the first step too, and at the end compare with that; absent = where the run starts
+    from weights, unless it would encode more than a fifth of what training does."""
     best_metric: str | None = setting(None, on_resume=WARNED, requires=_VALIDATED)
-    """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
+    """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
+    val_av_rank_start_epoch."""
     best_is_highest: bool = setting(False, on_resume=WARNED, requires="best_metric")
     """More is better, for best_metric; known of metrics of retrieval."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
-    keep: str = setting("best", choices=("best", "better"), on_resume=WARNED, requires=_VALIDATED, excludes="eval_at_start=false")
-    """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no checkpoint is ahead of it."""
+    keep: str = setting(
+        "best",
+        choices=("best", "better"),
+        on_resume=WARNED,
+        requires=_VALIDATED,
+        excludes="eval_at_start=false",
+    )
+    """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no
+    checkpoint is ahead of it."""
     load_best_at_end: bool = setting(False, on_resume=NO_EFFECT, requires=_VALIDATED)
-    """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
+    """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the
+    files are the same."""
     export: list[str] | None = setting(None, on_resume=NO_EFFECT)
-    """When dpr train ends, write the best checkpoint in these formats, as <output_dir>/export/<format>: sentence-transformers,
-    transformers, hf-dpr, onnx, pyserini (docs/interop.md)."""
+    """When dpr train ends, write the best checkpoint in these formats, as <output_dir>/export/<format>:
+    sentence-transformers, transformers, hf-dpr, onnx, pyserini (docs/interop.md)."""
     callbacks: Any = setting(None, on_resume=WARNED)
-    """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them (docs/training.md)."""
+    """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them
+    (docs/training.md)."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
@@ -69,14 +88,22 @@ class DevSetSettings(Settings, requires="dev_datasets"):
     """Validation over dev sets."""
 
     metrics: list[str] | None = setting(None, on_resume=WARNED)
-    """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
+    """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name>
+    (docs/training.md)."""
     dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=WARNED)
     """Questions per validation pool over all ranks."""
-    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK)
+    val_av_rank_hard_neg: int = setting(
+        30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK
+    )
     """Hard negatives of each dev question in the average-rank pool."""
-    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK)
+    val_av_rank_other_neg: int = setting(
+        30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK
+    )
     """Other negatives of each dev question in the average-rank pool."""
     val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
-    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the average rank."""
-    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED, requires=_AVERAGE_RANK)
+    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the
+    average rank."""
+    val_av_rank_max_qs: int = setting(
+        10000, unit="questions", least=1, on_resume=WARNED, requires=_AVERAGE_RANK
+    )
     """Dev questions used for the average rank, over all ranks."""

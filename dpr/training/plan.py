@@ -1,4 +1,5 @@
-"""The pools and steps of a run as functions of its settings, and a log of them with what is likely a mistake."""
+"""The pools and steps of a run as functions of its settings, and a log of them with what is likely a
+mistake."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Plan:
     def num_texts(self) -> int:
         """How many texts all steps encode, about."""
         drawn = self.dataset.collator
-        negatives, _ = negatives_per_question(self.dataset.sources, num_hard=drawn.num_hard, num_other=drawn.num_other)
+        negatives, _ = negatives_per_question(
+            self.dataset.sources, num_hard=drawn.num_hard, num_other=drawn.num_other
+        )
         return self.total_steps * self.accumulation * self.pool_size * (1 + drawn.num_positives + negatives)
 
     def order_from(self, step: int) -> PoolOrder:
@@ -62,14 +65,21 @@ class Plan:
         return [(0 if self.repeats_first else epoch, first + number) for number in range(self.accumulation)]
 
 
-def make_plan(sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks) -> Plan:
-    """The train sets cut into pools of ``pool_size`` questions, as this rank sees them, and the steps that they make.
+def make_plan(
+    sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks
+) -> Plan:
+    """The train sets cut into pools of ``pool_size`` questions, as this rank sees them, and the steps that
+    they make.
 
     Raises:
         ConfigError: an epoch has fewer pools than an update takes.
     """
     train, seed = settings.train, settings.seed
-    drawn = {"num_hard": train.hard_negatives, "num_other": train.other_negatives, "num_positives": train.positives}
+    drawn = {
+        "num_hard": train.hard_negatives,
+        "num_other": train.other_negatives,
+        "num_positives": train.positives,
+    }
     collator = Collator(tensorizer, **drawn, seed=seed, augmentation=train.augment)
     dataset = cut_into_pools(
         sets,
@@ -84,11 +94,16 @@ def make_plan(sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettin
     if train.overfit_batches:
         pools = min(pools, train.overfit_batches)
     if pools < accumulation:
-        raise ConfigError(f"train.gradient_accumulation_steps={accumulation} is more than an epoch's {pools} pools; lower it")
+        raise ConfigError(
+            f"train.gradient_accumulation_steps={accumulation} is more than an epoch's {pools} pools;"
+            " lower it"
+        )
     per_epoch = pools // accumulation  # a tail too short for an update is dropped
     total = min(train.num_train_epochs * per_epoch, train.max_steps or sys.maxsize)
     last = min(total, train.stop_at_epoch * per_epoch or sys.maxsize)
-    return Plan(dataset, pool_size, accumulation, per_epoch, total, last, repeats_first=train.overfit_batches > 0)
+    return Plan(
+        dataset, pool_size, accumulation, per_epoch, total, last, repeats_first=train.overfit_batches > 0
+    )
 
 
 def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSettings) -> None:
@@ -101,10 +116,14 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
     if not loss.uses_teacher or any(map(_has_teacher_scores, sets)):
         return
     names = [name for name in ("kl", "margin_mse") if loss.weight_of(name)]
-    keys = [f"loss.{name}_weight={loss.weight_of(name):g}" if loss.terms is None else f"{name} of loss.terms" for name in names]
+    keys = [
+        f"loss.{name}_weight={loss.weight_of(name):g}" if loss.terms is None else f"{name} of loss.terms"
+        for name in names
+    ]
     raise ConfigError(
-        f"{' and '.join(keys)} learn from a teacher's scores, but no passage of {', '.join(source.name for source in sets)} has one; "
-        "add teacher_score to the passages of the data, or leave these settings out"
+        f"{' and '.join(keys)} learn from a teacher's scores, but no passage of"
+        f" {', '.join(source.name for source in sets)} has one; add teacher_score to the passages of the"
+        " data, or leave these settings out"
     )
 
 
@@ -114,12 +133,15 @@ def _has_teacher_scores(source: SampleSource) -> bool:
     rows = [*range(0, size, max(1, size // SAMPLED_ROWS)), *range(size)]
     samples = map(source.__getitem__, rows)
     return any(
-        passage.teacher_score is not None for each in samples for passage in (*each.positives, *each.hard_negatives, *each.other_negatives)
+        passage.teacher_score is not None
+        for each in samples
+        for passage in (*each.positives, *each.hard_negatives, *each.other_negatives)
     )
 
 
 def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num_ranks: int) -> None:
-    """Logs pools, negatives and steps; warns of settings with which the model would learn little or nothing."""
+    """Logs pools, negatives and steps; warns of settings with which the model would learn little or
+    nothing."""
     dataset = plan.dataset
     if len(dataset.sources) > 1:
         laps = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
@@ -127,25 +149,32 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
         parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
         logger.info("an epoch has %d pools: %s", dataset.iterator.pools_per_epoch, ", ".join(parts))
     num_hard = dataset.collator.num_hard
-    of_question, has_hard = negatives_per_question(dataset.sources, num_hard=num_hard, num_other=dataset.collator.num_other)
+    of_question, has_hard = negatives_per_question(
+        dataset.sources, num_hard=num_hard, num_other=dataset.collator.num_other
+    )
     if has_hard and not num_hard:
-        logger.warning("the training data have hard negatives, but train.hard_negatives=0 ignores them; set train.hard_negatives=1")
+        logger.warning(
+            "the training data have hard negatives, but train.hard_negatives=0 ignores them; set"
+            " train.hard_negatives=1"
+        )
     num_contexts = plan.pool_size * (dataset.collator.num_positives + of_question)
     logger.info(
-        "pool: %d questions (%d ranks), up to %d contexts, so up to %d negatives per question of which %d are its own; "
-        "%d steps per epoch, %d in all, %d pools per step",
+        "pool: %d questions (%d ranks), up to %d contexts, so up to %d negatives per question of which %d are"
+        " its own; %d steps per epoch, %d in all, %d pools per step",
         *(plan.pool_size, num_ranks, num_contexts, num_contexts - 1, of_question),
         *(plan.steps_per_epoch, plan.total_steps, plan.accumulation),
     )
     if (warmup := settings.train.warmup(plan.total_steps)) >= plan.total_steps:
         logger.warning(
-            "train.warmup_steps=%d is not below the %d steps of the run, so the full learning rate is never reached",
+            "train.warmup_steps=%d is not below the %d steps of the run, so the full learning rate is never"
+            " reached",
             *(warmup, plan.total_steps),
         )
     if num_contexts < FEWEST_CANDIDATES:
         logger.warning(
-            "a question has only %d negatives, which teach little; raise train.batch_size (now %d questions in a pool) or "
-            "train.hard_negatives. With little memory, train.grad_cache_tokens allows pools of any size",
+            "a question has only %d negatives, which teach little; raise train.batch_size (now %d questions"
+            " in a pool) or train.hard_negatives. With little memory, train.grad_cache_tokens allows pools of"
+            " any size",
             *(num_contexts - 1, plan.pool_size),
         )
     if model.settings.normalize and not model.options.learn_temperature:
@@ -154,19 +183,24 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
         least = math.log1p((num_contexts - 1) * math.exp(-1 / temperature))
         if least > math.log(num_contexts) / 3:  # of what chance gives
             logger.warning(
-                "encoder.normalize=true with loss.temperature=%g: similarities lie between -1 and 1, so the loss stays near %.2f even for "
-                "a good model; set loss.temperature=0.05, or loss.learn_temperature=true",
+                "encoder.normalize=true with loss.temperature=%g: similarities lie between -1 and 1, so the"
+                " loss stays near %.2f even for a good model; set loss.temperature=0.05, or"
+                " loss.learn_temperature=true",
                 *(temperature, least),
             )
 
 
-def negatives_per_question(sources: Sequence[SampleSource], *, num_hard: int, num_other: int) -> tuple[int, bool]:
-    """The most negatives that any row gives, and whether any row has hard ones, among rows spread over each set."""
+def negatives_per_question(
+    sources: Sequence[SampleSource], *, num_hard: int, num_other: int
+) -> tuple[int, bool]:
+    """The most negatives that any row gives, and whether any row has hard ones, among rows spread over each
+    set."""
     most, has_hard = 0, False
     for source in sources:
         for row in range(0, len(source), max(1, len(source) // SAMPLED_ROWS)):
             sample = source[row]
             hard, other = len(sample.hard_negatives), len(sample.other_negatives)
             has_hard = has_hard or hard > 0
-            most = max(most, min(num_hard, hard or other) + min(num_other, other))  # others stand in for hard ones (select_passages)
+            # others stand in for hard ones (select_passages)
+            most = max(most, min(num_hard, hard or other) + min(num_other, other))
     return most, has_hard

@@ -1,19 +1,22 @@
 """The pool of a micro-batch: what the loss needs of all ranks, gathered while this rank computes.
 
-1. Before the towers run, the facts that do not depend on them are sent: judgement ids and validity of the slots, one tensor on the host;
-   and the known positives of the questions, if the loss needs them, once the ranks have agreed on their shape.
+1. Before the towers run, the facts that do not depend on them are sent: judgement ids and validity of the
+   slots, one tensor on the host; and the known positives of the questions, if the loss needs them, once the
+   ranks have agreed on their shape.
 2. The context vectors are sent when the context tower is done, while the question tower runs.
 3. The question vectors are sent after both, if the loss needs them.
-4. The host waits for the facts and finds the candidates while a GPU is still busy with the towers; an asynchronous copy moves the index
-   tensors to the device. Then the loss waits for the vectors, on the device.
-5. Backward starts the sums of gradients over ranks first, those of the questions before those of the contexts; the backward of the question
-   tower runs while those of the contexts travel (``start_gather``).
+4. The host waits for the facts and finds the candidates while a GPU is still busy with the towers; an
+   asynchronous copy moves the index tensors to the device. Then the loss waits for the vectors, on the
+   device.
+5. Backward starts the sums of gradients over ranks first, those of the questions before those of the
+   contexts; the backward of the question tower runs while those of the contexts travel (``start_gather``).
 
-These collectives and those of data-parallel training would deadlock if two ranks started them in different orders. They cannot: all ranks
-run the same program (a pool's ``encoder_type`` is that of all ranks, N is equal by construction, and which towers are trained and what the
-loss needs are settings), forward starts 1 to 3 at the same place in it, and backward visits a graph of the same form in the reverse order
-of its making, so 5 comes before the gradients of any tower. Facts travel between hosts (gloo) and vectors between GPUs (NCCL), so these two
-do not interfere.
+These collectives and those of data-parallel training would deadlock if two ranks started them in different
+orders. They cannot: all ranks run the same program (a pool's ``encoder_type`` is that of all ranks, N is
+equal by construction, and which towers are trained and what the loss needs are settings), forward starts 1 to
+3 at the same place in it, and backward visits a graph of the same form in the reverse order of its making, so
+5 comes before the gradients of any tower. Facts travel between hosts (gloo) and vectors between GPUs (NCCL),
+so these two do not interfere.
 """
 
 from __future__ import annotations
@@ -31,21 +34,28 @@ from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, QUESTIONS, Loss, Pool
 
 
 class PoolGather:
-    """Joins the N context slots of every rank into the pool of M = W*N, in rank order; with one rank the identity.
+    """Joins the N context slots of every rank into the pool of M = W*N, in rank order; with one rank the
+    identity.
 
-    The constructor does step 1, ``start`` or ``send`` step 2, ``pool`` the rest; each is called once a micro-batch, in this order.
-    Gradients pass through: backward sums over ranks and returns this rank's rows (docs/numerics.md, section 2). What ``loss.needs`` does
-    not name is not gathered. Replaces DPR's gather of pickled vectors.
+    The constructor does step 1, ``start`` or ``send`` step 2, ``pool`` the rest; each is called once a
+    micro-batch, in this order. Gradients pass through: backward sums over ranks and returns this rank's rows
+    (docs/numerics.md, section 2). What ``loss.needs`` does not name is not gathered. Replaces DPR's gather of
+    pickled vectors.
     """
 
     def __init__(self, batch: BiEncoderBatch, loss: Loss, ranks: Ranks) -> None:
         self._batch, self._loss, self._ranks = batch, loss, ranks
-        self._facts = self._sent(torch.cat([batch.context_ids, batch.context_valid[:, None].to(torch.int64)], dim=1), CONTEXTS)
-        self._known = self._sent(self._known_positives(), KNOWN_POSITIVES) if KNOWN_POSITIVES in loss.needs else None
+        self._facts = self._sent(
+            torch.cat([batch.context_ids, batch.context_valid[:, None].to(torch.int64)], dim=1), CONTEXTS
+        )
+        self._known = (
+            self._sent(self._known_positives(), KNOWN_POSITIVES) if KNOWN_POSITIVES in loss.needs else None
+        )
         self._vectors: Callable[[], Tensor] | None = None
 
     def start(self, contexts: Tensor) -> None:
-        """Spreads the vectors of this rank's distinct contexts (C, D) over the slots (N, D) that list them, and sends them."""
+        """Spreads the vectors of this rank's distinct contexts (C, D) over the slots (N, D) that list them,
+        and sends them."""
         self.send(self.spread(contexts))
 
     def spread(self, contexts: Tensor) -> Tensor:
@@ -53,8 +63,11 @@ class PoolGather:
         return contexts[self._batch.context_row]
 
     def fold(self, slots: Tensor, num_contexts: int) -> Tensor:
-        """The gradient of ``spread``, (N, D) -> (C, D): of each context the sum over the slots that list it."""
-        return slots.new_zeros(num_contexts, slots.shape[1]).index_put_((self._batch.context_row,), slots, accumulate=True)
+        """The gradient of ``spread``, (N, D) -> (C, D): of each context the sum over the slots that list
+        it."""
+        return slots.new_zeros(num_contexts, slots.shape[1]).index_put_(
+            (self._batch.context_row,), slots, accumulate=True
+        )
 
     def send(self, slots: Tensor) -> None:
         """Sends the vectors of the slots (N, D)."""
@@ -65,9 +78,14 @@ class PoolGather:
         assert self._vectors is not None, "the vectors were not started"
         batch, pending = self._batch, self._sent(questions, QUESTIONS)
         facts = self._facts()
-        own_contexts, own_questions = self._own(len(batch.context_ids), CONTEXTS), self._own(len(batch), QUESTIONS)
+        own_contexts, own_questions = (
+            self._own(len(batch.context_ids), CONTEXTS),
+            self._own(len(batch), QUESTIONS),
+        )
         candidates = find_candidates(
-            self._loss.candidates if CONTEXTS in self._loss.needs else "dpr",  # what is distinct in a share depends on the ranks
+            self._loss.candidates
+            if CONTEXTS in self._loss.needs
+            else "dpr",  # what is distinct in a share depends on the ranks
             batch.positive_idx + own_contexts.start,
             facts[:, 2].bool(),
             facts[:, :2],
@@ -78,12 +96,17 @@ class PoolGather:
         contexts, all_questions = self._vectors(), pending()
         self._vectors = None  # the caller may free them before this object
         known = self._known() if self._known else None
-        return Pool(contexts, candidates, temperature, all_questions, own_contexts, own_questions, facts[:, :2], known)
+        return Pool(
+            contexts, candidates, temperature, all_questions, own_contexts, own_questions, facts[:, :2], known
+        )
 
     def _known_positives(self) -> Tensor:
-        """Identities and validity of this rank's known positives, (B, K, 3), with the K of the rank that has most."""
+        """Identities and validity of this rank's known positives, (B, K, 3), with the K of the rank that has
+        most."""
         batch = self._batch
-        own = torch.cat([batch.known_positive_ids, batch.known_positive_valid[:, :, None].to(torch.int64)], dim=2)
+        own = torch.cat(
+            [batch.known_positive_ids, batch.known_positive_valid[:, :, None].to(torch.int64)], dim=2
+        )
         most = largest_over_ranks(own.shape[1])
         return torch.cat([own, own.new_zeros(len(own), most - own.shape[1], 3)], dim=1)
 

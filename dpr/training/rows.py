@@ -1,7 +1,8 @@
-"""Gradient and update of tables by rows: a step costs the rows that were read, whatever the size of the vocabulary.
+"""Gradient and update of tables by rows: a step costs the rows that were read, whatever the size of the
+vocabulary.
 
-The gradient of such a table (``nn.Embedding`` with ``sparse``) is a sparse tensor of these rows. Rows are joined over ranks and summed once
-per update, and the update changes these rows alone.
+The gradient of such a table (``nn.Embedding`` with ``sparse``) is a sparse tensor of these rows. Rows are
+joined over ranks and summed once per update, and the update changes these rows alone.
 """
 
 from __future__ import annotations
@@ -12,22 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Numbers of a table per pass of an update: they stay in the cache of a CPU, and torch does not share them out among threads. A pass is over
-# before threads have met; where other processes, the loader's workers among them, use the cores, they would wait for each other in each.
+# Numbers of a table per pass of an update: they stay in the cache of a CPU, and torch does not share them out
+# among threads. A pass is over before threads have met; where other processes, the loader's workers among
+# them, use the cores, they would wait for each other in each.
 _NUMBERS_AT_ONCE = (1 << 15) - 1
 
 
 def row_tables(model: nn.Module) -> list[nn.Parameter]:
     """The tables of a model that learn by rows."""
-    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse]
-    return [table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad]
+    tables = [
+        module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
+    ]
+    return [
+        table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad
+    ]
 
 
 def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced; returns the norm, ()."""
+    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced; returns the
+    norm, ()."""
     if not any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
         return torch.nn.utils.clip_grad_norm_(parameters, limit)
-    gradients = [grad.values() if grad.is_sparse else grad for parameter in parameters if (grad := parameter.grad) is not None]
+    gradients = [
+        grad.values() if grad.is_sparse else grad
+        for parameter in parameters
+        if (grad := parameter.grad) is not None
+    ]
     norm = torch.nn.utils.get_total_norm(gradients)
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
@@ -36,15 +47,18 @@ def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
 
 
 class RowAdamW(torch.optim.AdamW):
-    """AdamW, and for tables whose gradient is by rows an AdamW for each row, which lives in the steps that have a gradient for it.
+    """AdamW, and for tables whose gradient is by rows an AdamW for each row, which lives in the steps that
+    have a gradient for it.
 
-    So a row that a step does not read keeps its weights and its moments, and its bias correction counts its own steps. A row whose gradient
-    is zero throughout counts as not read: which rows are read for nothing depends on how a pool is shared out to ranks.
+    So a row that a step does not read keeps its weights and its moments, and its bias correction counts its
+    own steps. A row whose gradient is zero throughout counts as not read: which rows are read for nothing
+    depends on how a pool is shared out to ranks.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update; ``found_inf`` (), where a ``FiniteGuard`` or a gradient scaler has set it, keeps everything as it was."""
+        """One update; ``found_inf`` (), where a ``FiniteGuard`` or a gradient scaler has set it, keeps
+        everything as it was."""
         by_rows = [
             (group, parameter, parameter.grad)
             for group in self.param_groups
@@ -87,7 +101,8 @@ def _adamw(group: dict[str, Any], of_rows: Sequence[Tensor], gradient: Tensor) -
     mean.lerp_(gradient, 1 - first)
     square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
     counted = step.double()[:, None]
-    # AdamW's m / c1 / (sqrt(v / c2) + eps), with what belongs to a row taken out: sqrt(c2) / c1 * m / (sqrt(v) + eps sqrt(c2)).
+    # AdamW's m / c1 / (sqrt(v / c2) + eps), with what belongs to a row taken out: sqrt(c2) / c1 * m /
+    # (sqrt(v) + eps sqrt(c2)).
     root = (1 - second**counted).sqrt()
     change = square.sqrt().add_((group["eps"] * root).to(weights.dtype))
     torch.div(mean, change, out=change)

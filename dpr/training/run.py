@@ -50,14 +50,19 @@ class Progress:
 
     def best(self) -> dict[str, Any]:
         """The fields of the best checkpoint."""
-        return {"best_metric": self.best_metric, "best_value": self.best_value, "best_checkpoint": self.best_checkpoint}
+        return {
+            "best_metric": self.best_metric,
+            "best_value": self.best_value,
+            "best_checkpoint": self.best_checkpoint,
+        }
 
     def forget_best(self) -> None:
         """Lets the best be chosen anew."""
         self.best_metric = self.best_value = self.best_checkpoint = None
 
     def is_improved_by(self, metric: str, value: float, *, highest: bool = False) -> bool:
-        """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts over."""
+        """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts
+        over."""
         if self.best_metric != metric or self.best_value is None or math.isnan(self.best_value):
             return True
         return value > self.best_value if highest else value < self.best_value
@@ -66,9 +71,10 @@ class Progress:
 class Run(Protocol):
     """A training run as callbacks see it. ``BiEncoderTrainer`` is the one that trains.
 
-    It promises: all ranks are at the same moment of the same step; ``progress`` counts the updates that are done; ``results``,
-    ``grad_norm`` and ``learning_rate`` are those of the last update. A callback may read all of it and change the model's weights or
-    gradients; everything else it changes through the methods. A method that all ranks must call, at the same point, says so.
+    It promises: all ranks are at the same moment of the same step; ``progress`` counts the updates that are
+    done; ``results``, ``grad_norm`` and ``learning_rate`` are those of the last update. A callback may read
+    all of it and change the model's weights or gradients; everything else it changes through the methods. A
+    method that all ranks must call, at the same point, says so.
     """
 
     model: BiEncoder
@@ -92,10 +98,12 @@ class Run(Protocol):
     """Those of the last update's micro-batches on this rank."""
     learning_rate: float
     grad_norm: Tensor
-    """Norm () of the last update's gradient before clipping, on the device: reading it waits for the device."""
+    """Norm () of the last update's gradient before clipping, on the device: reading it waits for the
+    device."""
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        """Training metrics of all ranks since the last call, which all ranks make together; ``peak`` as in ``TrainingMetrics.take``."""
+        """Training metrics of all ranks since the last call, which all ranks make together; ``peak`` as in
+        ``TrainingMetrics.take``."""
         ...
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
@@ -103,15 +111,18 @@ class Run(Protocol):
         ...
 
     def validate(self) -> Metrics:
-        """Runs the validations that are due in this epoch, then chooses the best; {} if none is due. All ranks call it together."""
+        """Runs the validations that are due in this epoch, then chooses the best; {} if none is due. All
+        ranks call it together."""
         ...
 
     def save(self) -> Path | None:
-        """Writes a checkpoint; returns its folder, or None when the disk refused it. All ranks call it together."""
+        """Writes a checkpoint; returns its folder, or None when the disk refused it. All ranks call it
+        together."""
         ...
 
     def request_stop(self, reason: str) -> None:
-        """Ends the run after the current update, with a checkpoint. The request of one rank is enough: all stop at the same step."""
+        """Ends the run after the current update, with a checkpoint. The request of one rank is enough: all
+        stop at the same step."""
         ...
 
     def emit(self, moment: str, *arguments: Any) -> None:
@@ -120,7 +131,8 @@ class Run(Protocol):
 
 
 def keeps_guards(run: Run, metrics: Metrics) -> bool:
-    """Whether a checkpoint of these metrics may be the best; the log names a guard that it breaks, as one does that is not measured."""
+    """Whether a checkpoint of these metrics may be the best; the log names a guard that it breaks, as one
+    does that is not measured."""
     limits = guard_limits(run.validations, run.progress.start_metrics)
     if (name := broken_guard(limits, metrics)) is None:
         return True

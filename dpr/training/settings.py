@@ -1,4 +1,5 @@
-"""Settings of a training run. They are the nodes ``train`` and ``loss`` of the configuration, and what the trainer takes from Python."""
+"""Settings of a training run. They are the nodes ``train`` and ``loss`` of the configuration, and what the
+trainer takes from Python."""
 
 from __future__ import annotations
 
@@ -8,7 +9,17 @@ from typing import Any
 from dpr.core import retired
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
-from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, TRAINING, WARNED, Settings, setting, store_name
+from dpr.core.settings import (
+    IDENTITY,
+    MODEL,
+    NO_EFFECT,
+    START,
+    TRAINING,
+    WARNED,
+    Settings,
+    setting,
+    store_name,
+)
 from dpr.core.suggestions import same_elsewhere, suggestion
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
@@ -24,18 +35,21 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
     """The objective: its terms, and what scores are compared with (docs/numerics.md)."""
 
     name: Any = setting("nll", on_resume=IDENTITY, requires=TRAINING)
-    """nll (the terms below, by default the negative log likelihood of the positive in its pool), or user-defined: module:Class,
-    {use: module:Class, argument: value}."""
+    """nll (the terms below, by default the negative log likelihood of the positive in its pool), or
+    user-defined: module:Class, {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
-    """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts as often as it appears.
-    Absent = distinct, or dpr with compat=dpr."""
+    """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts
+    as often as it appears. Absent = distinct, or dpr with compat=dpr."""
 
     def check_together(self, prefix: str) -> None:
         if isinstance(self.name, str) and self.name != "nll" and ":" not in self.name:
             raise ConfigError(f"{prefix}name={self.name} is not known; choose nll, or module:Class")
         if self.name != "nll" and (changed := self.changed()):
             key, value = next(iter(changed.items()))
-            raise ConfigError(f"{prefix}{key}={value} and a user-defined {prefix}name are mutually exclusive; leave one of them out")
+            raise ConfigError(
+                f"{prefix}{key}={value} and a user-defined {prefix}name are mutually exclusive; leave one of"
+                " them out"
+            )
         self.check_objective(prefix, self.candidates)
 
 
@@ -56,18 +70,20 @@ class BatchSettings(Settings, requires=TRAINING):
     batch_size: int = setting(32, unit="questions", least=1, on_resume=WARNED)
     """Questions per step and rank."""
     global_batch_size: int = setting(0, unit="questions", least=0, on_resume=IDENTITY)
-    """Questions per pool over all ranks; 0 = batch_size x ranks of the first start. Kept when a run is resumed on other ranks."""
+    """Questions per pool over all ranks; 0 = batch_size x ranks of the first start. Kept when a run is
+    resumed on other ranks."""
     gradient_accumulation_steps: int = setting(1, unit="pools", least=1, on_resume=IDENTITY)
     """Pools per optimizer step. Does not enlarge the pool of negatives."""
     positives: int = setting(1, unit="passages", least=1, on_resume=IDENTITY)
-    """Positives drawn for each question. The further ones do not count against it; they are learned from with loss.positives=any or each,
-    and by distillation, and are negatives of other questions."""
+    """Positives drawn for each question. The further ones do not count against it; they are learned from with
+    loss.positives=any or each, and by distillation, and are negatives of other questions."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
     prefetch_batches: int = setting(4, unit="batches", least=1, on_resume=NO_EFFECT, requires="num_workers")
     """Batches each worker keeps ready."""
     overfit_batches: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
-    """Train on the first so many pools only, over and over, to check that the model can learn at all; 0 = on everything."""
+    """Train on the first so many pools only, over and over, to check that the model can learn at all; 0 = on
+    everything."""
     augment: Augmentation = field(default_factory=Augmentation)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
@@ -88,28 +104,35 @@ class OptimizerSettings(Settings, requires=TRAINING):
     embedding_lr_factor: float = setting(1.0, least=0, on_resume=WARNED)
     """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
     lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=WARNED)
-    """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never below 1e-7 of the rate."""
-    min_lr_ratio: float = setting(0.0, least=0, most=1, on_resume=WARNED, requires="lr_schedule=linear|cosine")
+    """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never
+    below 1e-7 of the rate."""
+    min_lr_ratio: float = setting(
+        0.0, least=0, most=1, on_resume=WARNED, requires="lr_schedule=linear|cosine"
+    )
     """Floor of linear and cosine, as a share of learning_rate."""
     warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=WARNED)
-    """Optimizer steps over which the learning rate rises to its full value; absent = warmup_ratio of the run's steps."""
+    """Optimizer steps over which the learning rate rises to its full value; absent = warmup_ratio of the
+    run's steps."""
     warmup_ratio: float | None = setting(None, least=0, below=1, on_resume=WARNED)
-    """The same as a share of the run's optimizer steps; absent = 0.1, where warmup_steps is absent too. Set one of the two at most."""
+    """The same as a share of the run's optimizer steps; absent = 0.1, where warmup_steps is absent too. Set
+    one of the two at most."""
     weight_decay: float = setting(0.0, least=0, on_resume=WARNED)
     """Not applied to biases and normalisation weights."""
     adam_eps: float = setting(1e-8, least=1e-30, on_resume=WARNED)
-    """AdamW's epsilon, added to the root of the mean squared gradient; one that float32 rounds to 0 would make NaN of weights whose
-    gradient is 0."""
+    """AdamW's epsilon, added to the root of the mean squared gradient; one that float32 rounds to 0 would
+    make NaN of weights whose gradient is 0."""
     adam_betas: str = setting("(0.9, 0.999)", on_resume=WARNED)
     """A string, as in DPR: two numbers in brackets."""
     max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
     most_skipped_steps: int = setting(5, unit="steps", least=1, on_resume=WARNED)
-    """The run ends when the gradient is NaN or infinite in this many steps in a row; each such step is skipped, on all ranks alike."""
+    """The run ends when the gradient is NaN or infinite in this many steps in a row; each such step is
+    skipped, on all ranks alike."""
 
     ema_decay: float = setting(0.0, least=0, below=1, on_resume=WARNED)
-    """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each counts ema_decay times as much
-    as the next (0.999: about the last thousand); training goes on from the weights themselves (docs/training.md)."""
+    """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each
+    counts ema_decay times as much as the next (0.999: about the last thousand); training goes on from the
+    weights themselves (docs/training.md)."""
 
     def betas(self) -> tuple[float, float]:
         """``adam_betas`` as two numbers."""
@@ -117,7 +140,9 @@ class OptimizerSettings(Settings, requires=TRAINING):
         try:
             first, second = (float(part) for part in parts)
         except ValueError:
-            raise ConfigError(f'train.adam_betas={self.adam_betas!r} is not two numbers, expected "(0.9, 0.999)"') from None
+            raise ConfigError(
+                f'train.adam_betas={self.adam_betas!r} is not two numbers, expected "(0.9, 0.999)"'
+            ) from None
         if not (0 <= first < 1 and 0 <= second < 1):
             raise ConfigError(f"train.adam_betas={self.adam_betas!r} is out of range; both must be in [0, 1)")
         return first, second
@@ -136,37 +161,45 @@ class ComputeSettings(Settings, requires=TRAINING):
     tf32: bool = setting(False, on_resume=WARNED)
     """Round the factors of fp32 matrix products to 10 bits on a GPU: faster, less exact."""
     gradient_checkpointing: bool = setting(False, on_resume=WARNED)
-    """Recompute activations in the backward pass instead of keeping them: less memory, a third more time, the same gradients."""
+    """Recompute activations in the backward pass instead of keeping them: less memory, a third more time, the
+    same gradients."""
     compile: bool = setting(False, on_resume=WARNED)
     """Run the layers through torch.compile; where that fails they are not compiled, with a warning."""
     deterministic: bool = setting(False, on_resume=WARNED)
     """Refuse operations whose result may differ from run to run on the same device; slower on a GPU."""
     grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=WARNED)
-    """Hold the graphs of so many tokens at most and encode the rest twice: pools of any size, same gradient; 0 = whole batches."""
+    """Hold the graphs of so many tokens at most and encode the rest twice: pools of any size, same gradient;
+    0 = whole batches."""
     memory_budget_gb: float = setting(0.0, unit="GiB", least=0, on_resume=WARNED)
     """The same, with the number of tokens worked out for this many GiB per process; 0 = off."""
     sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=WARNED)
-    """fsdp2: each process holds a part of the weights, gradients and optimizer state; a layer's weights are joined while it computes.
-    For models that do not fit into one GPU with their optimizer. none: each process holds all of them."""
+    """fsdp2: each process holds a part of the weights, gradients and optimizer state; a layer's weights are
+    joined while it computes. For models that do not fit into one GPU with their optimizer. none: each process
+    holds all of them."""
     sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT, requires="sharding=fsdp2")
-    """With sharding: each process writes its part of the optimizer's state, in place of one process all of it. The processes need a common
-    file system. The weights are one file in any case."""
+    """With sharding: each process writes its part of the optimizer's state, in place of one process all of
+    it. The processes need a common file system. The weights are one file in any case."""
 
 
 @dataclass
-class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings, BatchSettings, NegativeSettings):
+class TrainSettings(
+    DevSetSettings, Periods, ComputeSettings, OptimizerSettings, BatchSettings, NegativeSettings
+):
     """Optimisation, batches, validation and saving."""
 
     precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=WARNED)
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
     validation: Any = setting(None, on_resume=WARNED, path="input")
-    """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ..., qrels: ...} searches a whole
-    corpus (docs/training.md); user-defined ones are module:Class, or {use: module:Class, argument: value}."""
+    """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ...,
+    qrels: ...} searches a whole corpus (docs/training.md); user-defined ones are module:Class, or {use:
+    module:Class, argument: value}."""
     token_store: str = setting("auto", on_resume=NO_EFFECT, path="folder")
-    """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the run sees less than half of the
-    rows or is a dry run; off: texts are tokenised for every batch; anything else: the folder to keep them in."""
+    """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the
+    run sees less than half of the rows or is a dry run; off: texts are tokenised for every batch; anything
+    else: the folder to keep them in."""
     dry_run: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
-    """Do two steps and a validation, print memory, speed and what the whole run would need, and end; writes nothing into output_dir."""
+    """Do two steps and a validation, print memory, speed and what the whole run would need, and end; writes
+    nothing into output_dir."""
 
     def token_store_folder(self) -> str | None:
         """The folder that ``token_store`` names; None for auto and off."""
@@ -176,11 +209,23 @@ class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings,
         self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
         if self.sharding != "none" and self.compile:
-            raise ConfigError(f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one of them out")
-        for one, unset, other in (("warmup_steps", None, "warmup_ratio"), ("grad_cache_tokens", 0, "memory_budget_gb")):
+            raise ConfigError(
+                f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one"
+                " of them out"
+            )
+        for one, unset, other in (
+            ("warmup_steps", None, "warmup_ratio"),
+            ("grad_cache_tokens", 0, "memory_budget_gb"),
+        ):
             if getattr(self, one) != unset and getattr(self, other):
-                both = f"{prefix}{one}={getattr(self, one)} and {prefix}{other}={getattr(self, other)} are mutually exclusive"
-                raise ConfigError(f"{both}; set one of them, {prefix}{one}={'null' if unset is None else unset} to take the other")
+                both = (
+                    f"{prefix}{one}={getattr(self, one)} and {prefix}{other}={getattr(self, other)} are"
+                    " mutually exclusive"
+                )
+                raise ConfigError(
+                    f"{both}; set one of them, {prefix}{one}={'null' if unset is None else unset} to take the"
+                    " other"
+                )
 
 
 @dataclass
@@ -188,15 +233,21 @@ class TrainingSettings(Settings):
     """The settings of a trainer."""
 
     model_file: str | None = setting(None, on_resume=MODEL, path="input")
-    """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers; original DPR checkpoint."""
-    init: str | None = setting(None, choices=("scratch", "weights", "resume"), on_resume=START, requires=TRAINING)
-    """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh
-    schedule and optimizer, resume (output_dir must hold a run to resume); absent = as model_file and encoder.pretrained say. Whichever it
-    is, the same command again resumes the run."""
+    """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers;
+    original DPR checkpoint."""
+    init: str | None = setting(
+        None, choices=("scratch", "weights", "resume"), on_resume=START, requires=TRAINING
+    )
+    """How a new run begins: scratch (random weights), weights (those of model_file, else of
+    encoder.pretrained_model_cfg) with a fresh schedule and optimizer, resume (output_dir must hold a run to
+    resume); absent = as model_file and encoder.pretrained say. Whichever it is, the same command again
+    resumes the run."""
     resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT, requires=TRAINING)
-    """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it though data or order differ."""
+    """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it
+    though data or order differ."""
     compat: str | None = setting(None, choices=("dpr",), on_resume=WARNED)
-    """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent = this toolkit's rules."""
+    """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent =
+    this toolkit's rules."""
     seed: int = setting(12345, least=0, on_resume=IDENTITY, requires=TRAINING)
     """Decides the order of samples, which negatives are drawn, dropout and random weights."""
     train_sampling_rates: list[float] | None = setting(None, on_resume=IDENTITY, requires=TRAINING)
@@ -204,29 +255,41 @@ class TrainingSettings(Settings):
     local_shards_dataloader: bool = setting(False, on_resume=IDENTITY, requires=TRAINING)
     """Each rank shuffles inside its own contiguous part of every data set."""
     val_av_rank_start_epoch: int | None = setting(
-        None, unit="epochs", least=0, on_resume=WARNED, requires="dev_datasets", excludes="train_datasets=null"
+        None,
+        unit="epochs",
+        least=0,
+        on_resume=WARNED,
+        requires="dev_datasets",
+        excludes="train_datasets=null",
     )
-    """From this epoch on (counted from 0) validation is the average rank; before it, the NLL. Absent = always the NLL."""
+    """From this epoch on (counted from 0) validation is the average rank; before it, the NLL. Absent = always
+    the NLL."""
     checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT, requires=TRAINING)
     """Checkpoint folders are ``<name>.step<N>``."""
     ignore_checkpoint_offset: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
     """Start counting steps and epochs at 0 again."""
     ignore_checkpoint_optimizer: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
     """Fresh optimizer state."""
-    ignore_checkpoint_lr: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING, excludes="ignore_checkpoint_offset")
+    ignore_checkpoint_lr: bool = setting(
+        False, on_resume=NO_EFFECT, requires=TRAINING, excludes="ignore_checkpoint_offset"
+    )
     """Start the learning-rate schedule at its beginning."""
     train: TrainSettings = field(default_factory=TrainSettings)
     loss: LossSettings = field(default_factory=LossSettings)
 
     @classmethod
     def of(cls, base: TrainingSettings | None = None, **values: Any) -> TrainingSettings:
-        """``base``, or the defaults, with ``values`` for settings by their names alone, those of ``train`` among them.
+        """``base``, or the defaults, with ``values`` for settings by their names alone, those of ``train``
+        among them.
 
         Raises:
             ConfigError: there is no such setting, or ``base`` is none.
         """
         if not isinstance(base, cls | None):
-            raise ConfigError(f"settings is of type {type(base).__name__}; give TrainingSettings, or settings by name: batch_size=16")
+            raise ConfigError(
+                f"settings is of type {type(base).__name__}; give TrainingSettings, or settings by name:"
+                " batch_size=16"
+            )
         base = base or cls()
         own = {item.name for item in fields(base)}
         known = {*own, *_ARGUMENTS, *(f"train.{item.name}" for item in fields(base.train))}
@@ -239,7 +302,9 @@ class TrainingSettings(Settings):
                 hint = f"; it is one of loss: loss=LossSettings({name}=...)"
             raise ConfigError(f"there is no setting {name}{hint.replace('train.', '')}")
         train = replace(base.train, **{name: value for name, value in values.items() if name not in own})
-        return replace(base, **{"train": train, **{name: value for name, value in values.items() if name in own}})
+        return replace(
+            base, **{"train": train, **{name: value for name, value in values.items() if name in own}}
+        )
 
     @property
     def as_dpr(self) -> bool:
@@ -254,7 +319,8 @@ class TrainingSettings(Settings):
         return "dpr" if self.as_dpr else self.train.lr_schedule
 
     def gradient_limit(self, num_ranks: int) -> float:
-        """``train.max_grad_norm`` for the exact gradient. The original's was that divided by the number of processes."""
+        """``train.max_grad_norm`` for the exact gradient. The original's was that divided by the number of
+        processes."""
         return self.train.max_grad_norm * (num_ranks if self.as_dpr else 1)
 
     def uses_average_rank(self, epoch: int) -> bool:
@@ -268,12 +334,18 @@ class TrainingSettings(Settings):
     def check_together(self, prefix: str) -> None:
         if self.train.positives > 1 and self.candidates() == "dpr":
             both = f"train.positives={self.train.positives} and loss.candidates=dpr are mutually exclusive"
-            rest = "dpr would count the further positives as negatives; set loss.candidates=distinct, or train.positives=1"
+            rest = (
+                "dpr would count the further positives as negatives; set loss.candidates=distinct, or"
+                " train.positives=1"
+            )
             raise ConfigError(f"{both}: {rest}")
         self.train.sampling.check_shares(self.train_sampling_rates)
         if self.local_shards_dataloader:
             self.train.sampling.refuse_local_shards()
         if self.init == "scratch" and self.model_file is not None:
-            raise ConfigError("init=scratch and model_file are mutually exclusive; leave model_file out, or set init=weights")
+            raise ConfigError(
+                "init=scratch and model_file are mutually exclusive; leave model_file out, or set"
+                " init=weights"
+            )
         if self.init == "resume" and self.resume == "fresh":
             raise ConfigError("init=resume and resume=fresh are mutually exclusive; leave one of them out")

@@ -23,7 +23,8 @@ from dpr.training.sharding import averaging
 
 
 class StepResult(NamedTuple):
-    """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in ``LossResult``."""
+    """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in
+    ``LossResult``."""
 
     losses: Tensor
     correct: Tensor
@@ -42,12 +43,21 @@ OnPool = Callable[[Tensor, Pool, BiEncoderBatch], None]
 
 
 class Step(ABC):
-    """One micro-batch. Adds its gradient to the parameters. ``on_pool`` is called with what the loss was called with, without gradient."""
+    """One micro-batch. Adds its gradient to the parameters. ``on_pool`` is called with what the loss was
+    called with, without gradient."""
 
     on_pool: OnPool | None = None
 
-    def __init__(self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32") -> None:
-        self.model, self.loss, self.ranks, self.device, self._precision = model, loss, ranks, device, precision
+    def __init__(
+        self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32"
+    ) -> None:
+        self.model, self.loss, self.ranks, self.device, self._precision = (
+            model,
+            loss,
+            ranks,
+            device,
+            precision,
+        )
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self._by_rows = row_tables(model)
 
@@ -57,7 +67,12 @@ class Step(ABC):
 
 
 def pool_loss(
-    loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, temperature: Temperature, on_pool: OnPool | None
+    loss: Loss,
+    questions: Tensor,
+    gather: PoolGather,
+    batch: BiEncoderBatch,
+    temperature: Temperature,
+    on_pool: OnPool | None,
 ) -> LossResult:
     """The loss of this rank's question vectors (B, D) in the pool that all ranks make up.
 
@@ -69,8 +84,15 @@ def pool_loss(
         result = loss(questions, pool, batch)
     if not isinstance(result, LossResult) or result.losses.shape != (len(batch),):
         name = type(loss).__name__
-        found = f"losses of shape {tuple(result.losses.shape)}" if isinstance(result, LossResult) else f"a {type(result).__name__}"
-        raise ConfigError(f"the loss {name} returned {found}; expected a LossResult with one loss per question, ({len(batch)},)")
+        found = (
+            f"losses of shape {tuple(result.losses.shape)}"
+            if isinstance(result, LossResult)
+            else f"a {type(result).__name__}"
+        )
+        raise ConfigError(
+            f"the loss {name} returned {found}; expected a LossResult with one loss per question,"
+            f" ({len(batch)},)"
+        )
     if on_pool is not None:
         with torch.no_grad():
             on_pool(questions.detach(), pool, batch)
@@ -78,9 +100,11 @@ def pool_loss(
 
 
 def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -> Tensor:
-    """What this rank differentiates: W / Q times the weighted sum over its questions, divided by the step's pools.
+    """What this rank differentiates: W / Q times the weighted sum over its questions, divided by the step's
+    pools.
 
-    The pool has Q = W * B questions; W / Q = 1 / B makes the mean over ranks the gradient of the pool's weighted mean.
+    The pool has Q = W * B questions; W / Q = 1 / B makes the mean over ranks the gradient of the pool's
+    weighted mean.
     """
     return (result.losses * batch.loss_weights.to(result.losses.dtype)).sum() * (1 / (len(batch) * num_pools))
 
@@ -93,7 +117,9 @@ class DirectStep(Step):
         gather = PoolGather(batch, self.loss, self.ranks)
         with averaging(self.model, is_last=is_last):
             with autocast(self.device, self._precision), record_function("dpr/encode"):
-                vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type, on_contexts=gather.start)
+                vectors: BiEncoderVectors = self.model(
+                    batch.questions, batch.contexts, batch.encoder_type, on_contexts=gather.start
+                )
             result = pool_loss(self.loss, vectors.questions, gather, batch, vectors.temperature, self.on_pool)
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()

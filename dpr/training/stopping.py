@@ -1,4 +1,5 @@
-"""Ending a run before its last step, on all ranks after the same update: signals, callbacks, and gradients that are NaN or infinite."""
+"""Ending a run before its last step, on all ranks after the same update: signals, callbacks, and gradients
+that are NaN or infinite."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from dpr.core.stopping import StopSignals, describe
 
 logger = get_logger(__name__)
 
-# Above every signal's number: a run that a callback ends is done, and a signal at the same step has nothing to add.
+# Above every signal's number: a run that a callback ends is done, and a signal at the same step has nothing
+# to add.
 _BY_CALLBACK = 1000
 
-# A loss scale of 2^16 may have to be halved this often before fp16 gradients fit; that is how it starts, not a failure.
+# A loss scale of 2^16 may have to be halved this often before fp16 gradients fit; that is how it starts, not
+# a failure.
 _HALVINGS_OF_THE_SCALE = 16
 
 
 class StopAgreement:
-    """Requests to end a run early, from signals and callbacks, and the one question to all ranks whether any of them has one."""
+    """Requests to end a run early, from signals and callbacks, and the one question to all ranks whether any
+    of them has one."""
 
     def __init__(self) -> None:
         self.signals = StopSignals()
@@ -37,33 +41,42 @@ class StopAgreement:
     def reached(self, step: int) -> bool:
         """Whether any rank has a request; all ranks must call it at the same point. Once true, it stays true.
 
-        Eight bytes from CPU to CPU; on a GPU the host is a step ahead of the device, so the step under way hides the wait.
+        Eight bytes from CPU to CPU; on a GPU the host is a step ahead of the device, so the step under way
+        hides the wait.
         """
         if not self._agreed:
-            self._agreed = largest_over_ranks(_BY_CALLBACK if self._reason is not None else self.signals.requested())
+            self._agreed = largest_over_ranks(
+                _BY_CALLBACK if self._reason is not None else self.signals.requested()
+            )
             if self._agreed == _BY_CALLBACK:
                 logger.info("stopping at step %d: %s", step, self._reason or "another process asked to")
         return bool(self._agreed)
 
     @property
     def signal(self) -> int:
-        """The number of the signal that all ranks stop for; 0 if there was none, or if a callback has ended the run."""
+        """The number of the signal that all ranks stop for; 0 if there was none, or if a callback has ended
+        the run."""
         return 0 if self._agreed == _BY_CALLBACK else self._agreed
 
     def error(self, step: int, last_step: int, *, is_saved: bool) -> StopRequested:
         """What a run raises that a signal stops after update ``step``."""
         asked = describe(self.signal)
         if is_saved:
-            return StopRequested(f"{asked}; saved at step {step} of {last_step}. Rerun the same command to resume")
-        return StopRequested(f"{asked}; step {step} could not be saved, earlier checkpoints are intact", exit_code=128 + self.signal)
+            return StopRequested(
+                f"{asked}; saved at step {step} of {last_step}. Rerun the same command to resume"
+            )
+        return StopRequested(
+            f"{asked}; step {step} could not be saved, earlier checkpoints are intact",
+            exit_code=128 + self.signal,
+        )
 
 
 class FiniteGuard:
     """Skips updates whose gradient is NaN or infinite, and ends a run with too many of them in a row.
 
-    The norm is that of the gradient summed over ranks, so all ranks see the same norm and decide alike without communication. The decision
-    stays on the device: the fused optimizer reads it there. On CUDA the host reads the counts one step later, when they have arrived, so
-    it never waits for the step under way.
+    The norm is that of the gradient summed over ranks, so all ranks see the same norm and decide alike
+    without communication. The decision stays on the device: the fused optimizer reads it there. On CUDA the
+    host reads the counts one step later, when they have arrived, so it never waits for the step under way.
     """
 
     def __init__(self, device: torch.device, *, most_in_row: int = 5, has_loss_scale: bool = False) -> None:
@@ -76,13 +89,14 @@ class FiniteGuard:
 
     def begin(self, num_skipped: int) -> None:
         """Goes on from a checkpoint's number of skipped updates."""
-        self._counts = torch.tensor([0, num_skipped], dtype=torch.int32, device=self._device)  # in a row, in all
+        # in a row, in all
+        self._counts = torch.tensor([0, num_skipped], dtype=torch.int32, device=self._device)
         self._on_host.copy_(self._counts)
         self._reported = num_skipped
 
     def check(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-        """Has ``optimizer``, which must be fused, skip its next step if ``grad_norm``, () on the device, is NaN or infinite. The norm of a
-        finite gradient may be infinite, which a loss scaler does not see."""
+        """Has ``optimizer``, which must be fused, skip its next step if ``grad_norm``, () on the device, is
+        NaN or infinite. The norm of a finite gradient may be infinite, which a loss scaler does not see."""
         is_bad = ~torch.isfinite(grad_norm)
         in_row, in_all = self._counts.unbind()
         self._counts = torch.stack([(in_row + 1) * is_bad, in_all + is_bad])
@@ -109,15 +123,21 @@ class FiniteGuard:
             step -= 1  # the counts are those after the update before this one
         in_row, in_all = self._on_host.tolist()
         if in_all > self._reported and not self._has_loss_scale:
-            logger.warning("step %d: the gradient is NaN or infinite on some rank, so the update is skipped (%d in a row)", step, in_row)
+            logger.warning(
+                "step %d: the gradient is NaN or infinite on some rank, so the update is skipped (%d in a"
+                " row)",
+                step,
+                in_row,
+            )
         self._reported = in_all
         if self._arrived is not None:
             self._on_host.copy_(self._counts, non_blocking=True)
             self._arrived.record(torch.cuda.current_stream(self._counts.device))
         if in_row >= self._most:
             raise DivergedError(
-                f"the gradient was NaN or infinite in {in_row} updates in a row, the last at step {step}; lower train.learning_rate, raise "
-                "train.warmup_steps, or use train.precision=fp32. Those updates were skipped; saved checkpoints are intact"
+                f"the gradient was NaN or infinite in {in_row} updates in a row, the last at step {step};"
+                " lower train.learning_rate, raise train.warmup_steps, or use train.precision=fp32. Those"
+                " updates were skipped; saved checkpoints are intact"
             )
 
     @property

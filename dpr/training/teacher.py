@@ -19,7 +19,8 @@ from dpr.models.biencoder import BiEncoder
 
 
 def open_teacher(given: Any, model: BiEncoder | None, namespaces: Sequence[str]) -> Teacher:
-    """The teacher that ``loss.teacher`` names: a model, or shards of vectors by path, pattern or a list of these.
+    """The teacher that ``loss.teacher`` names: a model, or shards of vectors by path, pattern or a list of
+    these.
 
     Raises:
         ConfigError: nothing could learn from it.
@@ -36,10 +37,12 @@ def open_teacher(given: Any, model: BiEncoder | None, namespaces: Sequence[str])
 
 
 class ModelTeacher:
-    """Encodes what the model in training encodes, token by token the same, without gradient, dropout and autocast.
+    """Encodes what the model in training encodes, token by token the same, without gradient, dropout and
+    autocast.
 
     Raises:
-        ConfigError: a vector of the model in training could never be the teacher's: another tokenizer, width, prompt or normalisation.
+        ConfigError: a vector of the model in training could never be the teacher's: another tokenizer, width,
+        prompt or normalisation.
     """
 
     def __init__(self, folder: str, model: BiEncoder) -> None:
@@ -49,12 +52,16 @@ class ModelTeacher:
         ours, theirs = (_facts(each) for each in (model, teacher))
         if differing := [name for name in ours if ours[name] != theirs[name]]:
             name = differing[0]
-            raise ConfigError(f"loss.teacher={folder}: its {name} is {theirs[name]!r}, the model's is {ours[name]!r}; {_MENDED_BY[name]}")
+            raise ConfigError(
+                f"loss.teacher={folder}: its {name} is {theirs[name]!r}, the model's is {ours[name]!r};"
+                f" {_MENDED_BY[name]}"
+            )
         for side in ("question", "sequence"):
             length, longest = (getattr(each.tensorizer, f"{side}_length") for each in (model, teacher))
             if length > longest:
                 raise ConfigError(
-                    f"loss.teacher={folder} takes {longest} tokens, but encoder.{side}_length is {length}; set it to {longest} or less"
+                    f"loss.teacher={folder} takes {longest} tokens, but encoder.{side}_length is {length};"
+                    f" set it to {longest} or less"
                 )
 
     def questions(self, batch: BiEncoderBatch) -> Tensor:
@@ -63,7 +70,9 @@ class ModelTeacher:
 
     def slots(self, batch: BiEncoderBatch) -> Tensor:
         """Of each context slot the vector (N, D) of its passage."""
-        return self._teacher.encode_batch(batch.contexts, encoder_type=batch.encoder_type or "ctx")[batch.context_row]
+        return self._teacher.encode_batch(batch.contexts, encoder_type=batch.encoder_type or "ctx")[
+            batch.context_row
+        ]
 
 
 _OF_TEXTS = "give both the same"

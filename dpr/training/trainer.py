@@ -29,7 +29,13 @@ from dpr.storage.durable import write_json
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run
 from dpr.training.compute import make_step, set_up_arithmetic
-from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size, unlearned_changes
+from dpr.training.identity import (
+    RunIdentity,
+    check_identity,
+    run_identity,
+    stored_pool_size,
+    unlearned_changes,
+)
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import Plan, log_summary, make_plan, require_teacher_scores
@@ -46,18 +52,22 @@ from dpr.training.validations.protocol import QuestionMetric, Validation, higher
 logger = get_logger(__name__)
 
 DataSets = Any
-"""A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in dpr/data/training_data.py)."""
+"""A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in
+dpr/data/training_data.py)."""
 
 
 class BiEncoderTrainer(Run):
-    """Trains a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the methods that callbacks may call.
+    """Trains a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the methods
+    that callbacks may call.
 
-    ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files, rows in memory, data sets),
-    or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr train``; each can also be given by its name alone, as
-    ``batch_size=16`` or ``seed=1``. ``callbacks``, ``validations`` and ``metrics`` are added to the usual ones and to those that
-    settings name; with ``usual=False`` they are all that there are besides the validations over dev sets, and nothing validates or saves
-    without a callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of ``loss.name``. ``config`` is what
-    checkpoints keep for people to read, by default the settings. Call ``train()``.
+    ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files,
+    rows in memory, data sets), or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr
+    train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks``,
+    ``validations`` and ``metrics`` are added to the usual ones and to those that settings name; with
+    ``usual=False`` they are all that there are besides the validations over dev sets, and nothing validates
+    or saves without a callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of
+    ``loss.name``. ``config`` is what checkpoints keep for people to read, by default the settings. Call
+    ``train()``.
 
     Raises:
         ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
@@ -89,50 +99,82 @@ class BiEncoderTrainer(Run):
         **options: Any,
     ) -> None:
         self.settings = settings = TrainingSettings.of(settings, **options)
-        check_given(settings, model, output_dir, loss, {"callbacks": callbacks, "validations": validations}, metrics)
+        check_given(
+            settings, model, output_dir, loss, {"callbacks": callbacks, "validations": validations}, metrics
+        )
         train, self.ranks = settings.train, current_ranks()
         self.device, self.model, self.output_dir = model.device, model, user_path(output_dir)
         self.config = asdict(settings) if config is None else config
-        self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
+        self.checkpoints = CheckpointFolder(
+            self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last
+        )
         from dpr.training.stored_sets import opened_for_run  # every format of data and of tokens
 
         own_sets = opened_for_run(train_sets, "train", settings, model)
         namespaces = [source.name for source, _ in own_sets]
-        loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces)
+        loss = loss or make_loss(
+            settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces
+        )
         if usual:
-            from dpr.training.usual import with_usual  # the report and the search of a corpus: beside the loop, not a part of it
+            # the report and the search of a corpus: beside the loop, not a part of it
+            from dpr.training.usual import (
+                with_usual,
+            )
 
-            validations, metrics, callbacks = with_usual(settings, self.output_dir, validations, metrics, callbacks)
+            validations, metrics, callbacks = with_usual(
+                settings, self.output_dir, validations, metrics, callbacks
+            )
         self.loss, self.callbacks = loss, list(callbacks)
-        self._dev_sets = [DevSet(source.name, source, options) for source, options in opened_for_run(dev_sets, "dev", settings, model)]
-        own = dev_validations(self._dev_sets, settings, candidates=loss.candidates, metrics=metrics) if self._dev_sets else ()
+        self._dev_sets = [
+            DevSet(source.name, source, options)
+            for source, options in opened_for_run(dev_sets, "dev", settings, model)
+        ]
+        own = (
+            dev_validations(self._dev_sets, settings, candidates=loss.candidates, metrics=metrics)
+            if self._dev_sets
+            else ()
+        )
         self.validations: list[Validation] = [*own, *validations]
         require_teacher_scores([source for source, _ in own_sets], settings)
         self.plan = plan = self._make_plan(own_sets)
-        self.steps_per_epoch, self.total_steps, self.last_step = plan.steps_per_epoch, plan.total_steps, plan.last_step
+        self.steps_per_epoch, self.total_steps, self.last_step = (
+            plan.steps_per_epoch,
+            plan.total_steps,
+            plan.last_step,
+        )
         freeze_unneeded(model, precision=train.precision)
         set_up_arithmetic(train, model)
         self.step = make_step(model, self.loss, train, ranks=self.ranks, device=self.device)
         self.step.on_pool = partial(self.emit, "on_pool")
         self.optimizer = make_optimizer(model, train)
         self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps), train.min_lr_ratio)
-        self.guard = FiniteGuard(self.device, most_in_row=train.most_skipped_steps, has_loss_scale=train.precision == "fp16")
+        self.guard = FiniteGuard(
+            self.device, most_in_row=train.most_skipped_steps, has_loss_scale=train.precision == "fp16"
+        )
         self.progress, self.grad_norm = Progress(), torch.zeros(())
         self._better: dict[str, Any] = {}
         self.results: list[StepResult] = []
-        self.metrics, self._stopping = TrainingMetrics(model, [source.name for source, _ in own_sets]), StopAgreement()
+        self.metrics, self._stopping = (
+            TrainingMetrics(model, [source.name for source, _ in own_sets]),
+            StopAgreement(),
+        )
 
     def _make_plan(self, train_sets: OpenedSets) -> Plan:
-        """The pools of the run; their size is that of the run found in the folder, if any, unless it is set."""
+        """The pools of the run; their size is that of the run found in the folder, if any, unless it is
+        set."""
         train, stored = self.settings.train, stored_pool_size(self.output_dir, self.settings)
         pool_size = train.global_batch_size or stored or train.batch_size * self.ranks.world_size
-        return make_plan(train_sets, self.model.tensorizer, self.settings, pool_size=pool_size, ranks=self.ranks)
+        return make_plan(
+            train_sets, self.model.tensorizer, self.settings, pool_size=pool_size, ranks=self.ranks
+        )
 
     def train(self) -> float | None:
-        """Runs to the end; returns the best validation value, None without dev sets. A finished run returns at once.
+        """Runs to the end; returns the best validation value, None without dev sets. A finished run returns
+        at once.
 
         Raises:
-            CheckpointError: ``output_dir`` holds a different run, or only damaged checkpoints, or another process writes there.
+            CheckpointError: ``output_dir`` holds a different run, or only damaged checkpoints, or another
+            process writes there.
             ConfigError: ``resume`` and ``init`` do not fit what is found in ``output_dir``.
             StopRequested: a signal ended the run before its last step.
             DivergedError: the gradient was NaN or infinite in too many updates in a row.
@@ -161,7 +203,8 @@ class BiEncoderTrainer(Run):
         return self.progress.best_value
 
     def resume(self) -> Progress:
-        """Takes the lock of ``output_dir`` and restores the run found there, if any. ``train`` begins with it and raises the same."""
+        """Takes the lock of ``output_dir`` and restores the run found there, if any. ``train`` begins with it
+        and raises the same."""
         if self._is_open:
             return self.progress
         self.checkpoints.prepare()
@@ -186,14 +229,24 @@ class BiEncoderTrainer(Run):
         with self.optimizer.averaged():
             self._state.read(stored.folder, with_optimizer=not settings.ignore_checkpoint_optimizer)
         is_finished = progress.step >= self.last_step and not settings.ignore_checkpoint_offset
-        logger.info("%s %s at step %d of %d", "finished:" if is_finished else "resuming from", stored.folder, progress.step, self.last_step)
+        logger.info(
+            "%s %s at step %d of %d",
+            "finished:" if is_finished else "resuming from",
+            stored.folder,
+            progress.step,
+            self.last_step,
+        )
         if settings.ignore_checkpoint_offset:
             return
         self._state.read_callbacks(stored.folder)
         if settings.ignore_checkpoint_lr:
             progress.schedule_start = progress.step
         if progress.best_checkpoint and not from_main((self.output_dir / progress.best_checkpoint).is_dir()):
-            logger.warning("%s: the best checkpoint %s is missing; it is chosen anew", self.output_dir, progress.best_checkpoint)
+            logger.warning(
+                "%s: the best checkpoint %s is missing; it is chosen anew",
+                self.output_dir,
+                progress.best_checkpoint,
+            )
             progress.forget_best()
         self.progress = progress
         self.saved_step = progress.step
@@ -202,20 +255,30 @@ class BiEncoderTrainer(Run):
         self.emit("on_train_begin")
         self.metrics.begin(self.progress.unlogged)
         self.guard.begin(self.progress.skipped)
-        # Whether to stop is one question to all ranks: it stands here, where every rank passes, and nowhere else.
-        self.is_stopping = self._stopping.reached(self.progress.step)  # a run that early stopping ended stays ended
-        if self._changed and self._is_over() and not self._stopping.signal and self.settings.resume != "force":
+        # Whether to stop is one question to all ranks: it stands here, where every rank passes, and nowhere
+        # else.
+        # a run that early stopping ended stays ended
+        self.is_stopping = self._stopping.reached(self.progress.step)
+        if (
+            self._changed
+            and self._is_over()
+            and not self._stopping.signal
+            and self.settings.resume != "force"
+        ):
             more = f" (and {len(self._changed) - 1} more)" if len(self._changed) > 1 else ""
             raise ConfigError(
-                f"{self.output_dir} is finished, at step {self.progress.step}, so a changed setting has no effect: {self._changed[0]}"
-                f"{more}; to train on, raise train.num_train_epochs or train.max_steps; to train anew, set another output_dir"
+                f"{self.output_dir} is finished, at step {self.progress.step}, so a changed setting has no"
+                f" effect: {self._changed[0]}{more}; to train on, raise train.num_train_epochs or"
+                " train.max_steps; to train anew, set another output_dir"
             )
         self.model.train()
         while not self._is_over():
             self.epoch = self.progress.step // self.steps_per_epoch
             self.emit("on_epoch_begin")
             while not self._is_over() and self.progress.step // self.steps_per_epoch == self.epoch:
-                self.results = [self.forward_backward(_next(batches), number) for number in range(self.plan.accumulation)]
+                self.results = [
+                    self.forward_backward(_next(batches), number) for number in range(self.plan.accumulation)
+                ]
                 with record_function("dpr/update"):
                     self.update()
                 self.progress.step += 1
@@ -242,7 +305,8 @@ class BiEncoderTrainer(Run):
         return self.is_stopping or self.progress.step >= self.last_step
 
     def micro_batches(self) -> Generator[BiEncoderBatch, None, None]:
-        """This rank's batches from the current step on, made by worker processes, which end when the generator is closed."""
+        """This rank's batches from the current step on, made by worker processes, which end when the
+        generator is closed."""
         train = self.settings.train
         yield from pool_loader(
             self.plan.dataset,
@@ -253,11 +317,14 @@ class BiEncoderTrainer(Run):
         )
 
     def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
-        """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step, number, rank) alone."""
+        """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step,
+        number, rank) alone."""
         seed_torch(DROPOUT, self.settings.seed, self.progress.step, number, self.ranks.rank)
         if not self.loss.reads_passages and not any(callback.needs_pool(self) for callback in self.callbacks):
             batch = batch.with_one_context()
-        result = self.step(batch, num_pools=self.plan.accumulation, is_last=number == self.plan.accumulation - 1)
+        result = self.step(
+            batch, num_pools=self.plan.accumulation, is_last=number == self.plan.accumulation - 1
+        )
         self.metrics.add(result, batch)
         return result
 
@@ -265,7 +332,9 @@ class BiEncoderTrainer(Run):
         """One optimizer step: unscale, clip once, set the learning rate, update, clear."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.step.scaler.unscale_(self.optimizer)
-        self.grad_norm = clip_gradients(parameters, self.settings.gradient_limit(self.ranks.world_size) or float("inf"))
+        self.grad_norm = clip_gradients(
+            parameters, self.settings.gradient_limit(self.ranks.world_size) or float("inf")
+        )
         self.guard.check(self.optimizer, self.grad_norm)
         start = self.progress.schedule_start
         factor = self.schedule.factor(self.progress.step - start, self.total_steps - start)
@@ -290,22 +359,34 @@ class BiEncoderTrainer(Run):
     def validate(self) -> Metrics:
         self.progress.validations += 1
         number, is_last = self.progress.validations, self.progress.step >= self.last_step
-        due = [each for each in self.validations if each.is_due(self.epoch) and (is_last or number % each.every == 0)]
+        due = [
+            each
+            for each in self.validations
+            if each.is_due(self.epoch) and (is_last or number % each.every == 0)
+        ]
         if not due:
             return {}
         with self.optimizer.averaged():
-            metrics = run_validations(due, self.model)  # all of them: the best may be chosen by any metric of any
+            # all of them: the best may be chosen by any metric of any
+            metrics = run_validations(due, self.model)
         name, highest = self.best_by(metrics)
-        if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest) and keeps_guards(self, metrics):
+        if (
+            name in metrics
+            and self.progress.is_improved_by(name, metrics[name], highest=highest)
+            and keeps_guards(self, metrics)
+        ):
             folder = f"{self.checkpoints.name}.step{self.progress.step}"
             self._better = {"best_metric": name, "best_value": metrics[name], "best_checkpoint": folder}
             if self.saved_step == self.progress.step:  # a callback has saved this step already
                 self._commit_best()
-        is_later = any(each.higher_is_better(name) is not None for each in self.validations if each not in due)
+        is_later = any(
+            each.higher_is_better(name) is not None for each in self.validations if each not in due
+        )
         if name not in metrics and not is_later and not self._warned_of_best:
             self._warned_of_best = True
             logger.warning(
-                "train.best_metric=%s is not a metric of the validation at step %d; the best checkpoint stays as it was. Choose one of %s",
+                "train.best_metric=%s is not a metric of the validation at step %d; the best checkpoint stays"
+                " as it was. Choose one of %s",
                 *(name, self.progress.step, ", ".join(metrics)),
             )
         self.progress.last_metrics = metrics
@@ -315,15 +396,20 @@ class BiEncoderTrainer(Run):
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         train = self.settings.train
         if train.best_metric is not None:
-            return train.best_metric, train.best_is_highest or higher_is_better(self.validations, train.best_metric)
+            return train.best_metric, train.best_is_highest or higher_is_better(
+                self.validations, train.best_metric
+            )
         return ("eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"), False
 
     def save(self) -> Path | None:
         assert self.identity is not None, "only train() saves"
-        # The best is what can be opened: a step that the disk refused is not it, and nothing is removed in its favour.
+        # The best is what can be opened: a step that the disk refused is not it, and nothing is removed in
+        # its favour.
         if self._better.get("best_checkpoint") != f"{self.checkpoints.name}.step{self.progress.step}":
             self._better = {}  # of a step that was not saved
-        progress = replace(self.progress, **self._better, unlogged=self.metrics.settled(), skipped=self.guard.num_skipped)
+        progress = replace(
+            self.progress, **self._better, unlogged=self.metrics.settled(), skipped=self.guard.num_skipped
+        )
         with self.optimizer.averaged():
             folder = self.checkpoints.save(progress, self._state.collect, asdict(self.identity), self.config)
         if folder is not None:
@@ -337,7 +423,13 @@ class BiEncoderTrainer(Run):
 
     @property
     def _state(self) -> StateOfRun:
-        return StateOfRun(self.model, self.optimizer, self.step.scaler, self.callbacks, self.settings.train.sharded_checkpoints)
+        return StateOfRun(
+            self.model,
+            self.optimizer,
+            self.step.scaler,
+            self.callbacks,
+            self.settings.train.sharded_checkpoints,
+        )
 
     def request_stop(self, reason: str) -> None:
         self._stopping.request(reason)

@@ -1,4 +1,5 @@
-"""Trial forwards before the first step: which parameters have a part in the vectors, and how much memory a token takes."""
+"""Trial forwards before the first step: which parameters have a part in the vectors, and how much memory a
+token takes."""
 
 from __future__ import annotations
 
@@ -20,15 +21,21 @@ logger = get_logger(__name__)
 # Long enough for a model with windowed attention; longer sequences cost more per token.
 TRIAL_LENGTH = 64
 
-# Of the memory that is left for graphs; the rest is for temporary tensors of backward, for vectors and for the allocator's waste.
+# Of the memory that is left for graphs; the rest is for temporary tensors of backward, for vectors and for
+# the allocator's waste.
 _SHARE_FOR_GRAPHS = 0.7
 
 
 def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
     """Two sequences of ``length`` tokens (0: a short one), on the model's device."""
     length = length or min(TRIAL_LENGTH, model.settings.sequence_length)
-    tokens = torch.ones(2 * length, dtype=torch.int64, device=model.device)  # any word: not every tokenizer has a [SEP]
-    return TokenBatch(tokens, torch.full((2,), length, dtype=torch.int64), torch.zeros(2, dtype=torch.int64, device=model.device))
+    # any word: not every tokenizer has a [SEP]
+    tokens = torch.ones(2 * length, dtype=torch.int64, device=model.device)
+    return TokenBatch(
+        tokens,
+        torch.full((2,), length, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.int64, device=model.device),
+    )
 
 
 @contextmanager
@@ -48,23 +55,31 @@ def total(vectors: BiEncoderVectors) -> Tensor:
 
 
 def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
-    """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and logs it.
+    """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and
+    logs it.
 
     They get no gradient, which data-parallel training would wait for and a resumed optimizer would miss.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with evaluating(model), autocast(model.device, precision):
         tokens = trial_tokens(model)
-        gradients = torch.autograd.grad(total(model(tokens, tokens)), list(learning.values()), allow_unused=True)
+        gradients = torch.autograd.grad(
+            total(model(tokens, tokens)), list(learning.values()), allow_unused=True
+        )
     unneeded = [name for name, gradient in zip(learning, gradients, strict=True) if gradient is None]
     for name in unneeded:
         learning[name].requires_grad_(False)
     if unneeded:
-        logger.info("%d parameters have no part in any vector and are not trained (first: %s)", len(unneeded), ", ".join(unneeded[:3]))
+        logger.info(
+            "%d parameters have no part in any vector and are not trained (first: %s)",
+            len(unneeded),
+            ", ".join(unneeded[:3]),
+        )
 
 
 def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str = "fp32") -> float:
-    """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest, which costs most per token."""
+    """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest, which costs
+    most per token."""
     length, kept, was_training = length or model.settings.sequence_length, dict[int, int](), model.training
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -74,38 +89,53 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    tower, tokens = model.question_model if model.options.fix_ctx_encoder else model.ctx_model, trial_tokens(model, length)
+    tower, tokens = (
+        model.question_model if model.options.fix_ctx_encoder else model.ctx_model,
+        trial_tokens(model, length),
+    )
     if is_static(tower.backbone):  # its graph grows with the distinct tokens: all of them, at most
         distinct = torch.arange(2 * length, device=model.device) % int(tower.config.vocab_size)
         tokens = TokenBatch(distinct, tokens.lengths, tokens.position)
     model.train()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast(model.device, precision):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        autocast(model.device, precision),
+    ):
         vectors = tower(tokens)
     del vectors
     model.train(was_training)
     return sum(kept.values()) / (2 * length)
 
 
-def tokens_within(model: BiEncoder, budget_gb: float, *, precision: str = "fp32", parts: int = 1, averages: bool = False) -> int:
-    """How many tokens' graphs a training process of ``budget_gb`` GiB may hold at once; ``parts``: how many share the weights.
+def tokens_within(
+    model: BiEncoder, budget_gb: float, *, precision: str = "fp32", parts: int = 1, averages: bool = False
+) -> int:
+    """How many tokens' graphs a training process of ``budget_gb`` GiB may hold at once; ``parts``: how many
+    share the weights.
 
     Raises:
         ConfigError: not even one sequence of the greatest length fits.
     """
-    # A part of the weights and, of those that are trained, of AdamW's two moments and means; their gradient is whole until it is averaged.
+    # A part of the weights and, of those that are trained, of AdamW's two moments and means; their gradient
+    # is whole until it is averaged.
     trained = 1 + (3 + averages) / parts
-    fixed = sum(parameter.nbytes * (trained if parameter.requires_grad else 1 / parts) for parameter in model.parameters())
+    fixed = sum(
+        parameter.nbytes * (trained if parameter.requires_grad else 1 / parts)
+        for parameter in model.parameters()
+    )
     per_token = graph_bytes_per_token(model, precision=precision)
     tokens = int(_SHARE_FOR_GRAPHS * (budget_gb * 2**30 - fixed) / per_token)
     length = model.settings.sequence_length
     if tokens < length:
         least = (fixed + length * per_token / _SHARE_FOR_GRAPHS) / 2**30
         raise ConfigError(
-            f"train.memory_budget_gb={budget_gb:g} is too little: weights, gradients and optimizer take {fixed / 2**30:.2f}, a passage of "
-            f"{length} tokens needs {least - fixed / 2**30:.2f} more; give at least {least:.2f}, or lower encoder.sequence_length"
+            f"train.memory_budget_gb={budget_gb:g} is too little: weights, gradients and optimizer take"
+            f" {fixed / 2**30:.2f}, a passage of {length} tokens needs {least - fixed / 2**30:.2f} more; give"
+            f" at least {least:.2f}, or lower encoder.sequence_length"
         )
     logger.info(
-        "train.memory_budget_gb=%g: %.2f GiB for weights, gradients and optimizer, %.0f kB per token, so graphs of %d tokens at a time",
+        "train.memory_budget_gb=%g: %.2f GiB for weights, gradients and optimizer, %.0f kB per token, so"
+        " graphs of %d tokens at a time",
         *(budget_gb, fixed / 2**30, per_token / 1000, tokens),
     )
     return tokens

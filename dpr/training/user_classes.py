@@ -23,7 +23,9 @@ from dpr.training.validations.protocol import QuestionMetric, Validation
 _CALLBACKS = "train.callbacks"
 
 
-def check_given(settings: TrainingSettings, model: Any, output_dir: Any, loss: Any, lists: Mapping[str, Any], metrics: Any) -> None:
+def check_given(
+    settings: TrainingSettings, model: Any, output_dir: Any, loss: Any, lists: Mapping[str, Any], metrics: Any
+) -> None:
     """Checks the settings of a trainer, and the types of the objects that it was given.
 
     Raises:
@@ -31,24 +33,44 @@ def check_given(settings: TrainingSettings, model: Any, output_dir: Any, loss: A
     """
     settings.check()
     if not isinstance(model, BiEncoder):
-        raise ConfigError(f"model is of type {type(model).__name__}; give a BiEncoder, e.g. BiEncoder.load({str(model)[:80]!r})")
+        raise ConfigError(
+            f"model is of type {type(model).__name__}; give a BiEncoder, e.g."
+            f" BiEncoder.load({str(model)[:80]!r})"
+        )
     if not isinstance(output_dir, str | Path):
-        raise ConfigError(f"output_dir is of type {type(output_dir).__name__}; give the folder of the run, e.g. output_dir='runs/first'")
+        raise ConfigError(
+            f"output_dir is of type {type(output_dir).__name__}; give the folder of the run, e.g."
+            " output_dir='runs/first'"
+        )
     for key in ("temperature", "learn_temperature"):
         if (given := getattr(settings.loss, key)) and given != getattr(model.options, key):
             made = f"make the model with options=dpr.TowerOptions({key}={given})"
             raise ConfigError(f"loss.{key}={given}, but the model's is {getattr(model.options, key)}; {made}")
     if loss is not None and not isinstance(loss, Loss):
-        raise ConfigError(f"loss is of type {type(loss).__name__}; give an object of a class that implements dpr.Loss")
+        raise ConfigError(
+            f"loss is of type {type(loss).__name__}; give an object of a class that implements dpr.Loss"
+        )
     for name, kind in (("callbacks", Callback), ("validations", Validation)):
         given = lists[name]
         for item in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
             if item is given or not isinstance(item, kind):
-                named = f"the class {item.__name__}, not an object of it" if inspect.isclass(item) else f"of type {type(item).__name__}"
-                raise ConfigError(f"{name} holds what is {named}; give a list of objects of subclasses of dpr.{kind.__name__}")
-    is_named = isinstance(metrics, Mapping) and all(isinstance(name, str) and callable(metric) for name, metric in metrics.items())
+                named = (
+                    f"the class {item.__name__}, not an object of it"
+                    if inspect.isclass(item)
+                    else f"of type {type(item).__name__}"
+                )
+                raise ConfigError(
+                    f"{name} holds what is {named}; give a list of objects of subclasses of"
+                    f" dpr.{kind.__name__}"
+                )
+    is_named = isinstance(metrics, Mapping) and all(
+        isinstance(name, str) and callable(metric) for name, metric in metrics.items()
+    )
     if metrics is not None and not is_named:
-        raise ConfigError(f"metrics is of type {type(metrics).__name__}; give functions of (scores, labels) by their names: {{'mrr': mrr}}")
+        raise ConfigError(
+            f"metrics is of type {type(metrics).__name__}; give functions of (scores, labels) by their names:"
+            " {'mrr': mrr}"
+        )
 
 
 def user_callbacks(entries: Any) -> list[Callback]:
@@ -66,22 +88,33 @@ def user_callbacks(entries: Any) -> list[Callback]:
             callbacks.append(call(named, path=path, setting=_CALLBACKS, arguments=arguments))
             continue
         if isinstance(named, Callback):
-            raise ConfigError(f"{_CALLBACKS}={path} is an object; name its class, and its arguments with {{use: ..., argument: value}}")
+            raise ConfigError(
+                f"{_CALLBACKS}={path} is an object; name its class, and its arguments with {{use: ...,"
+                " argument: value}"
+            )
         if not callable(named):
             raise ConfigError(f"{_CALLBACKS}={path} is neither a class nor a function")
         if inspect.isbuiltin(named) or not _takes(named, 1):
-            raise ConfigError(f"{_CALLBACKS}={path} does not accept the trainer; name a function of (trainer) or (trainer, value)")
+            raise ConfigError(
+                f"{_CALLBACKS}={path} does not accept the trainer; name a function of (trainer) or (trainer,"
+                " value)"
+            )
         callbacks.append(call(FunctionCallback, named, path=path, setting=_CALLBACKS, arguments=arguments))
     return callbacks
 
 
-def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | None = None, namespaces: Sequence[str] = ()) -> Loss:
-    """The loss that ``loss.name`` names, with the pool's candidate rule, or the objective whose terms the settings weigh.
+def make_loss(
+    settings: LossSettings, *, candidates: str, model: BiEncoder | None = None, namespaces: Sequence[str] = ()
+) -> Loss:
+    """The loss that ``loss.name`` names, with the pool's candidate rule, or the objective whose terms the
+    settings weigh.
 
-    Without ``model``, its vectors are not normalised and of any width; passage ids are unique within ``namespaces``.
+    Without ``model``, its vectors are not normalised and of any width; passage ids are unique within
+    ``namespaces``.
 
     Raises:
-        ConfigError: it, or a term, is neither known nor a class that implements the contract, or it needs what is not gathered.
+        ConfigError: it, or a term, is neither known nor a class that implements the contract, or it needs
+        what is not gathered.
         InputError: the shards of ``loss.guide`` or ``loss.teacher`` cannot be read, or do not fit together.
     """
     if settings.name != "nll":
@@ -94,10 +127,22 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
     settings.check_objective("loss.", candidates)
     for width in settings.dimensions or ():
         if model is not None and width > model.dimension:
-            raise ConfigError(f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions; leave it out")
+            raise ConfigError(
+                f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions;"
+                " leave it out"
+            )
     kinds = GATHERED | {OWN_SCORES}
     terms = [
-        (entry.weight, _user_term({"use": entry.name, **entry.arguments}, Term, kinds, setting="loss.terms", candidates=candidates))
+        (
+            entry.weight,
+            _user_term(
+                {"use": entry.name, **entry.arguments},
+                Term,
+                kinds,
+                setting="loss.terms",
+                candidates=candidates,
+            ),
+        )
         for entry in settings.entries()
         if ":" in entry.name
     ]
@@ -111,7 +156,14 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
         from dpr.training.teacher import open_teacher
 
         teacher = open_teacher(settings.teacher, model, namespaces)
-    return Objective(settings, candidates=candidates, normalize=is_normalized, guide=guide, teacher=teacher, user_terms=terms)
+    return Objective(
+        settings,
+        candidates=candidates,
+        normalize=is_normalized,
+        guide=guide,
+        teacher=teacher,
+        user_terms=terms,
+    )
 
 
 def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: str, candidates: str) -> Any:
@@ -119,7 +171,9 @@ def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: s
     term: Term = create_object(entry, kind, setting=setting)
     term.candidates, path = candidates, split_entry(entry, setting=setting)[0]
     if unknown := sorted(set(term.needs) - known):
-        raise ConfigError(f"{setting}={path} needs {', '.join(unknown)}; only {', '.join(sorted(known))} are gathered")
+        raise ConfigError(
+            f"{setting}={path} needs {', '.join(unknown)}; only {', '.join(sorted(known))} are gathered"
+        )
     if isinstance(term, nn.Module) and any(True for _ in term.parameters()):
         raise ConfigError(f"{setting}={path} has parameters, which would not be trained or saved")
     return term
@@ -131,16 +185,31 @@ def user_validation(entry: Any) -> Validation:
     return validation
 
 
-def user_metrics(paths: Sequence[str] | None, given: Mapping[str, QuestionMetric] | None = None) -> dict[str, QuestionMetric]:
+def user_metrics(
+    paths: Sequence[str] | None, given: Mapping[str, QuestionMetric] | None = None
+) -> dict[str, QuestionMetric]:
     """The metrics ``given``, and the functions that ``train.metrics`` names, by their names."""
     metrics = dict(given or {})
     for path in paths or ():
         metric = import_object(path, setting="train.metrics")
         name = path.rpartition(":")[2].rpartition(".")[2]
-        if not callable(metric) or inspect.isclass(metric) or inspect.isbuiltin(metric) or not _takes(metric, 2):
+        if (
+            not callable(metric)
+            or inspect.isclass(metric)
+            or inspect.isbuiltin(metric)
+            or not _takes(metric, 2)
+        ):
             raise ConfigError(f"train.metrics={path} is not a function of (scores, labels)")
-        if name in metrics or name in ("nll_loss", "in_batch_acc", "avg_rank", "avg_rank_low", "avg_rank_high"):
-            raise ConfigError(f"train.metrics={path}: the metric {name} exists already; give the function another name")
+        if name in metrics or name in (
+            "nll_loss",
+            "in_batch_acc",
+            "avg_rank",
+            "avg_rank_low",
+            "avg_rank_high",
+        ):
+            raise ConfigError(
+                f"train.metrics={path}: the metric {name} exists already; give the function another name"
+            )
         metrics[name] = metric
     return metrics
 

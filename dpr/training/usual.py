@@ -20,7 +20,8 @@ from dpr.training.validations.retrieval_settings import is_built_in, read_entry
 
 @dataclass(frozen=True)
 class Named:
-    """The objects behind ``train.callbacks``, ``train.metrics`` and ``train.validation``. They need no data, so they are made first."""
+    """The objects behind ``train.callbacks``, ``train.metrics`` and ``train.validation``. They need no data,
+    so they are made first."""
 
     callbacks: Sequence[Callback]
     metrics: Mapping[str, QuestionMetric]
@@ -38,19 +39,28 @@ class Named:
         """
         train = settings.train
         entries = dict(enumerate(listed(train.validation)))
-        searched = {number: read_entry(entry, number) for number, entry in entries.items() if is_built_in(entry)}
-        searches = {number: RetrievalValidation(options, precision=train.precision) for number, options in searched.items()}
+        searched = {
+            number: read_entry(entry, number) for number, entry in entries.items() if is_built_in(entry)
+        }
+        searches = {
+            number: RetrievalValidation(options, precision=train.precision)
+            for number, options in searched.items()
+        }
         if (
             train.eval_at_start is False
-            and (guarded := next((n for n, options in searched.items() if options.guard is not None), None)) is not None
+            and (guarded := next((n for n, options in searched.items() if options.guard is not None), None))
+            is not None
         ):
             key = f"train.validation[{guarded}].guard={searched[guarded].guard:g}"
             raise ConfigError(f"{key} has no effect with train.eval_at_start=false; leave one of them out")
         validations = [searches.get(number) or user_validation(entry) for number, entry in entries.items()]
-        return cls(user_callbacks(train.callbacks), user_metrics(train.metrics, metrics), validations, searches)
+        return cls(
+            user_callbacks(train.callbacks), user_metrics(train.metrics, metrics), validations, searches
+        )
 
     def check_metric_names(self, settings: TrainingSettings, dev_sets: Sequence[str]) -> None:
-        """Refuses metrics to choose by that no validation of a run on these dev sets returns; user-defined ones name theirs later.
+        """Refuses metrics to choose by that no validation of a run on these dev sets returns; user-defined
+        ones name theirs later.
 
         Raises:
             ConfigError: lists the names that there are.
@@ -59,14 +69,22 @@ class Named:
         over_dev_sets = dev_validations([], settings, metrics=self.metrics) if dev_sets else []
         due = [each for each in over_dev_sets if any(map(each.is_due, range(train.num_train_epochs)))]
         names = [name for each in due for name in each.names_for(dev_sets)]
-        if any(number not in self.searches for number in range(len(self.validations))) or not (names or self.searches):
+        if any(number not in self.searches for number in range(len(self.validations))) or not (
+            names or self.searches
+        ):
             return
         names += [name for search in self.searches.values() for name in search.names()]
         stopping = train.early_stopping
-        chosen = {"train.best_metric": train.best_metric, "train.early_stopping.metric": stopping.metric if stopping.patience else None}
+        chosen = {
+            "train.best_metric": train.best_metric,
+            "train.early_stopping.metric": stopping.metric if stopping.patience else None,
+        }
         for key, name in chosen.items():
             if name is not None and name not in names:
-                raise ConfigError(f"{key}={name} is not a metric of any validation of this run; choose one of {', '.join(names)}")
+                raise ConfigError(
+                    f"{key}={name} is not a metric of any validation of this run; choose one of"
+                    f" {', '.join(names)}"
+                )
 
 
 def with_usual(

@@ -1,4 +1,5 @@
-"""Docstrings of the standard library and of installed packages: the first sentence is the question, the rest the passage.
+"""Docstrings of the standard library and of installed packages: the first sentence is the question, the rest
+the passage.
 
 Makes a training set, a corpus, and dev and test questions with judgements. Nothing is imported.
 """
@@ -48,11 +49,33 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
     packages = "top-level names, stdlib for the standard library (default: all)"
     parser.add_argument("--packages", nargs="+", default=["all"], metavar="NAME", help=packages)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides which modules are held out (default %(default)s)")
-    parser.add_argument("--dev", type=int, default=1000, metavar="N", help="dev questions, about (default %(default)s)")
-    parser.add_argument("--test", type=int, default=2000, metavar="N", help="test questions, about (default %(default)s)")
-    parser.add_argument("--hard-negatives", type=int, default=2, metavar="N", help="BM25 negatives per question (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=0, metavar="N", help="processes that read files (default: one per core)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="decides which modules are held out (default %(default)s)",
+    )
+    parser.add_argument(
+        "--dev", type=int, default=1000, metavar="N", help="dev questions, about (default %(default)s)"
+    )
+    parser.add_argument(
+        "--test", type=int, default=2000, metavar="N", help="test questions, about (default %(default)s)"
+    )
+    parser.add_argument(
+        "--hard-negatives",
+        type=int,
+        default=2,
+        metavar="N",
+        help="BM25 negatives per question (default %(default)s)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that read files (default: one per core)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace what is at --out")
     return parser
 

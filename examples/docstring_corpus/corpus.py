@@ -1,10 +1,12 @@
 """A small retrieval task of real text, made from what is installed, without a network.
 
 1. Read pairs (first sentence, rest) from docstrings (``docstrings``).
-2. Drop pairs whose question occurs before, and pairs whose passage nearly repeats an earlier one (``near_duplicates``).
-3. Hold out dev and test questions by module, so that what was learned of a module cannot answer its questions (``splits``).
-4. Every passage goes into the corpus; train and dev questions get BM25 hard negatives (``hard_negatives``), train questions from train
-   passages only.
+2. Drop pairs whose question occurs before, and pairs whose passage nearly repeats an earlier one
+   (``near_duplicates``).
+3. Hold out dev and test questions by module, so that what was learned of a module cannot answer its questions
+   (``splits``).
+4. Every passage goes into the corpus; train and dev questions get BM25 hard negatives (``hard_negatives``),
+   train questions from train passages only.
 
 The same environment, seed and sizes give the same bytes.
 """
@@ -58,13 +60,15 @@ def prepare_docstrings(
     processes: int = 1,
     overwrite: bool = False,
 ) -> dict[str, int]:
-    """Makes the folder ``out`` (corpus.tsv, train.json, dev.json, {dev,test}_questions.jsonl, {dev,test}_qrels.tsv) and returns counts.
+    """Makes the folder ``out`` (corpus.tsv, train.json, dev.json, {dev,test}_questions.jsonl,
+    {dev,test}_qrels.tsv) and returns counts.
 
     Where the same was made before, the counts of then are returned.
 
     Raises:
         ConfigError: an unknown package.
-        InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there are too few docstrings.
+        InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there are too few
+        docstrings.
         OutputError: ``out`` cannot be written.
     """
     sources = find_sources(packages)
@@ -81,7 +85,14 @@ def prepare_docstrings(
 
 
 def _make(
-    folder: Path, sources: Sequence[SourceFile], *, seed: int, num_dev: int, num_test: int, num_negatives: int, processes: int
+    folder: Path,
+    sources: Sequence[SourceFile],
+    *,
+    seed: int,
+    num_dev: int,
+    num_test: int,
+    num_negatives: int,
+    processes: int,
 ) -> dict[str, int]:
     logger.info("reading the docstrings of %d files", len(sources))
     docstrings = read_docstrings(sources, processes=processes)
@@ -91,7 +102,8 @@ def _make(
     splits = Counter(pair.split for pair in pairs)
     if not (splits[TRAIN] and splits[DEV] and splits[TEST]):
         raise InputError(
-            f"{len(pairs)} usable docstrings do not suffice for train, dev and test questions from different modules",
+            f"{len(pairs)} usable docstrings do not suffice for train, dev and test questions from different"
+            " modules",
             hint="give --packages more names, or all",
         )
     _write_pairs(folder, pairs, num_negatives)
@@ -106,7 +118,8 @@ def _make(
 
 
 def drop_repeats(docstrings: Sequence[Docstring]) -> list[Docstring]:
-    """The docstrings whose name and question are new, and whose passage does not nearly repeat an earlier one."""
+    """The docstrings whose name and question are new, and whose passage does not nearly repeat an earlier
+    one."""
     by_name = list({docstring.name: docstring for docstring in reversed(docstrings)}.values())[::-1]
     repeats = find_near_duplicates([docstring.summary for docstring in by_name], threshold=1.0)
     asked_once = [docstring for docstring, original in zip(by_name, repeats, strict=True) if original is None]
@@ -114,12 +127,16 @@ def drop_repeats(docstrings: Sequence[Docstring]) -> list[Docstring]:
     return [docstring for docstring, original in zip(asked_once, repeats, strict=True) if original is None]
 
 
-def split_pairs(docstrings: Sequence[Docstring], *, seed: int, num_dev: int, num_test: int) -> list[DocstringPair]:
+def split_pairs(
+    docstrings: Sequence[Docstring], *, seed: int, num_dev: int, num_test: int
+) -> list[DocstringPair]:
     """Pairs with their split. The passage's id is the qualified name, its title the same name as words."""
     groups = [".".join(docstring.module.split(".")[:GROUP_DEPTH]) for docstring in docstrings]
     splits = split_by_group(groups, {TEST: num_test, DEV: num_dev}, seed=seed)
     return [
-        DocstringPair(docstring.summary, Passage(docstring.body, name_as_words(docstring.name), docstring.name), split)
+        DocstringPair(
+            docstring.summary, Passage(docstring.body, name_as_words(docstring.name), docstring.name), split
+        )
         for docstring, split in zip(docstrings, splits, strict=True)
     ]
 
@@ -137,10 +154,19 @@ def _write_pairs(folder: Path, pairs: Sequence[DocstringPair], num_negatives: in
         )
         write_training_set(
             folder / name,
-            (TrainingSample(pair.question, (pair.passage,), tuple(hard)) for pair, hard in zip(chosen, negatives, strict=True)),
+            (
+                TrainingSample(pair.question, (pair.passage,), tuple(hard))
+                for pair, hard in zip(chosen, negatives, strict=True)
+            ),
         )
     for split in (DEV, TEST):
         chosen = [pair for pair in pairs if pair.split == split]
         ids = [f"{split}-{number}" for number in range(len(chosen))]
-        write_questions(folder / f"{split}_questions.jsonl", [Question(pair.question, key) for key, pair in zip(ids, chosen, strict=True)])
-        write_qrels(folder / f"{split}_qrels.tsv", {key: {str(pair.passage.id): 1} for key, pair in zip(ids, chosen, strict=True)})
+        write_questions(
+            folder / f"{split}_questions.jsonl",
+            [Question(pair.question, key) for key, pair in zip(ids, chosen, strict=True)],
+        )
+        write_qrels(
+            folder / f"{split}_qrels.tsv",
+            {key: {str(pair.passage.id): 1} for key, pair in zip(ids, chosen, strict=True)},
+        )

@@ -1,6 +1,7 @@
 """Pairs of question and passage from the docstrings of installed Python packages.
 
-1. ``find_sources`` lists the source files of the standard library and of the packages of one environment, in sorted order.
+1. ``find_sources`` lists the source files of the standard library and of the packages of one environment, in
+   sorted order.
 2. ``read_docstrings`` parses each file with ``ast``; nothing is imported, so nothing of what is read can run.
 3. ``split_docstring`` makes the first sentence the question and the rest, cleaned of markup, the passage.
 
@@ -34,8 +35,8 @@ THIS_PROJECT = "dpr"
 
 # Tests say little, and copies of other people's packages say the same thing twice.
 SKIPPED_FOLDERS = frozenset(
-    "test tests testing _testing idle_test _internal site-packages dist-packages __pycache__ "
-    "vendor vendored _vendor _vendored _vendored_packages vendors extern externals _extern third_party thirdparty".split()
+    "test tests testing _testing idle_test _internal site-packages dist-packages __pycache__ vendor vendored"
+    " _vendor _vendored _vendored_packages vendors extern externals _extern third_party thirdparty".split()
 )
 SKIPPED_FILES = re.compile(r"(test_.*|.*_test|.*_tests|conftest|.*_pb2|.*_pb2_grpc)\.py")
 
@@ -57,7 +58,8 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """One docstring of ``module``: its first sentence and the cleaned rest. ``name`` is the qualified name of what it documents."""
+    """One docstring of ``module``: its first sentence and the cleaned rest. ``name`` is the qualified name of
+    what it documents."""
 
     name: str
     module: str
@@ -65,12 +67,15 @@ class Docstring:
     body: str
 
 
-def find_sources(packages: Sequence[str] | None = None, *, roots: Sequence[tuple[Path, bool]] | None = None) -> list[SourceFile]:
+def find_sources(
+    packages: Sequence[str] | None = None, *, roots: Sequence[tuple[Path, bool]] | None = None
+) -> list[SourceFile]:
     """Lists the Python files to read, sorted by module name.
 
     Args:
         packages: top-level names, ``stdlib`` for the standard library; ``None`` takes everything.
-        roots: folders to look in, each with whether it is the standard library; by default those of the running environment.
+        roots: folders to look in, each with whether it is the standard library; by default those of the
+        running environment.
 
     Raises:
         ConfigError: a name in ``packages`` has no source file there.
@@ -89,27 +94,37 @@ def find_sources(packages: Sequence[str] | None = None, *, roots: Sequence[tuple
     missing = [package for package in packages or () if package not in packages_seen]
     if missing:
         raise ConfigError(
-            f"--packages {' '.join(missing)}: no Python source of that name in this environment; use all or {STANDARD_LIBRARY}"
+            f"--packages {' '.join(missing)}: no Python source of that name in this environment; use all or"
+            f" {STANDARD_LIBRARY}"
         )
     return [found[module] for module in sorted(found)]
 
 
 def read_docstrings(sources: Sequence[SourceFile], *, processes: int = 1) -> list[Docstring]:
-    """Reads all usable docstrings, in the order of ``sources``. Files that do not parse are left out and counted in the log."""
+    """Reads all usable docstrings, in the order of ``sources``. Files that do not parse are left out and
+    counted in the log."""
     if processes == 1 or len(sources) < 100:
         per_file: list[list[Docstring] | None] = [_read_file(source) for source in sources]
     else:
-        # spawn: the caller may have threads running (numpy, torch), which a fork would copy in an unknown state.
-        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"), initializer=gc.disable) as pool:
+        # spawn: the caller may have threads running (numpy, torch), which a fork would copy in an unknown
+        # state.
+        with ProcessPoolExecutor(
+            processes, mp_context=multiprocessing.get_context("spawn"), initializer=gc.disable
+        ) as pool:
             per_file = list(pool.map(_read_file, sources, chunksize=64))
     unreadable = sum(docstrings is None for docstrings in per_file)
     if unreadable:
-        logger.info("%d of %d files are not valid Python for this interpreter and were left out", unreadable, len(sources))
+        logger.info(
+            "%d of %d files are not valid Python for this interpreter and were left out",
+            unreadable,
+            len(sources),
+        )
     return [docstring for docstrings in per_file for docstring in docstrings or ()]
 
 
 def split_docstring(text: str) -> tuple[str, str] | None:
-    """Cuts a docstring into its first sentence and the cleaned rest, or returns None where one of them is too short to be of use."""
+    """Cuts a docstring into its first sentence and the cleaned rest, or returns None where one of them is too
+    short to be of use."""
     lead, _, rest = inspect.cleandoc(text).partition("\n\n")
     lead_lines = lead.split("\n")
     # A heading (title over a row of signs) is no sentence; what follows it is one.
@@ -128,19 +143,24 @@ def split_docstring(text: str) -> tuple[str, str] | None:
 _WORD = re.compile(r"[A-Za-z]{2,}|\d+")
 # "name (type): what", "Args:", "x : float": the docstring starts with a list of fields, not with a sentence.
 _FIELD = re.compile(
-    r"[*\w.]+ *(\([^)]*\))?\)* *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$", re.IGNORECASE
+    r"[*\w.]+ *(\([^)]*\))?\)*"
+    r" *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$",
+    re.IGNORECASE,
 )
 
 
 def _environment_roots() -> list[tuple[Path, bool]]:
-    """The folder of the standard library and those packages are installed into, of the running interpreter only."""
+    """The folder of the standard library and those packages are installed into, of the running interpreter
+    only."""
     installed = dict.fromkeys(Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib"))
     return [(Path(sysconfig.get_path("stdlib")).resolve(), True), *((root, False) for root in installed)]
 
 
 def _python_files(root: Path) -> Iterator[Path]:
     for folder, subfolders, files in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS and name.isidentifier())
+        subfolders[:] = sorted(
+            name for name in subfolders if name not in SKIPPED_FOLDERS and name.isidentifier()
+        )
         for name in sorted(files):
             if name.endswith(".py") and name[:-3].isidentifier() and not SKIPPED_FILES.fullmatch(name):
                 yield Path(folder, name)

@@ -22,9 +22,10 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_training_set("train.jsonl", make_samples(64))
     write_training_set("dev.jsonl", make_samples(32, seed=1))
     code = "\n".join(re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL))
-    code = code.replace('"bert-base-uncased", EncoderSettings(sequence_length=256', '"tiny", EncoderSettings(sequence_length=24').replace(
-        ', pooling="mean")', ', pooling="mean"), pretrained=False'
-    )
+    code = code.replace(
+        '"bert-base-uncased", EncoderSettings(sequence_length=256',
+        '"tiny", EncoderSettings(sequence_length=24',
+    ).replace(', pooling="mean")', ', pooling="mean"), pretrained=False')
     Path("page.py").write_text(code.replace("num_train_epochs=3", "num_train_epochs=1"))
     names = runpy.run_path("page.py")
     assert (names["scores"].shape, names["vector"].shape) == ((1, 2), (16,))

@@ -1,4 +1,5 @@
-"""No module needs another that needs it: circles over all imports, those for type checkers and those inside functions included."""
+"""No module needs another that needs it: circles over all imports, those for type checkers and those inside
+functions included."""
 
 from __future__ import annotations
 
@@ -13,17 +14,22 @@ def module_name(source: Source) -> str:
 
 
 def import_graph(sources: Iterable[Source]) -> dict[str, set[str]]:
-    """For every module those that it names. ``from a import b`` is of ``a.b`` where that is a module, else of ``a``."""
+    """For every module those that it names. ``from a import b`` is of ``a.b`` where that is a module, else of
+    ``a``."""
     by_name = {module_name(source): source for source in sources}
     graph: dict[str, set[str]] = {}
     for name, source in by_name.items():
-        found = {imported if imported in by_name else imported.rpartition(".")[0] for imported, _ in imports(source)}
+        found = {
+            imported if imported in by_name else imported.rpartition(".")[0]
+            for imported, _ in imports(source)
+        }
         graph[name] = (found & by_name.keys()) - {name}
     return graph
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that can all reach each other (Tarjan's strongly connected components), without those of one."""
+    """Groups of modules that can all reach each other (Tarjan's strongly connected components), without those
+    of one."""
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []

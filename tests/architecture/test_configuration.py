@@ -23,7 +23,11 @@ from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import LaunchedJob, launched_jobs
 
 CONF = conf_folder()
-DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]
 SCRIPTS = {
     "train_dense_encoder.py": "train",
     "generate_embeddings.py": "embed",
@@ -36,8 +40,12 @@ def option_overrides() -> list[tuple[LaunchedJob, str]]:
     """Every option of every group a job has a place for."""
     pairs = []
     for job in launched_jobs():
-        places = {name for name in sections(job.config_class) if name} | {entry.key for entry in settings(job.config_class)}
-        pairs += [(job, f"{group}={option}") for group in sorted(places) for option in group_options(group, [CONF])]
+        places = {name for name in sections(job.config_class) if name} | {
+            entry.key for entry in settings(job.config_class)
+        }
+        pairs += [
+            (job, f"{group}={option}") for group in sorted(places) for option in group_options(group, [CONF])
+        ]
     return pairs
 
 
@@ -48,11 +56,17 @@ def test_every_command_has_its_settings_and_every_setting_has_help(command: str)
 
 @pytest.mark.parametrize("job", launched_jobs(), ids=lambda job: job.command)
 def test_every_job_composes(job: LaunchedJob, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch(job.config_name, job.config_class, lambda config: None, ["--cfg", "job"]) == 0, capsys.readouterr().err
+    assert launch(job.config_name, job.config_class, lambda config: None, ["--cfg", "job"]) == 0, (
+        capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize(("job", "override"), option_overrides(), ids=lambda value: getattr(value, "command", value))
-def test_every_group_option_composes(job: LaunchedJob, override: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("job", "override"), option_overrides(), ids=lambda value: getattr(value, "command", value)
+)
+def test_every_group_option_composes(
+    job: LaunchedJob, override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = launch(job.config_name, job.config_class, lambda config: None, [override, "--cfg", "job"])
     assert code == 0, capsys.readouterr().err
 
@@ -70,7 +84,8 @@ def test_every_option_of_a_catalogue_entry_has_help(kind: type) -> None:
 
 
 def command_lines(document: Path) -> Iterator[list[str]]:
-    """The shell lines of a document's indented or fenced code, continuation lines joined, without comments."""
+    """The shell lines of a document's indented or fenced code, continuation lines joined, without
+    comments."""
     text = document.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"(?m)^(?: {4}|)((?:dpr|python|torchrun|make|bash) .+)$", text):
         yield shlex.split(line, comments=True)
@@ -81,7 +96,9 @@ def documented_commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("document", "words"), documented_commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value)[:60]
+    ("document", "words"),
+    documented_commands(),
+    ids=lambda value: value if isinstance(value, str) else " ".join(value)[:60],
 )
 def test_documented_commands_exist(document: str, words: list[str]) -> None:
     if words[0] == "make":
@@ -110,7 +127,9 @@ def test_documented_commands_exist(document: str, words: list[str]) -> None:
 def known_words() -> set[str]:
     words = set(legacy.REPLACED) | {"fp16", "key"}
     for command in COMMANDS.values():
-        words |= {entry.key for entry in settings(command.settings_class())} | {name for name in sections(command.settings_class()) if name}
+        words |= {entry.key for entry in settings(command.settings_class())} | {
+            name for name in sections(command.settings_class()) if name
+        }
     return words
 
 
@@ -119,7 +138,9 @@ def test_settings_named_in_documents_exist(document: Path) -> None:
     """``key=value`` and ``section.key`` in code spans: the key is a setting of some job."""
     known = known_words()
     tops = {key.split(".")[0] for key in known if "." in key}
-    catalogues = tuple(f"{entry.key}." for job in launched_jobs() for entry in settings(job.config_class) if entry.is_open)
+    catalogues = tuple(
+        f"{entry.key}." for job in launched_jobs() for entry in settings(job.config_class) if entry.is_open
+    )
     missing = []
     for span in re.findall(r"`([^`\n]+)`", document.read_text(encoding="utf-8")):
         for key, equals in re.findall(r"(?<![\w./*<-])([a-z]\w*(?:\.[a-z_]\w*)*)(=?)", span):

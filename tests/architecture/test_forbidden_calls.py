@@ -1,4 +1,5 @@
-"""What may not be called anywhere in the package: code execution from files, objects pickled between ranks, writing past the one writer."""
+"""What may not be called anywhere in the package: code execution from files, objects pickled between ranks,
+writing past the one writer."""
 
 from __future__ import annotations
 
@@ -28,15 +29,19 @@ DOTTED = {
     "torch.save": "a pickle; safetensors",
     "np.memmap": "checksummed readers are in dpr/formats and dpr/storage",
 }
-# The one exception: the original's own file format is what ``torch.save`` makes of a dictionary of tensors, numbers and texts.
+# The one exception: the original's own file format is what ``torch.save`` makes of a dictionary of tensors,
+# numbers and texts.
 ALLOWED = {
     "dpr/formats/original/checkpoints.py": {"torch.save"},
-    "dpr/export/sentence_transformers.py": {"library.SentenceTransformer"},  # whose code is run only if it is this toolkit's own file
+    # whose code is run only if it is this toolkit's own file
+    "dpr/export/sentence_transformers.py": {"library.SentenceTransformer"},
 }
-# Python's unpickler may only be subclassed, in the one file whose subclasses turn every name into a class that does nothing.
+# Python's unpickler may only be subclassed, in the one file whose subclasses turn every name into a class
+# that does nothing.
 RESTRICTED_UNPICKLER = "dpr/formats/original/inert_pickle.py"
 UNPICKLERS = {"Unpickler", "_Unpickler"}
-# Elsewhere files are written only inside a ``with`` of one of these, so that nothing half-written is ever found.
+# Elsewhere files are written only inside a ``with`` of one of these, so that nothing half-written is ever
+# found.
 WRITERS = {"durable_folder", "durable_file", "durable_text"}
 MAY_WRITE = ("dpr/formats/", "dpr/storage/")
 
@@ -86,10 +91,19 @@ def write_fault(node: ast.Call) -> str | None:
     """Why this call may stand only where files are written durably."""
     name = dotted(node.func)
     leaf = name.rpartition(".")[2]
-    if leaf in ("write_text", "write_bytes", "save_file", "savez", "savetxt", "tofile") or name in ("np.save", "numpy.save", "json.dump"):
+    if leaf in ("write_text", "write_bytes", "save_file", "savez", "savetxt", "tofile") or name in (
+        "np.save",
+        "numpy.save",
+        "json.dump",
+    ):
         return "all output goes through dpr/storage/durable.py"
     if leaf == "open":
-        position = 1 if isinstance(node.func, ast.Name) or name.split(".")[0] in ("gzip", "bz2", "lzma", "io", "codecs") else 0
+        position = (
+            1
+            if isinstance(node.func, ast.Name)
+            or name.split(".")[0] in ("gzip", "bz2", "lzma", "io", "codecs")
+            else 0
+        )
         mode = keyword(node, "mode")
         if mode is None and len(node.args) > position and isinstance(node.args[position], ast.Constant):
             mode = node.args[position].value  # type: ignore[attr-defined]
@@ -104,7 +118,10 @@ def durable_lines(source: Source) -> set[int]:
         line
         for node in ast.walk(source.tree)
         if isinstance(node, ast.With)
-        and any(isinstance(item.context_expr, ast.Call) and dotted(item.context_expr.func) in WRITERS for item in node.items)
+        and any(
+            isinstance(item.context_expr, ast.Call) and dotted(item.context_expr.func) in WRITERS
+            for item in node.items
+        )
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
 
@@ -114,17 +131,31 @@ def faults(source: Source) -> list[str]:
     found, durable = [], durable_lines(source)
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
             is_restricted = (
-                source.name == RESTRICTED_UNPICKLER and names == ["pickle"] and {alias.name for alias in node.names} <= UNPICKLERS
+                source.name == RESTRICTED_UNPICKLER
+                and names == ["pickle"]
+                and {alias.name for alias in node.names} <= UNPICKLERS
             )
             if any(name.split(".")[0] in MODULES for name in names) and not is_restricted:
                 found.append(f"{source.where(node)}   (runs code from the file)")
-            if isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & {"instantiate", "all_gather_object"}:
+            if isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & {
+                "instantiate",
+                "all_gather_object",
+            }:
                 found.append(f"{source.where(node)}   (not used here)")
         if isinstance(node, ast.Call):
             why = None if dotted(node.func) in ALLOWED.get(source.name, ()) else call_fault(node)
-            if why is None and source.name.startswith("dpr/") and not source.name.startswith(MAY_WRITE) and node.lineno not in durable:
+            if (
+                why is None
+                and source.name.startswith("dpr/")
+                and not source.name.startswith(MAY_WRITE)
+                and node.lineno not in durable
+            ):
                 why = write_fault(node)
             if why:
                 found.append(f"{source.where(node)}   ({why})")
@@ -190,12 +221,21 @@ def test_harmless_calls_pass(text: str) -> None:
 
 def test_the_exception_is_for_one_call_of_one_file() -> None:
     assert not faults(parse("dpr/formats/original/checkpoints.py", "torch.save(state, file)"))
-    assert len(faults(parse("dpr/formats/original/checkpoints.py", "import pickle\ntorch.load(file)\neval(text)"))) == 3
+    assert (
+        len(
+            faults(
+                parse("dpr/formats/original/checkpoints.py", "import pickle\ntorch.load(file)\neval(text)")
+            )
+        )
+        == 3
+    )
     assert faults(parse("dpr/formats/results.py", "torch.save(state, file)"))
 
 
 def test_only_one_file_may_subclass_the_unpickler() -> None:
-    assert not faults(parse(RESTRICTED_UNPICKLER, "from pickle import Unpickler, _Unpickler\nclass Reader(Unpickler): pass"))
+    assert not faults(
+        parse(RESTRICTED_UNPICKLER, "from pickle import Unpickler, _Unpickler\nclass Reader(Unpickler): pass")
+    )
     for text in (
         "import pickle",
         "from pickle import Unpickler, loads",

@@ -1,4 +1,5 @@
-"""``import dpr`` is the public API: cheap, the same for editors as at run time, and all that documents and examples need."""
+"""``import dpr`` is the public API: cheap, the same for editors as at run time, and all that documents and
+examples need."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ INDENTED = re.compile(r"(?m)^    ((?:from dpr[. ]|import dpr).+)$")
 
 
 def python_for_readers() -> Iterator[Source]:
-    """Every block of Python in README and docs, every cell of the notebook, and the examples that are meant to be copied."""
+    """Every block of Python in README and docs, every cell of the notebook, and the examples that are meant
+    to be copied."""
     for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         for number, block in enumerate([*BLOCK.findall(text), *INDENTED.findall(BLOCK.sub("", text))], 1):
@@ -35,7 +37,11 @@ def python_for_readers() -> Iterator[Source]:
 def deep_imports(source: Source) -> list[str]:
     """Imports of the toolkit that are not ``import dpr`` or ``from dpr import <a public name>``."""
     public = {"dpr", *(f"dpr.{name}" for name in [*dpr.__all__, "__version__"])}
-    return [source.where(node) for name, node in imports(source) if name.split(".")[0] == "dpr" and name not in public]
+    return [
+        source.where(node)
+        for name, node in imports(source)
+        if name.split(".")[0] == "dpr" and name not in public
+    ]
 
 
 def test_documents_and_examples_import_from_dpr_alone() -> None:
@@ -46,7 +52,9 @@ def test_documents_and_examples_import_from_dpr_alone() -> None:
     assert not deep, "\n" + "\n".join(deep)
 
 
-@pytest.mark.parametrize("text", ["from dpr.models.biencoder import BiEncoder", "import dpr.models", "from dpr import biencoder"])
+@pytest.mark.parametrize(
+    "text", ["from dpr.models.biencoder import BiEncoder", "import dpr.models", "from dpr import biencoder"]
+)
 def test_deep_imports_are_found(text: str) -> None:
     assert len(deep_imports(parse("x.md", text))) == 1
 
@@ -54,7 +62,12 @@ def test_deep_imports_are_found(text: str) -> None:
 def test_editors_see_the_names_that_there_are() -> None:
     (front,) = (source for source in package_sources() if source.name == "dpr/__init__.py")
     block = next(node for node in front.tree.body if isinstance(node, ast.If))
-    seen = {(node.module, name.asname) for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    seen = {
+        (node.module, name.asname)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
     assert seen == {(module, name) for name, module in dpr._HOME.items()}
     assert {*dpr.__all__, "__version__"} <= set(dir(dpr))
     assert all(getattr(dpr, name).__module__.startswith("dpr.") for name in dpr.__all__)
@@ -66,7 +79,13 @@ def test_editors_see_the_names_that_there_are() -> None:
 
 def test_importing_it_loads_nothing_else() -> None:
     program = "import sys; before = set(sys.modules); import dpr; print(*sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-Sc", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=patient(60))
-    loaded = [name for name in done.stdout.split() if name.split(".")[0] == "dpr" or name.split(".")[0] not in sys.stdlib_module_names]
+    done = subprocess.run(
+        [sys.executable, "-Sc", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=patient(60)
+    )
+    loaded = [
+        name
+        for name in done.stdout.split()
+        if name.split(".")[0] == "dpr" or name.split(".")[0] not in sys.stdlib_module_names
+    ]
     assert (loaded, done.stderr) == (["dpr", "dpr.core", "dpr.core.version"], "")
     assert "dataclasses" not in done.stdout  # nor what is slow to load in the standard library

@@ -64,7 +64,18 @@ ROOMS = {
     "omegaconf": ("dpr/cli/",),
 }
 ANYWHERE = {"torch", "numpy", "tqdm"}
-HEAVY = {"torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas", "faiss", "bm25s", "pytrec_eval", "scipy"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "pyarrow",
+    "pandas",
+    "faiss",
+    "bm25s",
+    "pytrec_eval",
+    "scipy",
+}
 
 
 ROOTS = {command.settings.partition(":")[0] for command in COMMANDS.values()}
@@ -80,9 +91,16 @@ def _is_root(source: Source) -> bool:
 
 
 def _is_light(name: str) -> bool:
-    """Whether a module of settings may import it: errors, settings, suggestions, and the table of precisions."""
+    """Whether a module of settings may import it: errors, settings, suggestions, and the table of
+    precisions."""
     return name.startswith(
-        ("dpr.core.errors", "dpr.core.precision", "dpr.core.retired", "dpr.core.setting", "dpr.core.suggestions")
+        (
+            "dpr.core.errors",
+            "dpr.core.precision",
+            "dpr.core.retired",
+            "dpr.core.setting",
+            "dpr.core.suggestions",
+        )
     ) or "".join(name.split(".")[2:3]).endswith("settings")
 
 
@@ -96,7 +114,11 @@ def layer_faults(source: Source) -> list[str]:
             continue
         other = parts[1]
         is_down = other == source.room or LAYERS.get(other, 99) < own
-        if source.name not in ON_THE_DOOR and source.room != "cli" and ("/".join(parts[:3]) + ".py") in ON_THE_DOOR:
+        if (
+            source.name not in ON_THE_DOOR
+            and source.room != "cli"
+            and ("/".join(parts[:3]) + ".py") in ON_THE_DOOR
+        ):
             is_down = False
         if _holds_settings(source) and not _is_light(name):
             is_down = False
@@ -113,7 +135,10 @@ def room_faults(source: Source) -> list[str]:
         if package in sys.stdlib_module_names or package in ANYWHERE or package in ("dpr", "__future__"):
             continue
         if package not in ROOMS:
-            faults.append(f"{source.where(node)}   ({package} is not a dependency; optional packages go through dpr.core.lazy)")
+            faults.append(
+                f"{source.where(node)}   ({package} is not a dependency; optional packages go through"
+                " dpr.core.lazy)"
+            )
         elif not source.name.startswith(ROOMS[package]):
             faults.append(f"{source.where(node)}   ({package} belongs in {', '.join(ROOMS[package])})")
     return faults
@@ -123,7 +148,14 @@ def early_faults(source: Source) -> list[str]:
     """Heavy packages imported before a configuration mistake could be reported."""
     if source.room != "cli" and not _holds_settings(source) and not _is_root(source):
         return []
-    light = ("dpr.cli.", "dpr.core.logs", "dpr.core.lazy", "dpr.core.machine", "dpr.core.suggestions", "dpr.core.version")
+    light = (
+        "dpr.cli.",
+        "dpr.core.logs",
+        "dpr.core.lazy",
+        "dpr.core.machine",
+        "dpr.core.suggestions",
+        "dpr.core.version",
+    )
     return [
         source.where(node)
         for name, node in imports(source, at_import_time_only=True)
@@ -159,7 +191,11 @@ def test_every_room_has_a_layer() -> None:
         (early_faults, "dpr/cli/x.py", "import torch"),
         (early_faults, "dpr/cli/x.py", "from dpr.jobs.train import run"),
         (early_faults, "dpr/jobs/verify.py", "from dpr.storage.durable import verify_folder"),
-        (early_faults, "dpr/training/command_settings.py", "class A:\n    import numpy.random\n    import torch"),
+        (
+            early_faults,
+            "dpr/training/command_settings.py",
+            "class A:\n    import numpy.random\n    import torch",
+        ),
     ],
 )
 def test_the_rules_find_what_they_are_for(rule, name: str, text: str) -> None:  # type: ignore[no-untyped-def]
@@ -173,11 +209,17 @@ def test_lazy_imports_in_the_command_line_are_allowed() -> None:
 
 def test_importing_every_command_loads_nothing_heavy() -> None:
     """What the statements above cannot see: a light module that imports a heavy one."""
-    light = [source.name for source in package_sources() if source.room == "cli" or _holds_settings(source) or _is_root(source)]
+    light = [
+        source.name
+        for source in package_sources()
+        if source.room == "cli" or _holds_settings(source) or _is_root(source)
+    ]
     names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in light]
     program = (
         f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
         f"print(sorted({HEAVY | {'hydra', 'omegaconf', 'numpy'}!r} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=patient(60))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=patient(60)
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

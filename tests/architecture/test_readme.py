@@ -1,4 +1,5 @@
-"""The README's Python example runs as it stands, and the layers of docs/architecture.md are those that are there."""
+"""The README's Python example runs as it stands, and the layers of docs/architecture.md are those that are
+there."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ from tests.helpers.tiny import encoder_folder, make_samples
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def test_python_example_trains_and_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_example_trains_and_encodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (example,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
     # The same lines, with a small untrained encoder in place of the published one.
     wanted = '"bert-base-uncased", EncoderSettings(sequence_length=256)'
     assert wanted in example
     example = example.replace(wanted, '"tiny", EncoderSettings(sequence_length=24), pretrained=False')
-    example = example.replace("batch_size=32", "batch_size=4").replace("num_train_epochs=3", "num_train_epochs=1")
+    example = example.replace("batch_size=32", "batch_size=4").replace(
+        "num_train_epochs=3", "num_train_epochs=1"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     encoder_folder(Path("tiny"))
@@ -36,7 +41,9 @@ def test_python_example_trains_and_encodes(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_architecture_names_every_package_and_nothing_else() -> None:
-    rows = re.findall(r"(?m)^\| \d+ \| (.+?) \|", (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    rows = re.findall(
+        r"(?m)^\| \d+ \| (.+?) \|", (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    )
     there = {path.parent.name for path in (REPOSITORY / "dpr").glob("*/__init__.py")}
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == there
 
@@ -52,7 +59,10 @@ def test_what_adding_something_touches_is_there() -> None:
         ("dpr.models.pooling", "POOLINGS"),
     ):
         assert hasattr(importlib.import_module(module), name)
-    assert issubclass(importlib.import_module("dpr.indexer.exact").ExactIndex, importlib.import_module("dpr.indexer.registry").Index)
+    assert issubclass(
+        importlib.import_module("dpr.indexer.exact").ExactIndex,
+        importlib.import_module("dpr.indexer.registry").Index,
+    )
 
 
 def test_readme_is_short() -> None:
@@ -60,7 +70,11 @@ def test_readme_is_short() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for document in [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")]:
+    for document in [
+        REPOSITORY / "README.md",
+        REPOSITORY / "CONTRIBUTING.md",
+        *(REPOSITORY / "docs").glob("*.md"),
+    ]:
         for target in re.findall(r"\]\(([\w./]+?)(?:#\w+)?\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 

@@ -19,5 +19,7 @@ def test_the_tag_of_this_version_passes_and_another_does_not(step: str) -> None:
     workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "release.yml").read_text())
     (command,) = (each["run"] for each in workflow["jobs"]["build"]["steps"] if each.get("name") == step)
     for tag, is_right in ((f"v{__version__}", True), ("v99.9.9", False), ("v", False)):
-        done = subprocess.run(["bash", "-ec", command], cwd=REPOSITORY, env={**os.environ, "GITHUB_REF_NAME": tag}, check=False)
+        done = subprocess.run(
+            ["bash", "-ec", command], cwd=REPOSITORY, env={**os.environ, "GITHUB_REF_NAME": tag}, check=False
+        )
         assert (done.returncode == 0) == is_right, (step, tag)

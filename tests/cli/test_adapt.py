@@ -1,4 +1,5 @@
-"""One command makes a corpus searchable by an encoder that learned from it without labels; rerun, it does only what has changed."""
+"""One command makes a corpus searchable by an encoder that learned from it without labels; rerun, it does
+only what has changed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
-from dpr.jobs.ladder.adaptation import CLEARLY, STATIC, TRANSFORMER, AdaptationPlan, stages, training_overrides
+from dpr.jobs.ladder.adaptation import (
+    CLEARLY,
+    STATIC,
+    TRANSFORMER,
+    AdaptationPlan,
+    stages,
+    training_overrides,
+)
 from dpr.jobs.ladder.texts import CorpusTexts
 from dpr.storage.durable import write_json
 from tests.helpers.tiny import sentence, static_folder, tiny_model
@@ -22,7 +30,11 @@ STAGES = ["prepare-pairs", "new-encoder", *["train"] * 5, "embed", "embed", "ret
 def write_corpus(file: Path, seed: int = 3) -> None:
     rng = random.Random(seed)
     rows = [
-        {"_id": f"d{number}", "title": sentence(rng, 3), "text": " ".join(f"{sentence(rng, 8).capitalize()}." for _ in range(4))}
+        {
+            "_id": f"d{number}",
+            "title": sentence(rng, 3),
+            "text": " ".join(f"{sentence(rng, 8).capitalize()}." for _ in range(4)),
+        }
         for number in range(120)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -32,7 +44,9 @@ def write_test_set(folder: Path) -> None:
     folder.mkdir()
     write_corpus(folder / "corpus.jsonl")
     rows = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()][:20]
-    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": f"q{row['_id']}", "text": row["title"]}) + "\n" for row in rows))
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": f"q{row['_id']}", "text": row["title"]}) + "\n" for row in rows)
+    )
     (folder / "qrels").mkdir()
     judged = "".join(f"q{row['_id']}\t{row['_id']}\t1\n" for row in rows)
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
@@ -47,10 +61,18 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     assert main(line) == 0
     assert commands == STAGES
     told = capsys.readouterr().out
-    for expected in ("pseudo-questions, which choose settings and are no measure of quality", "chosen", "with weight", "dpr search runs/x"):
+    for expected in (
+        "pseudo-questions, which choose settings and are no measure of quality",
+        "chosen",
+        "with weight",
+        "dpr search runs/x",
+    ):
         assert expected in told, expected
     run = Path("runs") / "x"
-    facts, search = json.loads((run / "adapted.json").read_text()), json.loads((run / "search.json").read_text())
+    facts, search = (
+        json.loads((run / "adapted.json").read_text()),
+        json.loads((run / "search.json").read_text()),
+    )
     assert len(facts["pseudo_ndcg@10"]["trials"]) == 4
     assert search["hybrid_weight"] == facts["hybrid_weight"]
     assert facts["chosen"][-1].startswith("loss.temperature=")
@@ -88,13 +110,19 @@ def test_a_given_model_is_trained_on(commands: list[str], tmp_path: Path) -> Non
     tiny_model(tmp_path / "base").save(tmp_path / "given")
     assert main(["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"]) == 0
     assert commands == ["prepare-pairs", "train", "embed", "embed", "retrieve"]
-    assert json.loads((tmp_path / "runs" / "corpus" / "adapted.json").read_text())["chosen"] == ["loss.temperature=0.05"]
+    assert json.loads((tmp_path / "runs" / "corpus" / "adapted.json").read_text())["chosen"] == [
+        "loss.temperature=0.05"
+    ]
 
 
-def test_a_teacher_is_learned_from_and_another_one_repeats_what_depends_on_it(commands: list[str], tmp_path: Path) -> None:
+def test_a_teacher_is_learned_from_and_another_one_repeats_what_depends_on_it(
+    commands: list[str], tmp_path: Path
+) -> None:
     write_corpus(tmp_path / "corpus.jsonl")
     for name, width in {"given": 16, "bi-encoder": 32}.items():
-        tiny_model(static_folder(tmp_path / f"{name}-start", width=width), pooling="idf", normalize=True, shared=True).save(tmp_path / name)
+        tiny_model(
+            static_folder(tmp_path / f"{name}-start", width=width), pooling="idf", normalize=True, shared=True
+        ).save(tmp_path / name)
     classifier_folder(tmp_path / "cross-encoder")
     line, after = (
         ["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"],
@@ -109,15 +137,25 @@ def test_a_teacher_is_learned_from_and_another_one_repeats_what_depends_on_it(co
     assert commands == after
 
 
-def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_work_is_said_before_any_work(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "docs").mkdir()
-    cases = {"out=runs/x": "corpus is not set", "none.tsv": "corpus=none.tsv does not exist", "docs": "dpr quickstart docs"}
+    cases = {
+        "out=runs/x": "corpus is not set",
+        "none.tsv": "corpus=none.tsv does not exist",
+        "docs": "dpr quickstart docs",
+    }
     cases["docs processes=3"] = "expected 1, 2, 4, 8 or 16"
     write_corpus(tmp_path / "corpus.jsonl")
     cases["corpus.jsonl pairs=links"] = "pairs=links is not a kind of pairs"
-    cases["corpus.jsonl model_file=docs"] = cases["corpus.jsonl teacher=docs"] = "=docs holds no model.safetensors"
+    cases["corpus.jsonl model_file=docs"] = cases["corpus.jsonl teacher=docs"] = (
+        "=docs holds no model.safetensors"
+    )
     cases["corpus.jsonl model_file=corpus.jsonl"] = "model_file=corpus.jsonl is a file, expected a folder"
-    cases["corpus.jsonl model_file=./none"] = "model_file=./none: no model config could be loaded (there is no such folder)"
+    cases["corpus.jsonl model_file=./none"] = (
+        "model_file=./none: no model config could be loaded (there is no such folder)"
+    )
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "run.json").write_text("{}")
     (tmp_path / "trained" / "model.step5").mkdir()
@@ -130,7 +168,9 @@ def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path:
     assert commands == []
 
 
-def test_an_id_that_occurs_twice_is_found_in_the_corpus_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_id_that_occurs_twice_is_found_in_the_corpus_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_corpus(tmp_path / "corpus.jsonl")
     text = (tmp_path / "corpus.jsonl").read_text()
     (tmp_path / "twice.jsonl").write_text(text + text.splitlines()[6] + "\n")
@@ -140,9 +180,15 @@ def test_an_id_that_occurs_twice_is_found_in_the_corpus_itself(tmp_path: Path, c
 
 @pytest.mark.parametrize(
     ("lead", "name"),
-    [(0.0, "cosine, temperature 0.15"), (CLEARLY / 2, "cosine, temperature 0.15"), (CLEARLY * 2, "cosine, temperature 0.1")],
+    [
+        (0.0, "cosine, temperature 0.15"),
+        (CLEARLY / 2, "cosine, temperature 0.15"),
+        (CLEARLY * 2, "cosine, temperature 0.1"),
+    ],
 )
-def test_another_setting_is_taken_only_where_it_is_clearly_better(tmp_path: Path, lead: float, name: str) -> None:
+def test_another_setting_is_taken_only_where_it_is_clearly_better(
+    tmp_path: Path, lead: float, name: str
+) -> None:
     plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path))
     for trial, value in zip(plan.trials, (0.5, 0.5 + lead, 0.4, 0.1), strict=True):
         plan.trial_folder(trial).mkdir(parents=True)
@@ -158,7 +204,9 @@ def test_another_setting_is_taken_only_where_it_is_clearly_better(tmp_path: Path
         ({"0.2": 0.3, "0.4": 0.4, "0.5": 0.45, "0.55": 0.46, "0.6": 0.47, "1": 0.9}, 0.5),
     ],
 )
-def test_the_weight_stays_within_bounds_and_near_the_usual_one(tmp_path: Path, values: dict[str, float], weight: float) -> None:
+def test_the_weight_stays_within_bounds_and_near_the_usual_one(
+    tmp_path: Path, values: dict[str, float], weight: float
+) -> None:
     plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path))
     plan.metrics("weight").parent.mkdir()
     write_json(plan.metrics("weight"), {"tried_weights": values})
@@ -168,11 +216,21 @@ def test_the_weight_stays_within_bounds_and_near_the_usual_one(tmp_path: Path, v
 def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(tmp_path: Path) -> None:
     def number(name: str, passages: int, encoder: str = STATIC, share: float = 1.0) -> int:
         plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path), encoder)
-        return next(int(one.split("=")[1]) for one in training_overrides(plan, passages, share) if one.startswith(f"train.{name}="))
+        return next(
+            int(one.split("=")[1])
+            for one in training_overrides(plan, passages, share)
+            if one.startswith(f"train.{name}=")
+        )
 
     sizes = [20, 120, 1400, 25_000, 10_000_000]
     assert [number("batch_size", size) for size in sizes] == [16, 32, 512, 1024, 1024]
-    assert [number("batch_size", size) * number("max_steps", size) for size in sizes] == [8192, 8192, 22_528, 131_072, 131_072]
+    assert [number("batch_size", size) * number("max_steps", size) for size in sizes] == [
+        8192,
+        8192,
+        22_528,
+        131_072,
+        131_072,
+    ]
     assert [number("max_steps", size, share=0.1) for size in (20, 25_000)] == [512, 13]
     assert number("batch_size", 25_000, TRANSFORMER) == 96
     assert number("batch_size", 25_000, str(tmp_path)) == 32
@@ -185,9 +243,18 @@ def test_processes_share_the_pool_of_one(tmp_path: Path, encoder: str, processes
     of_one = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.jsonl", tmp_path), encoder)
     of_many = replace(of_one, processes=processes)
     for passages in (20, 25_000):
-        one, many = (dict(item.split("=", 1) for item in training_overrides(plan, passages)) for plan in (of_one, of_many))
-        assert int(many["train.batch_size"]) * processes == int(one["train.batch_size"]) == int(one["train.global_batch_size"])
+        one, many = (
+            dict(item.split("=", 1) for item in training_overrides(plan, passages))
+            for plan in (of_one, of_many)
+        )
+        assert (
+            int(many["train.batch_size"]) * processes
+            == int(one["train.batch_size"])
+            == int(one["train.global_batch_size"])
+        )
         assert {**many, "train.batch_size": ""} == {**one, "train.batch_size": ""}
     for ours, theirs in zip(stages(of_one), stages(of_many), strict=True):
         assert ours.settings == theirs.settings
-        assert theirs.processes == (processes if theirs.name.startswith(("trials/", "model", "vectors", "evaluation")) else 1)
+        assert theirs.processes == (
+            processes if theirs.name.startswith(("trials/", "model", "vectors", "evaluation")) else 1
+        )

@@ -1,4 +1,5 @@
-"""A user-defined loss and validation, written in this file alone, work from the command line wherever the toolkit's own do."""
+"""A user-defined loss and validation, written in this file alone, work from the command line wherever the
+toolkit's own do."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ HERE = "tests.cli.test_contracts"
 
 
 class BothWays(Loss):
-    """A question among the contexts that count, and its positive among the questions of all ranks, which weighs ``share``."""
+    """A question among the contexts that count, and its positive among the questions of all ranks, which
+    weighs ``share``."""
 
     needs = frozenset({"contexts", "questions"})
 
@@ -75,10 +77,21 @@ def arguments(folder: Path, name: str, *more: str) -> list[str]:
         f"dev_datasets=[{folder}/dev.json]",
         f"output_dir={folder}/{name}",
         f"encoder.pretrained_model_cfg={folder}/encoder",
-        *("encoder.pretrained=false", "encoder.sequence_length=24", "encoder.dropout=0", "encoder.normalize=true"),
-        *("train.global_batch_size=8", "train.num_train_epochs=2", "train.learning_rate=0.05", "train.warmup_steps=0"),
+        *(
+            "encoder.pretrained=false",
+            "encoder.sequence_length=24",
+            "encoder.dropout=0",
+            "encoder.normalize=true",
+        ),
+        *(
+            "train.global_batch_size=8",
+            "train.num_train_epochs=2",
+            "train.learning_rate=0.05",
+            "train.warmup_steps=0",
+        ),
         *("loss.temperature=0.1", "loss.learn_temperature=true"),
-        "train.adam_eps=0.01",  # above most gradients, so that updates do not magnify the rounding of small ones
+        # above most gradients, so that updates do not magnify the rounding of small ones
+        "train.adam_eps=0.01",
         *("train.num_workers=0", "train.keep_last=0", "device=cpu"),
         f"loss.name={{use: '{HERE}:BothWays', share: 4}}",
         f"train.validation=['{HERE}:Spread',{{use: '{HERE}:Spread', name: other, words: [ka, lo]}}]",
@@ -99,8 +112,16 @@ def alone(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("ranks", "cached"), [(1, 60), (2, 60)])
-def test_a_loss_trains_alike_on_any_number_of_processes_and_cached(folder: Path, alone: dict[str, Tensor], ranks: int, cached: int) -> None:
-    found = train(folder, f"ranks{ranks}-{cached}", f"train.grad_cache_tokens={cached}", "train.batch_size=4", ranks=ranks)
+def test_a_loss_trains_alike_on_any_number_of_processes_and_cached(
+    folder: Path, alone: dict[str, Tensor], ranks: int, cached: int
+) -> None:
+    found = train(
+        folder,
+        f"ranks{ranks}-{cached}",
+        f"train.grad_cache_tokens={cached}",
+        "train.batch_size=4",
+        ranks=ranks,
+    )
     assert found.keys() == alone.keys()
     for key, expected in alone.items():
         torch.testing.assert_close(found[key], expected, rtol=0, atol=3e-4, msg=key)
@@ -122,7 +143,9 @@ def test_a_loss_is_what_is_trained(folder: Path, alone: dict[str, Tensor]) -> No
     assert any(not torch.allclose(tensor, plain[key], atol=1e-3) for key, tensor in alone.items())
 
 
-def test_metrics_of_every_validation_are_written_and_any_may_choose_the_best(folder: Path, alone: dict[str, Tensor]) -> None:
+def test_metrics_of_every_validation_are_written_and_any_may_choose_the_best(
+    folder: Path, alone: dict[str, Tensor]
+) -> None:
     lines = [json.loads(line) for line in (folder / "alone" / "metrics.jsonl").read_text().splitlines()]
     validations = [line for line in lines if "eval/other" in line]
     assert [line["step"] for line in validations] == [3, 6]
@@ -135,10 +158,14 @@ def test_metrics_of_every_validation_are_written_and_any_may_choose_the_best(fol
     assert Spread()(model)["eval/spread"] == pytest.approx(validations[1]["eval/spread"], abs=1e-5)
 
 
-def test_evaluation_only_has_them_too(folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_only_has_them_too(
+    folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
     model = [f"model_file={folder}/alone", f"dev_datasets=[{folder}/dev.json]", "device=cpu"]
     assert main([*model, f"train.validation='{HERE}:Spread'", "train.dev_batch_size=6"]) == 0
-    shown = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("eval/"))
+    shown = dict(
+        line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("eval/")
+    )
     assert {"eval/spread", "eval/nll_loss", "eval/avg_rank"} <= shown.keys()
 
 
@@ -150,7 +177,10 @@ REFUSED: list[tuple[str, str]] = [
     (f"loss.name={{use: '{HERE}:BothWays', shore: 1}}", "arguments given: shore"),
     ("loss.name=[1]", "has no import path; write module:Class"),
     ("train.validation=os:system", "train.validation=os:system is not a class"),
-    (f"train.validation={HERE}:Stranger", "is not a subclass of dpr.training.validations.protocol.Validation"),
+    (
+        f"train.validation={HERE}:Stranger",
+        "is not a subclass of dpr.training.validations.protocol.Validation",
+    ),
     (f"train.validation=['{HERE}:Spread','{HERE}:Spread']", "two validations return the metric eval/spread"),
     ("train.callbacks=os:system", "train.callbacks=os:system does not accept the trainer"),
 ]

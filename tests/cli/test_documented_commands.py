@@ -1,7 +1,8 @@
-"""Every command that is printed or documented is understood: settings, flags, the order of what stands alone; the cheap ones really run.
+"""Every command that is printed or documented is understood: settings, flags, the order of what stands alone;
+the cheap ones really run.
 
-Documented are the lines of code in README.md, docs/*.md and the docstrings of the scripts, the code spans that begin with ``dpr``, the
-examples of ``--help``, and what examples/quickstart.sh runs and prints.
+Documented are the lines of code in README.md, docs/*.md and the docstrings of the scripts, the code spans
+that begin with ``dpr``, the examples of ``--help``, and what examples/quickstart.sh runs and prints.
 """
 
 from __future__ import annotations
@@ -35,10 +36,25 @@ SCRIPTS = {
     "generate_dense_embeddings.py": "embed",
     "dense_retriever.py": "retrieve",
 }
-DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "SECURITY.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]
 # Placeholders of a reader's own: the command is looked at without them.
 PLACEHOLDER = re.compile(r"\.\.\.|<|\$|^(?:PATH|KEY|COMMAND|FILE)$|=N$|=T$|=$")
-RUN = {"prepare", "check-data", "mine", "score", "compare", "report", "retrieve", "new-encoder", "export", "verify"}
+RUN = {
+    "prepare",
+    "check-data",
+    "mine",
+    "score",
+    "compare",
+    "report",
+    "retrieve",
+    "new-encoder",
+    "export",
+    "verify",
+}
 
 
 def words_behind_dpr(line: str) -> list[str] | None:
@@ -58,21 +74,34 @@ def words_behind_dpr(line: str) -> list[str] | None:
 def lines_of(text: str) -> Iterator[str]:
     """Lines of code, continuation lines joined, and code spans in sentences, which need not be whole."""
     joined = text.replace("\\\n", " ")
-    yield from re.findall(r"(?m)^ *(?:\$ )?((?:\.venv/bin/)?(?:dpr|python \w+\.py|torchrun|srun torchrun) [^|`\n]+)$", joined)
-    yield from (" ".join([*span.split(), "..."]) for span in re.findall(r"`((?:dpr|torchrun|python \w+\.py) [^`]+)`", text))
+    yield from re.findall(
+        r"(?m)^ *(?:\$ )?((?:\.venv/bin/)?(?:dpr|python \w+\.py|torchrun|srun torchrun) [^|`\n]+)$", joined
+    )
+    yield from (
+        " ".join([*span.split(), "..."])
+        for span in re.findall(r"`((?:dpr|torchrun|python \w+\.py) [^`]+)`", text)
+    )
 
 
 def quickstart(folder: Path) -> Iterator[str]:
-    """What the script runs, and the commands that it prints for the reader: it runs in ``folder``, with stubs in place of programs."""
+    """What the script runs, and the commands that it prints for the reader: it runs in ``folder``, with stubs
+    in place of programs."""
     (folder / "examples").mkdir(parents=True)
-    (folder / "examples" / "quickstart.sh").write_text((REPOSITORY / "examples" / "quickstart.sh").read_text())
+    (folder / "examples" / "quickstart.sh").write_text(
+        (REPOSITORY / "examples" / "quickstart.sh").read_text()
+    )
     (folder / "bin").mkdir()
     for name in ("dpr", "python"):
         (folder / "bin" / name).write_text('#!/bin/sh\n[ "$1" = -c ] && echo 0.5\nexit 0\n')
         (folder / "bin" / name).chmod(0o755)
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "VIRTUAL_ENV": str(folder)}
     done = subprocess.run(
-        ["bash", "examples/quickstart.sh"], cwd=folder, env=environment, capture_output=True, text=True, timeout=patient(60)
+        ["bash", "examples/quickstart.sh"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
     )
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
@@ -83,20 +112,34 @@ def quickstart(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The arguments of every command, by where it stands."""
-    found = {f"examples/quickstart.sh: {line}": words_behind_dpr(line) for line in quickstart(tmp_path_factory.mktemp("quickstart"))}
+    found = {
+        f"examples/quickstart.sh: {line}": words_behind_dpr(line)
+        for line in quickstart(tmp_path_factory.mktemp("quickstart"))
+    }
     texts = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
-    texts |= {name: str(compile((REPOSITORY / name).read_text(), name, "exec").co_consts[0]) for name in SCRIPTS}
-    texts |= {f"dpr {name} --help": getattr(command.settings_class(), "EXAMPLES", "") for name, command in COMMANDS.items()}
+    texts |= {
+        name: str(compile((REPOSITORY / name).read_text(), name, "exec").co_consts[0]) for name in SCRIPTS
+    }
+    texts |= {
+        f"dpr {name} --help": getattr(command.settings_class(), "EXAMPLES", "")
+        for name, command in COMMANDS.items()
+    }
     for where, text in texts.items():
         found |= {f"{where}: {line}": words_behind_dpr(line) for line in lines_of(text)}
-    return {where: [word for word in words if not PLACEHOLDER.search(word)] for where, words in found.items() if words}
+    return {
+        where: [word for word in words if not PLACEHOLDER.search(word)]
+        for where, words in found.items()
+        if words
+    }
 
 
 class Understood(BaseException):
     """Raised where a command would begin its work."""
 
 
-def test_every_documented_command_is_understood(documented: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_documented_command_is_understood(
+    documented: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(REPOSITORY)
     filled, to_object = launch.filled, composed.to_object
 
@@ -116,7 +159,12 @@ def test_every_documented_command_is_understood(documented: dict[str, list[str]]
     monkeypatch.setattr(composed, "_run_by_hydra", stop(lambda *_, **__: None))
     failed = []
     for where, words in documented.items():
-        if len(words) < 2 or words[0] in ("doctor", "verify") or "--config-dir" in words or "--config-path" in words:
+        if (
+            len(words) < 2
+            or words[0] in ("doctor", "verify")
+            or "--config-dir" in words
+            or "--config-path" in words
+        ):
             assert not words or words[0] in COMMANDS or words[0].startswith("-"), where
             continue
         is_whole = not re.search(r"\.\.\.|[<$]", where)
@@ -136,19 +184,30 @@ def tiny_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     samples = make_samples(12)
-    passages = [Passage(f"{sample.positives[0].text} {number}", "", f"p{number}") for number, sample in enumerate(samples)]
+    passages = [
+        Passage(f"{sample.positives[0].text} {number}", "", f"p{number}")
+        for number, sample in enumerate(samples)
+    ]
     for name in ("train.json", "train.jsonl", "dev.json", "dev.jsonl"):
         write_training_set(name, samples)
     write_beir(Path("scifact"), samples)
     for name in ("corpus.tsv", "corpus.jsonl"):
         write_passages(name, passages)
-    write_questions("queries.jsonl", [Question(sample.question, f"q{number}") for number, sample in enumerate(samples)])
+    write_questions(
+        "queries.jsonl", [Question(sample.question, f"q{number}") for number, sample in enumerate(samples)]
+    )
     Path("qrels").mkdir()
     write_qrels("qrels/test.tsv", {f"q{number}": {f"p{number}": 1} for number in range(len(samples))})
     Path("runs/first").mkdir(parents=True)
     for name in ("bm25", "dense"):
-        values: dict[str, list[float | None]] = {metric: [0.5] * len(samples) for metric in ("mrr@10", "ndcg@10")}
-        facts = {"question_set": "queries", "num_questions": len(samples), "metrics": dict.fromkeys(values, 0.5)}
+        values: dict[str, list[float | None]] = {
+            metric: [0.5] * len(samples) for metric in ("mrr@10", "ndcg@10")
+        }
+        facts = {
+            "question_set": "queries",
+            "num_questions": len(samples),
+            "metrics": dict.fromkeys(values, 0.5),
+        }
         ids = [f"q{number}" for number in range(len(samples))]
         write_metrics(Path(f"runs/first/{name}.json"), facts, PerQuestion(ids, ids, values))
     Path("results.json").write_text(json.dumps([{"question": "a", "id": "1", "answers": [], "ctxs": []}]))
@@ -161,9 +220,18 @@ def test_documented_commands_run_on_files_of_those_names(
     """Those that read nothing but what a few rows stand in for: no model, no published data."""
     ran, failed = set(), []
     for where, words in documented.items():
-        files = [part for word in words[1:] for part in re.split(r"[=\[\],]", word) if re.search(r"\.(tsv|jsonl?|csv)$|^runs/", part)]
-        outputs = {word.partition("=")[2] for word in words if re.match(r"(?:--)?(out|out_file|metrics_file)=", word)}
-        needs_model = any(re.match(r"(model_file|cross_encoder|encoder\.pretrained_model_cfg)=", word) for word in words)
+        files = [
+            part
+            for word in words[1:]
+            for part in re.split(r"[=\[\],]", word)
+            if re.search(r"\.(tsv|jsonl?|csv)$|^runs/", part)
+        ]
+        outputs = {
+            word.partition("=")[2] for word in words if re.match(r"(?:--)?(out|out_file|metrics_file)=", word)
+        }
+        needs_model = any(
+            re.match(r"(model_file|cross_encoder|encoder\.pretrained_model_cfg)=", word) for word in words
+        )
         if words[0] not in RUN or needs_model or not files or "..." in where:
             continue
         if all(Path(file).exists() or file in outputs for file in files):
@@ -182,8 +250,13 @@ def test_documented_commands_run_on_files_of_those_names(
 def test_options_may_stand_between_the_folder_and_the_question(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_passages(tmp_path / "corpus.tsv", [Passage("how to read a csv file", "", "right"), Passage("something else", "", "wrong")])
-    assert main(["search", "--corpus", str(tmp_path / "corpus.tsv"), "--mode", "bm25", "read=a csv file"]) == 0
+    write_passages(
+        tmp_path / "corpus.tsv",
+        [Passage("how to read a csv file", "", "right"), Passage("something else", "", "wrong")],
+    )
+    assert (
+        main(["search", "--corpus", str(tmp_path / "corpus.tsv"), "--mode", "bm25", "read=a csv file"]) == 0
+    )
     assert "right" in capsys.readouterr().out
     (tmp_path / "search.json").write_text("{}")
     folder, mode = [str(tmp_path)], ["--mode", "bm25"]

@@ -56,14 +56,25 @@ class ToyIndex(Index):
         return cls(*json.loads((folder / "toy.json").read_text()), settings)
 
     def ranked(self, scores: np.ndarray, k: int) -> SearchResult:
-        order = [sorted(range(len(self.ids)), key=lambda row: (-line[row], self.ids[row]))[:k] for line in scores.tolist()]
-        return np.take_along_axis(scores, np.array(order), axis=1).astype(np.float32), [[self.ids[row] for row in rows] for rows in order]
+        order = [
+            sorted(range(len(self.ids)), key=lambda row: (-line[row], self.ids[row]))[:k]
+            for line in scores.tolist()
+        ]
+        return np.take_along_axis(scores, np.array(order), axis=1).astype(np.float32), [
+            [self.ids[row] for row in rows] for rows in order
+        ]
 
 
 class ToyVectors(ToyIndex):
     @classmethod
-    def build(cls, corpus: Sequence[VectorSource], settings: ToySettings, *, device: torch.device | str = "cpu") -> ToyVectors:
-        read = [(key.decode(), vector.tolist()) for ids, vectors in blocks(corpus, 100) for key, vector in zip(ids.tolist(), vectors)]
+    def build(
+        cls, corpus: Sequence[VectorSource], settings: ToySettings, *, device: torch.device | str = "cpu"
+    ) -> ToyVectors:
+        read = [
+            (key.decode(), vector.tolist())
+            for ids, vectors in blocks(corpus, 100)
+            for key, vector in zip(ids.tolist(), vectors)
+        ]
         return cls([key for key, _ in read], [vector for _, vector in read], settings)
 
     def search(self, questions: np.ndarray, k: int) -> SearchResult:
@@ -78,7 +89,10 @@ class ToyWords(ToyIndex):
         return cls(list(corpus.ids), [text.split() for text in corpus.texts], settings)
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
-        shared = [[len(set(question.rstrip("?").split()) & set(words)) for words in self.rows] for question in questions]  # type: ignore[call-overload]
+        shared = [
+            [len(set(question.rstrip("?").split()) & set(words)) for words in self.rows]
+            for question in questions
+        ]  # type: ignore[call-overload]
         return self.ranked(self.scale * np.array(shared, dtype=np.float64), k)
 
 
@@ -92,18 +106,32 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
     passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
     write_passages(folder / "corpus.tsv", passages)
-    asked = [(f"q{row}", " ".join(rng.sample(passages[row % 40].text.split(), 4)), passages[row % 40]) for row in range(520)]
+    asked = [
+        (f"q{row}", " ".join(rng.sample(passages[row % 40].text.split(), 4)), passages[row % 40])
+        for row in range(520)
+    ]
     write_questions(folder / "questions.jsonl", [Question(text, key, ()) for key, text, _ in asked[:10]])
-    write_training_set(folder / "train.jsonl", [TrainingSample(f"{text} {key}", (gold,)) for key, text, gold in asked])
+    write_training_set(
+        folder / "train.jsonl", [TrainingSample(f"{text} {key}", (gold,)) for key, text, gold in asked]
+    )
     with durable_folder(folder / "model") as target:
         tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
-    embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv"), EmbedConfig(out_file=str(folder / "vectors")))
+    embed_shard(
+        BiEncoder.load(folder / "model"),
+        PassageSource(folder / "corpus.tsv"),
+        EmbedConfig(out_file=str(folder / "vectors")),
+    )
     return folder
 
 
 def retrieve(world: Path, out: Path, *more: str, vectors: bool = True) -> int:
     model = [f"model_file={world / 'model'}", f"encoded_ctx_files=[{world / 'vectors_0'}]"] if vectors else []
-    texts = [f"qa_dataset={world / 'questions.jsonl'}", f"ctx_datasets=[{world / 'corpus.tsv'}]", "match=none", "no_cuda=true"]
+    texts = [
+        f"qa_dataset={world / 'questions.jsonl'}",
+        f"ctx_datasets=[{world / 'corpus.tsv'}]",
+        "match=none",
+        "no_cuda=true",
+    ]
     return main(["retrieve", *model, *texts, "n_docs=7", f"trec_run_file={out}", *more])
 
 
@@ -117,12 +145,16 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
     assert retrieve(world, tmp_path / "opened.run", *own) == 0
     runs = [read_trec_run(tmp_path / f"{name}.run") for name in ("exact", "built", "opened")]
     assert runs[1] == runs[2]
-    assert [[key for key, _ in hits] for hits in runs[1].values()] == [[key for key, _ in hits] for hits in runs[0].values()]
+    assert [[key for key, _ in hits] for hits in runs[1].values()] == [
+        [key for key, _ in hits] for hits in runs[0].values()
+    ]
     capfd.readouterr()
     assert retrieve(world, tmp_path / "other.run", *own, "indexer.options.scale=2.0") == 3
     assert "was built with scale=1.0, expected 2.0" in capfd.readouterr().err
     assert main(["verify", str(tmp_path / "index")]) == 0
-    assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, "a file does not make a class run"
+    assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, (
+        "a file does not make a class run"
+    )
     assert main(["search", str(tmp_path), "anything", "--device", "cpu", "--indexer", VECTORS]) == 0
 
 
@@ -147,10 +179,19 @@ def test_mining_uses_it_on_one_and_two_processes(world: Path, tmp_path: Path, ki
         mined.append(out.read_text())
     assert mined[0] == mined[1]
     if kind == VECTORS:
-        exact = [str(world / "train.jsonl"), f"out={tmp_path / 'exact.jsonl'}", "near_duplicate=0", "per_question=3", *model]
+        exact = [
+            str(world / "train.jsonl"),
+            f"out={tmp_path / 'exact.jsonl'}",
+            "near_duplicate=0",
+            "per_question=3",
+            *model,
+        ]
         assert main(["mine", *exact, f"corpus={world / 'corpus.tsv'}"]) == 0
         names = [
-            [[hit["passage_id"] for hit in json.loads(line)["hard_negative_ctxs"]] for line in text.splitlines()]
+            [
+                [hit["passage_id"] for hit in json.loads(line)["hard_negative_ctxs"]]
+                for line in text.splitlines()
+            ]
             for text in (mined[0], (tmp_path / "exact.jsonl").read_text())
         ]
         assert names[0] == names[1]

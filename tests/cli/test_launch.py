@@ -1,4 +1,5 @@
-"""What a command line becomes, and what a person reads when it is wrong. All in this process; starting processes: test_launchers.py."""
+"""What a command line becomes, and what a person reads when it is wrong. All in this process; starting
+processes: test_launchers.py."""
 
 from __future__ import annotations
 
@@ -30,14 +31,22 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compose(*argv: str) -> BiEncoderTrainConfig:
-    seen, names = Seen(), {key.split(".")[1].split("=")[0] for arg in argv if (key := arg.lstrip("+- ")).startswith("datasets.")}
+    seen, names = (
+        Seen(),
+        {
+            key.split(".")[1].split("=")[0]
+            for arg in argv
+            if (key := arg.lstrip("+- ")).startswith("datasets.")
+        },
+    )
     named = [f"dev_datasets=[{','.join(names)}]"] if names else []  # what no setting names is refused
     assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, [*argv, *named]) == 0
     return seen.only
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The message of a command line that must be refused before the job starts: exit 2, at most five lines, no traceback."""
+    """The message of a command line that must be refused before the job starts: exit 2, at most five lines,
+    no traceback."""
     seen = Seen()
     assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, list(argv)) == 2
     assert not seen.configs
@@ -50,8 +59,18 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 class TestComposition:
     def test_dpr_recipe_has_dpr_values(self) -> None:
         train = compose("train=biencoder_nq").train
-        assert (train.batch_size, train.dev_batch_size, train.learning_rate, train.warmup_steps) == (16, 64, 2e-5, 1237)
-        assert (train.max_grad_norm, train.num_train_epochs, train.adam_eps, train.betas()) == (2.0, 40, 1e-8, (0.9, 0.999))
+        assert (train.batch_size, train.dev_batch_size, train.learning_rate, train.warmup_steps) == (
+            16,
+            64,
+            2e-5,
+            1237,
+        )
+        assert (train.max_grad_norm, train.num_train_epochs, train.adam_eps, train.betas()) == (
+            2.0,
+            40,
+            1e-8,
+            (0.9, 0.999),
+        )
 
     def test_yaml_defaults_agree_with_the_dataclasses(self) -> None:
         config, plain = compose(), BiEncoderTrainConfig()
@@ -71,12 +90,19 @@ class TestComposition:
         assert not list(before.iterdir())
 
     def test_dashed_arguments_spaces_and_stray_backslashes_are_understood(self) -> None:
-        config = compose(" train_datasets=[a.json]", "--train.batch_size=7", "seed=3\\", "\\", "", "--seed=4 ")
+        config = compose(
+            " train_datasets=[a.json]", "--train.batch_size=7", "seed=3\\", "\\", "", "--seed=4 "
+        )
         assert (config.train_datasets, config.train.batch_size, config.seed) == (["a.json"], 7, 4)
 
     @pytest.mark.parametrize("sign", ["", "--", "++", " "])
     def test_the_space_at_the_end_of_a_prefix_is_part_of_it(self, sign: str) -> None:
-        given = {"plain": "query: ", "quoted": "'query: '", "comma": "it's a question, so: ", "none": "query:"}
+        given = {
+            "plain": "query: ",
+            "quoted": "'query: '",
+            "comma": "it's a question, so: ",
+            "none": "query:",
+        }
         config = compose(*(f"{sign}datasets.{name}.query_prefix={value}" for name, value in given.items()))
         found = {name: config.datasets[name]["query_prefix"] for name in given}
         assert found == given | {"quoted": "query: "}
@@ -84,7 +110,10 @@ class TestComposition:
         assert inside.datasets["web"]["passage_prefix"] == "passage: "
 
     @pytest.mark.parametrize("text", ["[Q]", "asked, in words:", "{x}", "(1)"])
-    @pytest.mark.parametrize("option", ["special_token", "special_query_token", "query_special_suffix", "query_prefix", "passage_prefix"])
+    @pytest.mark.parametrize(
+        "option",
+        ["special_token", "special_query_token", "query_special_suffix", "query_prefix", "passage_prefix"],
+    )
     def test_an_option_that_is_a_text_is_no_list(self, option: str, text: str) -> None:
         assert compose(f"datasets.web.{option}={text}").datasets["web"] == {option: text}
 
@@ -94,7 +123,18 @@ class TestComposition:
         assert compose("--config-dir", "my conf", "train=tiny").train.batch_size == 11
 
     @pytest.mark.parametrize(
-        "name", ["a b.json", "b,c.json", "x=1.json", "[1].json", "it's.json", 'say "x".json', "(1){2}.json", "a:b.json", "\u00fc.json"]
+        "name",
+        [
+            "a b.json",
+            "b,c.json",
+            "x=1.json",
+            "[1].json",
+            "it's.json",
+            'say "x".json',
+            "(1){2}.json",
+            "a:b.json",
+            "\u00fc.json",
+        ],
     )
     @pytest.mark.parametrize("exists", [True, False])
     def test_a_path_needs_no_second_layer_of_quotes(self, name: str, exists: bool, tmp_path: Path) -> None:
@@ -110,7 +150,11 @@ class TestComposition:
         assert config.datasets["m"]["file"] == f"d/{name.replace(',', '')}"
 
     def test_lists_of_paths(self) -> None:
-        assert compose("train_datasets=[a b.json, x=1.json,'c,d.json']").train_datasets == ["a b.json", "x=1.json", "c,d.json"]
+        assert compose("train_datasets=[a b.json, x=1.json,'c,d.json']").train_datasets == [
+            "a b.json",
+            "x=1.json",
+            "c,d.json",
+        ]
         assert compose("train_datasets=a.json,b c.json").train_datasets == ["a.json", "b c.json"]
         assert compose("special_tokens=[[Q],[P]]").special_tokens == ["[Q]", "[P]"]
         assert compose("train_sampling_rates=[1,0.5]").train_sampling_rates == [1.0, 0.5]
@@ -119,7 +163,9 @@ class TestComposition:
         assert compose("output_dir=runs/${seed} b", "seed=5").output_dir == "runs/5 b"
 
     def test_catalogue_entries_keep_their_types(self) -> None:
-        entry = compose("datasets.m.file=null", "datasets.m.shuffle_positives=true", "+datasets.m.selector=3").datasets["m"]
+        entry = compose(
+            "datasets.m.file=null", "datasets.m.shuffle_positives=true", "+datasets.m.selector=3"
+        ).datasets["m"]
         assert entry == {"file": None, "shuffle_positives": True, "selector": 3}
 
 
@@ -144,7 +190,9 @@ class TestOldKeys:
         assert "read as train.precision=fp16" in capsys.readouterr().err
         assert compose("fp16=False", "train.precision=bf16").train.precision == "bf16"
 
-    def test_other_ranks_do_not_repeat_the_warning(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_ranks_do_not_repeat_the_warning(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
             monkeypatch.setenv(name, value)
         compose("--local-rank=1", "global_loss_buf_sz=3")
@@ -170,10 +218,19 @@ class TestMistakes:
         assert "train.batch_size" in refused(capsys, "batch_size=4")
         assert "train.augment.crop_tokens" in refused(capsys, "train.crop_tokens=4")
 
-    def test_options_of_a_data_set_that_nothing_names_are_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_options_of_a_data_set_that_nothing_names_are_refused(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         given = ("train_datasets=mine,a.json", "datasets.mine.file=m.json")
-        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), [*given, "datasets.mine.query_prefix=q"]) == 0
-        assert "datasets.a.query_prefix has no effect: no setting names a" in refused(capsys, *given, "datasets.a.query_prefix=q")
+        assert (
+            launch(
+                "biencoder_train_cfg", BiEncoderTrainConfig, Seen(), [*given, "datasets.mine.query_prefix=q"]
+            )
+            == 0
+        )
+        assert "datasets.a.query_prefix has no effect: no setting names a" in refused(
+            capsys, *given, "datasets.a.query_prefix=q"
+        )
         assert "datasets.nq_dev.file has no effect" in refused(capsys, "datasets.nq_dev.file=m.json")
 
     def test_many_mistakes_stay_on_five_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,19 +271,27 @@ class TestMistakes:
             ("--experimental-rerun=x.pickle", "experimental-rerun"),
         ],
     )
-    def test_message_names_what_is_wrong(self, argument: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_message_names_what_is_wrong(
+        self, argument: str, expected: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert expected in refused(capsys, argument)
 
     @hypothesis.given(key=st.sampled_from(KEYS), value=st.text(max_size=8) | st.sampled_from(ODD_VALUES))
-    @hypothesis.settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck))
-    def test_any_value_is_taken_or_refused_in_five_lines(self, key: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    @hypothesis.settings(
+        max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    def test_any_value_is_taken_or_refused_in_five_lines(
+        self, key: str, value: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         code = launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), [f"{key}={value}"])
         message = capsys.readouterr().err
         assert code in (0, 2)
         assert len(message.strip().splitlines()) <= 5
         assert "Traceback" not in message
 
-    def test_a_sweep_is_refused_under_a_launcher(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_sweep_is_refused_under_a_launcher(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
             monkeypatch.setenv(name, value)
         for flag in ("-m", "--multirun", "hydra.mode=MULTIRUN"):
@@ -234,7 +299,8 @@ class TestMistakes:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "x"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", ""), ("WORLD_SIZE", "2.5"), ("RANK", "9" * 5000)]
+    ("name", "value"),
+    [("RANK", "x"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", ""), ("WORLD_SIZE", "2.5"), ("RANK", "9" * 5000)],
 )
 def test_a_malformed_variable_of_the_launcher_is_one_sentence(
     name: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -249,7 +315,10 @@ def test_a_malformed_variable_of_the_launcher_is_one_sentence(
 
     assert launch("biencoder_train_cfg", BiEncoderTrainConfig, job, []) == 2
     message = capsys.readouterr().err
-    assert f"the environment has {name}={value[:40]!r}, not a number from 0 on" in message and "Traceback" not in message
+    assert (
+        f"the environment has {name}={value[:40]!r}, not a number from 0 on" in message
+        and "Traceback" not in message
+    )
 
 
 class TestEndings:
@@ -259,7 +328,9 @@ class TestEndings:
 
         return launch("biencoder_train_cfg", BiEncoderTrainConfig, job, [])
 
-    def test_errors_for_a_person_have_no_traceback_and_their_own_code(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_errors_for_a_person_have_no_traceback_and_their_own_code(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert self.end(InputError("not JSON", file="a.jsonl", line=4)) == 3
         assert capsys.readouterr().err == "error: a.jsonl:4: not JSON\n"
         assert self.end(DivergedError("loss is nan")) == 4
@@ -275,19 +346,28 @@ class TestEndings:
 
 
 class TestSweeps:
-    def test_every_combination_runs_in_its_own_output_folder(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_every_combination_runs_in_its_own_output_folder(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.setattr(sys, "argv", ["dpr"])
         seen = Seen()
         argv = ["-m", "train.batch_size=1,2", "seed=5,6", "output_dir=sweep"]
         assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, argv) == 0
-        assert [(config.train.batch_size, config.seed) for config in seen.configs] == [(1, 5), (1, 6), (2, 5), (2, 6)]
+        assert [(config.train.batch_size, config.seed) for config in seen.configs] == [
+            (1, 5),
+            (1, 6),
+            (2, 5),
+            (2, 6),
+        ]
         assert [Path(config.output_dir or "").resolve() for config in seen.configs] == [
             (tmp_path / "sweep" / str(n)).resolve() for n in range(4)
         ]
         assert sys.argv == ["dpr"]
         assert not (tmp_path / "outputs").exists()
 
-    def test_an_error_in_one_job_ends_the_sweep_with_its_code(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_error_in_one_job_ends_the_sweep_with_its_code(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         def job(config: BiEncoderTrainConfig) -> None:
             raise InputError("bad row")
 
@@ -296,7 +376,9 @@ class TestSweeps:
 
 
 class TestHelp:
-    def test_every_setting_with_its_meaning(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_every_setting_with_its_meaning(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("COLUMNS", "140")
         assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), ["--help"]) == 0
         text = capsys.readouterr().out

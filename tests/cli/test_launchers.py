@@ -1,4 +1,5 @@
-"""Every way of starting a job, as separate processes: plainly, as a module, from a wheel, and by torch's launchers."""
+"""Every way of starting a job, as separate processes: plainly, as a module, from a wheel, and by torch's
+launchers."""
 
 from __future__ import annotations
 
@@ -23,14 +24,22 @@ OLD_LAUNCHER = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch"
 def environment(*paths: Path) -> dict[str, str]:
     """The environment without what a launcher left in it; ``paths`` come first on the import path."""
     kept = {
-        name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     }
     return {**kept, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
 
 
 def run(argv: list[str], folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv, cwd=folder, env=environment(*paths), capture_output=True, text=True, timeout=patient(120), stdin=subprocess.DEVNULL
+        argv,
+        cwd=folder,
+        env=environment(*paths),
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -38,7 +47,16 @@ class TestPlain:
     """No launcher, no torch: these are quick."""
 
     def test_script_of_a_bare_clone_runs_from_another_folder(self, tmp_path: Path) -> None:
-        done = run([sys.executable, str(REPOSITORY / "train_dense_encoder.py"), "train=biencoder_nq", "--cfg", "job"], tmp_path)
+        done = run(
+            [
+                sys.executable,
+                str(REPOSITORY / "train_dense_encoder.py"),
+                "train=biencoder_nq",
+                "--cfg",
+                "job",
+            ],
+            tmp_path,
+        )
         assert done.returncode == 0, done.stderr
         assert "batch_size: 16" in done.stdout
         assert not list(tmp_path.iterdir())
@@ -54,10 +72,14 @@ class TestPlain:
 
     @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
     def test_any_terminal_is_printed_on(self, encoding: str, tmp_path: Path) -> None:
-        (tmp_path / "corpus.tsv").write_text("id\ttext\ttitle\n1\tK\u00f6ln am Rhein\t\u65e5\u672c\n", encoding="utf-8")
+        (tmp_path / "corpus.tsv").write_text(
+            "id\ttext\ttitle\n1\tK\u00f6ln am Rhein\t\u65e5\u672c\n", encoding="utf-8"
+        )
         argv = [sys.executable, "-X", "utf8=0", "-m", "dpr", "search", "--corpus", "corpus.tsv", "rhein"]
         env = environment(REPOSITORY) | {"PYTHONIOENCODING": encoding}
-        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, timeout=patient(120), stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=env, capture_output=True, timeout=patient(120), stdin=subprocess.DEVNULL
+        )
         assert done.returncode == 0, done.stderr
         assert b"??" in done.stdout and "K\u00f6ln".encode(encoding, errors="replace") in done.stdout
 
@@ -71,7 +93,10 @@ class TestPlain:
         assert "batch_size: 16" in done.stdout
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["train", "train.batchsize=3"], ["train", "train=biencoder_nqq"]])
+    @pytest.mark.parametrize(
+        "argv",
+        [["--help"], ["train", "--help"], ["train", "train.batchsize=3"], ["train", "train=biencoder_nqq"]],
+    )
     def test_help_and_mistakes_answer_within_two_seconds(self, argv: list[str], tmp_path: Path) -> None:
         taken = []
         for _ in range(3):  # the best of three, since other work may share the machine
@@ -83,7 +108,8 @@ class TestPlain:
 
 
 class TestLeaving:
-    """A thread of gloo that releases a tensor while the interpreter is dismantled aborts the process (docs/reliability.md, A25)."""
+    """A thread of gloo that releases a tensor while the interpreter is dismantled aborts the process
+    (docs/reliability.md, A25)."""
 
     JOB = """
 import atexit, logging, sys, threading, time
@@ -112,9 +138,15 @@ run_and_leave(main)
         return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=patient(60))
 
     @pytest.mark.parametrize("code", [0, 75])
-    def test_a_process_of_a_group_is_not_dismantled_and_loses_nothing(self, code: int, tmp_path: Path) -> None:
+    def test_a_process_of_a_group_is_not_dismantled_and_loses_nothing(
+        self, code: int, tmp_path: Path
+    ) -> None:
         done = self.leave(str(code), tmp_path, RANK="0")
-        assert (done.returncode, done.stdout.split("\n"), done.stderr) == (code, ["thread", "exit handler", ""], "reported")
+        assert (done.returncode, done.stdout.split("\n"), done.stderr) == (
+            code,
+            ["thread", "exit handler", ""],
+            "reported",
+        )
 
     def test_a_process_of_its_own_leaves_as_every_program_does(self, tmp_path: Path) -> None:
         done = self.leave("3", tmp_path)
@@ -130,13 +162,29 @@ run_and_leave(main)
 def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as the wheel installs it, built from a copy so that the clone stays clean."""
     folder = tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", "tests")
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", "tests"
+    )
     shutil.copytree(REPOSITORY, folder / "source", ignore=ignored)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = run([*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(folder), str(folder / "source")], folder)
+    build = run(
+        [
+            *pip,
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "--no-index",
+            "-w",
+            str(folder),
+            str(folder / "source"),
+        ],
+        folder,
+    )
     assert build.returncode == 0, build.stderr
     (wheel,) = folder.glob("dpr_toolkit-*.whl")
-    install = run([*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)], folder)
+    install = run(
+        [*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)], folder
+    )
     assert install.returncode == 0, install.stderr
     shutil.rmtree(folder / "source")
     return folder / "site"
@@ -157,7 +205,9 @@ class TestWheel:
         assert sorted(os.listdir(wheel_site / templates)) == sorted(os.listdir(REPOSITORY / templates))
 
     def test_torchrun_module_in_an_empty_folder(self, wheel_site: Path, tmp_path: Path) -> None:
-        done = run([*TORCHRUN, "-m", "dpr", "train", "train=biencoder_nq", "--cfg", "job"], tmp_path, wheel_site)
+        done = run(
+            [*TORCHRUN, "-m", "dpr", "train", "train=biencoder_nq", "--cfg", "job"], tmp_path, wheel_site
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("batch_size: 16") == 1, "rank 0 alone speaks"
         assert not list(tmp_path.iterdir())
@@ -165,7 +215,8 @@ class TestWheel:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
-    """Exit code, output and messages of each. Started side by side, since each spends its time on importing torch."""
+    """Exit code, output and messages of each. Started side by side, since each spends its time on importing
+    torch."""
     job = [DRY_JOB, "train.batch_size=3", "global_loss_buf_sz=5"]
     commands = {
         "torchrun": [*TORCHRUN, *job],
@@ -192,11 +243,17 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
 
 
 class TestLaunchers:
-    @pytest.mark.parametrize(("name", "world_size"), [("torchrun", 2), ("launch", 2), ("launch --use-env", 1)])
-    def test_every_rank_gets_the_configuration(self, outcomes: dict[str, tuple[int, str, str]], name: str, world_size: int) -> None:
+    @pytest.mark.parametrize(
+        ("name", "world_size"), [("torchrun", 2), ("launch", 2), ("launch --use-env", 1)]
+    )
+    def test_every_rank_gets_the_configuration(
+        self, outcomes: dict[str, tuple[int, str, str]], name: str, world_size: int
+    ) -> None:
         code, out, err = outcomes[name]
         assert code == 0, err
-        assert sorted(out.splitlines()) == [f"rank {rank} of {world_size}: batch_size 3" for rank in range(world_size)]
+        assert sorted(out.splitlines()) == [
+            f"rank {rank} of {world_size}: batch_size 3" for rank in range(world_size)
+        ]
         assert err.count("warning: global_loss_buf_sz") == 1
 
     def test_a_sweep_is_refused_with_a_way_out(self, outcomes: dict[str, tuple[int, str, str]]) -> None:

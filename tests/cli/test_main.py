@@ -35,8 +35,12 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert "did you mean retrieve" in capsys.readouterr().err
 
 
-def test_errors_of_any_command_are_reported_without_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["new-encoder", "--corpus", str(tmp_path / "nothing.tsv"), "--out", str(tmp_path / "out")]) == 3
+def test_errors_of_any_command_are_reported_without_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert (
+        main(["new-encoder", "--corpus", str(tmp_path / "nothing.tsv"), "--out", str(tmp_path / "out")]) == 3
+    )
     message = capsys.readouterr().err
     assert "nothing.tsv" in message
     assert "Traceback" not in message
@@ -65,16 +69,23 @@ def test_verify_looks_at_every_part_of_a_run(capsys: pytest.CaptureFixture[str],
     assert "model.step2: " in capsys.readouterr().out
 
 
-def test_verify_judges_single_files_by_their_checksum_and_says_what_has_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_judges_single_files_by_their_checksum_and_says_what_has_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     results, folder = tmp_path / "results.json", str(tmp_path)
     write_results(results, [RetrievedQuestion("who?", "1", ("me",), [Hit("7", "", "text", 0.5)])])
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["verify", folder]) == main(["verify", str(results)]) == 0
     reported = capsys.readouterr().out
-    assert reported.count(f"{results}: good") == 2 and f"{folder}: no checksum says what these held: notes.txt\n" in reported
+    assert (
+        reported.count(f"{results}: good") == 2
+        and f"{folder}: no checksum says what these held: notes.txt\n" in reported
+    )
     assert main(["verify", str(tmp_path / "notes.txt")]) == 3
     assert "no notes.txt.sha256 beside it" in capsys.readouterr().out
-    subprocess.run(["sha256sum", "--check", "results.json.sha256"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        ["sha256sum", "--check", "results.json.sha256"], cwd=tmp_path, check=True, capture_output=True
+    )
 
     results.write_text(results.read_text().replace("0.5", "0.7"))
     assert main(["verify", folder]) == main(["verify", str(results)]) == 3
@@ -108,10 +119,13 @@ def test_doctor_names_versions_and_what_is_absent(capsys: pytest.CaptureFixture[
 
 def test_doctor_loads_nothing_heavy_and_takes_no_time() -> None:
     program = (
-        "import sys, time; start = time.perf_counter(); from dpr.cli.main import main; code = main(['doctor']); "
-        "print(sorted({'torch', 'numpy', 'transformers', 'hydra'} & set(sys.modules)), code, time.perf_counter() - start)"
+        "import sys, time; start = time.perf_counter(); from dpr.cli.main import main; code ="
+        " main(['doctor']); print(sorted({'torch', 'numpy', 'transformers', 'hydra'} & set(sys.modules)),"
+        " code, time.perf_counter() - start)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60)
+    )
     loaded, code, seconds = done.stdout.splitlines()[-1].rsplit(maxsplit=2)
     assert (loaded, code) == ("[]", "0"), done.stderr
     assert float(seconds) < patient(1)
@@ -122,6 +136,10 @@ def test_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> None:
 
     text = (REPOSITORY / "setup.py").read_text()
     extras = set(re.findall(r'(?m)^        "([\w-]+)": \[', text[text.index("extras_require") :]))
-    assert {extra for extra, _ in doctor._EXTRAS.values()} == extras - {"bench", "interop"}  # whose packages are those of other extras
+    # whose packages are those of other extras
+    assert {extra for extra, _ in doctor._EXTRAS.values()} == extras - {
+        "bench",
+        "interop",
+    }
     assert main(["doctor", "--rnu"]) == 2
     assert "'rnu' is not a setting; settings read key=value; did you mean run?" in capsys.readouterr().err

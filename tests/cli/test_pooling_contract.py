@@ -1,4 +1,5 @@
-"""A user-defined pooling, written in this file alone, works from the command line wherever the toolkit's own do."""
+"""A user-defined pooling, written in this file alone, works from the command line wherever the toolkit's own
+do."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Toy(nn.Module):
         return None
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        return torch.cat([self.mean.padded(hidden, tokens, mask, position), hidden[:, 0] * self.weight], dim=1)
+        return torch.cat(
+            [self.mean.padded(hidden, tokens, mask, position), hidden[:, 0] * self.weight], dim=1
+        )
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         first = hidden[torch.cumsum(lengths, 0) - lengths]
@@ -48,7 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     encoder_folder(folder / "encoder")
     write_training_set(folder / "train.json", make_samples(16))
     (folder / "corpus.tsv").write_text(
-        "id\ttext\ttitle\n" + "".join(f"{n}\tba be {word}\t\n" for n, word in enumerate("bi bo ca co".split()))
+        "id\ttext\ttitle\n"
+        + "".join(f"{n}\tba be {word}\t\n" for n, word in enumerate("bi bo ca co".split()))
     )
     (folder / "questions.csv").write_text("ba be\t['bi']\nco\t['co']\n")
     return folder
@@ -59,9 +63,20 @@ def train(folder: Path, name: str, *more: str, ranks: int = 1) -> dict[str, Tens
         f"train_datasets=[{folder}/train.json]",
         f"output_dir={folder}/{name}",
         f"encoder.pretrained_model_cfg={folder}/encoder",
-        *("encoder.pretrained=false", "encoder.sequence_length=24", "encoder.dropout=0", f"encoder.pooling={TOY}"),
-        *("train.global_batch_size=8", "train.num_train_epochs=2", "train.learning_rate=0.05", "train.warmup_steps=0"),
-        "train.adam_eps=0.01",  # above most gradients, so that updates do not magnify the rounding of small ones
+        *(
+            "encoder.pretrained=false",
+            "encoder.sequence_length=24",
+            "encoder.dropout=0",
+            f"encoder.pooling={TOY}",
+        ),
+        *(
+            "train.global_batch_size=8",
+            "train.num_train_epochs=2",
+            "train.learning_rate=0.05",
+            "train.warmup_steps=0",
+        ),
+        # above most gradients, so that updates do not magnify the rounding of small ones
+        "train.adam_eps=0.01",
         *("train.num_workers=0", "train.keep_last=0", "device=cpu", *more),
     ]
     assert run_on_ranks(code_of, ranks, arguments, join=False) == [0] * ranks
@@ -72,12 +87,21 @@ def train(folder: Path, name: str, *more: str, ranks: int = 1) -> dict[str, Tens
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Tensor]:
     weights = train(folder, "alone")
-    assert any(not torch.equal(tensor, torch.ones_like(tensor)) for name, tensor in weights.items() if name.endswith("pooling.weight"))
+    assert any(
+        not torch.equal(tensor, torch.ones_like(tensor))
+        for name, tensor in weights.items()
+        if name.endswith("pooling.weight")
+    )
     return weights
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(1, ["encoder.packed=false"]), (2, ["train.grad_cache_tokens=60", "train.batch_size=4"])])
-def test_it_trains_alike_padded_cached_and_on_two_processes(folder: Path, alone: dict[str, Tensor], ranks: int, more: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [(1, ["encoder.packed=false"]), (2, ["train.grad_cache_tokens=60", "train.batch_size=4"])],
+)
+def test_it_trains_alike_padded_cached_and_on_two_processes(
+    folder: Path, alone: dict[str, Tensor], ranks: int, more: list[str]
+) -> None:
     found = train(folder, f"ranks{ranks}", *more, ranks=ranks)
     assert found.keys() == alone.keys()
     for key, expected in alone.items():
@@ -95,7 +119,12 @@ def test_commands_load_it_where_its_class_is_named_and_refuse_it_otherwise(
 ) -> None:
     named, model = f"encoder.pooling={TOY}", f"model_file={folder}/alone"
     corpus = [model, f"ctx_src={folder}/corpus.tsv", f"out_file={folder}/vectors", "no_cuda=true"]
-    asked = [model, f"ctx_datasets=[{folder}/corpus.tsv]", f"encoded_ctx_files=[{folder}/vectors_0]", "no_cuda=true"]
+    asked = [
+        model,
+        f"ctx_datasets=[{folder}/corpus.tsv]",
+        f"encoded_ctx_files=[{folder}/vectors_0]",
+        "no_cuda=true",
+    ]
     asked += [f"qa_dataset={folder}/questions.csv", f"out_file={folder}/found.json"]
     mined = [str(folder / "train.json"), model, f"out={folder}/mined.jsonl", "device=cpu"]
     for command, arguments in (("embed", corpus), ("retrieve", asked), ("mine", mined)):

@@ -1,4 +1,5 @@
-"""One command makes a folder of documents searchable, evaluated beside BM25; rerun, it does only what has changed."""
+"""One command makes a folder of documents searchable, evaluated beside BM25; rerun, it does only what has
+changed."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ def write_documents(folder: Path) -> None:
     rng = random.Random(5)
     folder.mkdir()
     for number in range(6):
-        sections = (f"## {sentence(rng, 4)}\n\n" + " ".join(f"{sentence(rng, 9).capitalize()}." for _ in range(3)) for _ in range(12))
+        sections = (
+            f"## {sentence(rng, 4)}\n\n" + " ".join(f"{sentence(rng, 9).capitalize()}." for _ in range(3))
+            for _ in range(12)
+        )
         (folder / f"page{number}.md").write_text(f"# {sentence(rng, 4)}\n\n" + "\n\n".join(sections))
     (folder / "broken.py").write_text("def (")
 
@@ -37,7 +41,14 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     assert main(line) == 0
     assert commands == STAGES
     told = capsys.readouterr().out
-    for expected in ("BM25", "trained", "hybrid", "1 files could not be read", "flatters BM25", "dpr search runs/docs"):
+    for expected in (
+        "BM25",
+        "trained",
+        "hybrid",
+        "1 files could not be read",
+        "flatters BM25",
+        "dpr search runs/docs",
+    ):
         assert expected in told, expected
     run = tmp_path / "runs" / "docs"
     compared = json.loads((run / "compared.json").read_text())
@@ -55,7 +66,9 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     assert commands == []
     check_the_page_is_opened(line, capsys)
     assert commands == []
-    (tmp_path / "docs" / "broken.py").write_text('"""Now it says something of use to those who look for it."""')
+    (tmp_path / "docs" / "broken.py").write_text(
+        '"""Now it says something of use to those who look for it."""'
+    )
     assert main(line) == 0
     assert commands == STAGES
     assert "could not be read" not in capsys.readouterr().out
@@ -85,7 +98,9 @@ def check_the_page_is_opened(line: Sequence[str], capsys: pytest.CaptureFixture[
     assert served == [ServeCommand(folders=["runs/docs"], port=port, metadata="file") for port in (busy, 0)]
 
 
-def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_work_is_said_before_any_work(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     cases = {
         "none": "no such folder",
@@ -106,10 +121,17 @@ def test_a_folder_with_too_few_questions_is_searched_by_bm25(
 ) -> None:
     (tmp_path / "docs").mkdir()
     for name in ("one", "two", "three"):
-        (tmp_path / "docs" / f"{name}.md").write_text(f"# Page {name}\n\nThis page tells of {name} and of nothing else at all.\n")
-    assert main(["quickstart", str(tmp_path / "docs" / "one.md")]) == 3 and "is a file" in capsys.readouterr().err
+        (tmp_path / "docs" / f"{name}.md").write_text(
+            f"# Page {name}\n\nThis page tells of {name} and of nothing else at all.\n"
+        )
+    assert (
+        main(["quickstart", str(tmp_path / "docs" / "one.md")]) == 3
+        and "is a file" in capsys.readouterr().err
+    )
     (tmp_path / "runs" / "docs" / "data" / "texts").mkdir(parents=True)
-    assert main(["search", "runs/docs", "two"]) == 3 and "unfinished dpr quickstart" in capsys.readouterr().err
+    assert (
+        main(["search", "runs/docs", "two"]) == 3 and "unfinished dpr quickstart" in capsys.readouterr().err
+    )
     (tmp_path / "runs" / "docs" / "data" / "texts").rmdir()
     assert main(["quickstart", "docs"]) == 0 and commands == ["prepare-folder"]
     assert "BM25 searches them" in capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""What is released: one version everywhere, and a wheel that holds what the program reads besides its code."""
+"""What is released: one version everywhere, and a wheel that holds what the program reads besides its
+code."""
 
 from __future__ import annotations
 
@@ -32,9 +33,17 @@ def test_the_wheel_has_all_that_is_read_and_nothing_else(tmp_path: Path) -> None
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, tmp_path)
-    subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tmp_path, check=True, capture_output=True
+    )
     (wheel,) = (tmp_path / "dist").glob("dpr_toolkit-*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    code = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "dpr").rglob("*") if path.suffix in _READ | {".py"}}
-    settings = {f"dpr/{path.relative_to(tmp_path).as_posix()}" for path in (tmp_path / "conf").rglob("*.yaml")}
+    code = {
+        path.relative_to(tmp_path).as_posix()
+        for path in (tmp_path / "dpr").rglob("*")
+        if path.suffix in _READ | {".py"}
+    }
+    settings = {
+        f"dpr/{path.relative_to(tmp_path).as_posix()}" for path in (tmp_path / "conf").rglob("*.yaml")
+    }
     assert names == code | settings

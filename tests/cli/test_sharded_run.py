@@ -1,4 +1,5 @@
-"""A sharded run from the command line: killed while it saves, run again, and read by commands that know nothing of it.
+"""A sharded run from the command line: killed while it saves, run again, and read by commands that know
+nothing of it.
 
 pytest tests/cli/test_sharded_run.py
 """
@@ -18,16 +19,26 @@ from dpr.storage.durable import verify_folder
 from tests.helpers.tiny import training_folder
 from tests.invariants.test_resume import ROOT, command, environment, kill_tree, run
 
-SHARDED = ("train.sharding=fsdp2", "train.sharded_checkpoints=true", "train.num_train_epochs=2", "train.grad_cache_tokens=60")
+SHARDED = (
+    "train.sharding=fsdp2",
+    "train.sharded_checkpoints=true",
+    "train.num_train_epochs=2",
+    "train.grad_cache_tokens=60",
+)
 
 
 def kill_while_it_saves(workplace: Path, output_dir: Path) -> None:
     """Kills all processes of a run once there is a checkpoint and another one is being written."""
     process = subprocess.Popen(
-        command(workplace, output_dir, 2, *SHARDED), env=environment(workplace), start_new_session=True, stderr=subprocess.DEVNULL
+        command(workplace, output_dir, 2, *SHARDED),
+        env=environment(workplace),
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 170
-    while not (checkpoints.checkpoint_folders(output_dir, "dpr_biencoder") and list(output_dir.glob(".tmp-*"))):
+    while not (
+        checkpoints.checkpoint_folders(output_dir, "dpr_biencoder") and list(output_dir.glob(".tmp-*"))
+    ):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
     kill_tree(process.pid)
@@ -49,8 +60,18 @@ def test_a_sharded_run_survives_a_kill_and_ends_as_a_model_for_every_command(tmp
     assert all(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
     assert BiEncoder.load(killed).encode_questions(["bade"]).shape == (1, 16)
 
-    evaluate = [sys.executable, str(ROOT / "train_dense_encoder.py"), f"model_file={last[1]}", f"dev_datasets=[{workplace / 'dev.json'}]"]
+    evaluate = [
+        sys.executable,
+        str(ROOT / "train_dense_encoder.py"),
+        f"model_file={last[1]}",
+        f"dev_datasets=[{workplace / 'dev.json'}]",
+    ]
     result = subprocess.run(
-        [*evaluate, "device=cpu"], env=environment(workplace), cwd=workplace, capture_output=True, text=True, timeout=180
+        [*evaluate, "device=cpu"],
+        env=environment(workplace),
+        cwd=workplace,
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
     assert result.returncode == 0 and "eval/nll_loss" in result.stdout, result.stderr

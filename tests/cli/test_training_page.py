@@ -24,8 +24,9 @@ from tests.helpers.tiny import encoder_folder, make_samples
 PAGE = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# (\w+\.py)\n(.+?)```", PAGE, re.DOTALL))
 SMALL = (
-    "encoder.pretrained_model_cfg=tiny encoder.pretrained=false encoder.sequence_length=24 train.batch_size=4 train.num_workers=0 "
-    "train.log_batch_step=1 train.warmup_steps=0 train.num_train_epochs=1 device=cpu train_datasets=train.json"
+    "encoder.pretrained_model_cfg=tiny encoder.pretrained=false encoder.sequence_length=24 train.batch_size=4"
+    " train.num_workers=0 train.log_batch_step=1 train.warmup_steps=0 train.num_train_epochs=1 device=cpu"
+    " train_datasets=train.json"
 ).split()
 
 
@@ -49,7 +50,15 @@ def lines(folder: str) -> list[dict[str, float]]:
 
 
 def test_the_page_has_its_examples_each_under_twenty_lines() -> None:
-    own = ["my_callbacks.py", "my_data.py", "my_loss.py", "my_metrics.py", "my_pooling.py", "my_terms.py", "my_validation.py"]
+    own = [
+        "my_callbacks.py",
+        "my_data.py",
+        "my_loss.py",
+        "my_metrics.py",
+        "my_pooling.py",
+        "my_terms.py",
+        "my_validation.py",
+    ]
     assert sorted(BLOCKS) == ["early_stopping.py", *own]
     for name, code in BLOCKS.items():
         assert len([line for line in code.splitlines() if line.strip()]) < 20, name
@@ -64,17 +73,22 @@ def test_own_callback_from_the_command_line_and_over_a_restart() -> None:
 
 def test_a_function_from_the_command_line() -> None:
     Path("my_callbacks.py").write_text(
-        "def look(trainer, metrics, seen=[]):\n    seen.append((trainer.progress.step, metrics['eval/nll_loss'] > 0))\n"
+        "def look(trainer, metrics, seen=[]):\n    seen.append((trainer.progress.step,"
+        " metrics['eval/nll_loss'] > 0))\n"
     )
     sys.modules.pop("my_callbacks", None)
     entry = "train.callbacks=[{use: my_callbacks:look, when: validate_end, every: 2}]"
-    assert main([entry, "dev_datasets=dev.json", "output_dir=runs/mine", *SMALL, "train.num_train_epochs=4"]) == 0
+    assert (
+        main([entry, "dev_datasets=dev.json", "output_dir=runs/mine", *SMALL, "train.num_train_epochs=4"])
+        == 0
+    )
     assert sys.modules["my_callbacks"].look.__defaults__ == ([(6, True), (12, True)],)
 
 
 def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
     code = BLOCKS["early_stopping.py"]
-    # The same lines, with a small untrained encoder in place of the published one, and an improvement nobody can reach.
+    # The same lines, with a small untrained encoder in place of the published one, and an improvement nobody
+    # can reach.
     wanted = '"bert-base-uncased"', "min_delta=0.01", "num_train_epochs=40,"
     assert all(word in code for word in wanted)
     code = code.replace(wanted[0], '"tiny", EncoderSettings(sequence_length=24), pretrained=False')
@@ -98,8 +112,15 @@ def test_a_sweep_gets_the_best_value_of_each_job(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(train, "run", noted)
     wanted = "dpr train -m train.learning_rate=1e-5,2e-5,5e-5"
     assert wanted in PAGE
-    assert main(["-m", "train.learning_rate=1e-5,1e-2", "dev_datasets=dev.json", "output_dir=runs/sweep", *SMALL]) == 0
-    stored = [json.loads(Path(f"runs/sweep/{number}/metrics.json").read_text())["best_value"] for number in (0, 1)]
+    assert (
+        main(
+            ["-m", "train.learning_rate=1e-5,1e-2", "dev_datasets=dev.json", "output_dir=runs/sweep", *SMALL]
+        )
+        == 0
+    )
+    stored = [
+        json.loads(Path(f"runs/sweep/{number}/metrics.json").read_text())["best_value"] for number in (0, 1)
+    ]
     assert stored == returned
     assert stored[0] != stored[1]
 
@@ -107,11 +128,30 @@ def test_a_sweep_gets_the_best_value_of_each_job(monkeypatch: pytest.MonkeyPatch
 def test_a_sweep_from_outside_starts_a_launcher_for_each_value() -> None:
     best = []
     for rate in ("1e-5", "1e-2"):
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dpr", "train"]
-        command = [*launcher, f"train.learning_rate={rate}", "dev_datasets=dev.json", f"output_dir=runs/lr-{rate}", *SMALL]
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "dpr",
+            "train",
+        ]
+        command = [
+            *launcher,
+            f"train.learning_rate={rate}",
+            "dev_datasets=dev.json",
+            f"output_dir=runs/lr-{rate}",
+            *SMALL,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(
-            [*command, "train.global_batch_size=4"], env=environment, capture_output=True, text=True, timeout=patient(120)
+            [*command, "train.global_batch_size=4"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=patient(120),
         )
         assert done.returncode == 0, done.stderr
         best.append(json.loads(Path(f"runs/lr-{rate}/metrics.json").read_text())["best_value"])
@@ -119,7 +159,17 @@ def test_a_sweep_from_outside_starts_a_launcher_for_each_value() -> None:
 
 
 def test_own_metric_from_the_command_line() -> None:
-    assert main(["train.metrics=[my_metrics:mrr]", "dev_datasets=[dev.json,train.json]", "output_dir=runs/mine", *SMALL]) == 0
+    assert (
+        main(
+            [
+                "train.metrics=[my_metrics:mrr]",
+                "dev_datasets=[dev.json,train.json]",
+                "output_dir=runs/mine",
+                *SMALL,
+            ]
+        )
+        == 0
+    )
     last = lines("runs/mine")[-1]
     assert last["eval/in_batch_acc"] <= last["eval/mrr"] <= 1
     assert {"eval/dev/mrr", "eval/train/mrr", "eval/dev/nll_loss", "eval/train/nll_loss"} <= last.keys()
@@ -139,7 +189,10 @@ def test_user_defined_validation_and_loss_from_the_command_line() -> None:
 
 
 def test_own_data_set_from_the_command_line() -> None:
-    rows = ["question,answer,wrong", *(f"ba {word},be {word},bi {word}" for word in "bo bu ca ce ci co".split())]
+    rows = [
+        "question,answer,wrong",
+        *(f"ba {word},be {word},bi {word}" for word in "bo bu ca ce ci co".split()),
+    ]
     Path("faq.csv").write_text("\n".join(rows) + "\n")
     named = ["datasets.faq.file=faq.csv", "datasets.faq.reader=my_data:FaqTable", "train_datasets=[faq]"]
     assert main([*named, "output_dir=runs/faq", *SMALL[:-1], "train.batch_size=3"]) == 0

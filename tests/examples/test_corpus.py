@@ -1,4 +1,5 @@
-"""The prepared folder: readable by every other command, without leaks between splits, the same bytes every time."""
+"""The prepared folder: readable by every other command, without leaks between splits, the same bytes every
+time."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from examples.docstring_corpus.__main__ import main
 from examples.docstring_corpus.corpus import drop_repeats, prepare_docstrings, split_pairs
 from examples.docstring_corpus.docstrings import Docstring
 
-WORDS = "array file index merge column window socket thread matrix vector symbol parser tree graph node edge query cache".split()
+WORDS = (
+    "array file index merge column window socket thread matrix vector symbol parser tree graph node edge"
+    " query cache".split()
+)
 
 
 def some_docstrings(number: int, seed: int = 0) -> list[Docstring]:
@@ -29,7 +33,12 @@ def some_docstrings(number: int, seed: int = 0) -> list[Docstring]:
         return " ".join(generator.choice(WORDS) + str(generator.randrange(30)) for _ in range(length))
 
     return [
-        Docstring(f"pack{row % 7}.mod{row % 31}.part{row % 3}.f{row}", f"pack{row % 7}.mod{row % 31}.part{row % 3}", text(6), text(30))
+        Docstring(
+            f"pack{row % 7}.mod{row % 31}.part{row % 3}.f{row}",
+            f"pack{row % 7}.mod{row % 31}.part{row % 3}",
+            text(6),
+            text(30),
+        )
         for row in range(number)
     ]
 
@@ -87,20 +96,30 @@ def test_repeated_names_questions_and_passages_are_dropped_and_the_first_is_kept
 
 
 def test_names_become_words() -> None:
-    assert name_as_words("pandas.io.parsers.TextFileReader.get_chunk") == "pandas io parsers Text File Reader get chunk"
+    assert (
+        name_as_words("pandas.io.parsers.TextFileReader.get_chunk")
+        == "pandas io parsers Text File Reader get chunk"
+    )
     assert name_as_words("http.HTTPServer._run2") == "http HTTP Server run2"
 
 
 def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_path: Path) -> None:
     def prepare(name: str, **options: int) -> dict[str, int]:
         return prepare_docstrings(
-            tmp_path / name, packages=["fsspec", "huggingface_hub", "hydra", "jinja2"], num_dev=50, num_test=100, **options
+            tmp_path / name,
+            packages=["fsspec", "huggingface_hub", "hydra", "jinja2"],
+            num_dev=50,
+            num_test=100,
+            **options,
         )
 
     counts = prepare("first", processes=1)
     prepare("second", processes=2)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    expected = "corpus.tsv dev.json dev_qrels.tsv dev_questions.jsonl manifest.json test_qrels.tsv test_questions.jsonl train.json"
+    expected = (
+        "corpus.tsv dev.json dev_qrels.tsv dev_questions.jsonl manifest.json test_qrels.tsv"
+        " test_questions.jsonl train.json"
+    )
     assert files == expected.split()
     for name in files:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
@@ -118,10 +137,22 @@ def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_p
         assert len(questions) == counts[f"{split} questions"]
         assert {question.id for question in questions} == set(qrels)
         assert all(passage in corpus for grades in qrels.values() for passage in grades)
-    held_out = {passage for split in ("dev", "test") for grades in read_qrels(folder / f"{split}_qrels.tsv").values() for passage in grades}
-    in_train = {passage["passage_id"] for row in train for key in ("positive_ctxs", "hard_negative_ctxs") for passage in row[key]}
+    held_out = {
+        passage
+        for split in ("dev", "test")
+        for grades in read_qrels(folder / f"{split}_qrels.tsv").values()
+        for passage in grades
+    }
+    in_train = {
+        passage["passage_id"]
+        for row in train
+        for key in ("positive_ctxs", "hard_negative_ctxs")
+        for passage in row[key]
+    }
     assert in_train and held_out.isdisjoint(in_train)
-    assert {group_of(passage) for passage in held_out}.isdisjoint(group_of(row["positive_ctxs"][0]["passage_id"]) for row in train)
+    assert {group_of(passage) for passage in held_out}.isdisjoint(
+        group_of(row["positive_ctxs"][0]["passage_id"]) for row in train
+    )
     assert sum(bool(row["hard_negative_ctxs"]) for row in train) > 0.9 * len(train)
 
     assert prepare("first") == counts  # there already
@@ -129,7 +160,9 @@ def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_p
         prepare("first", seed=1)
 
 
-def test_the_command_prints_counts_and_refuses_unknown_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_counts_and_refuses_unknown_packages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = "--packages hydra omegaconf --dev 20 --test 20 --processes 1 --out".split()
     assert main([*arguments, str(tmp_path / "data")]) == 0
     assert "train questions" in capsys.readouterr().out

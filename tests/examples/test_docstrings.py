@@ -9,9 +9,17 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.formats.documents.restructured_text import clean_markup
-from examples.docstring_corpus.docstrings import MAX_PASSAGE_WORDS, find_sources, read_docstrings, split_docstring
+from examples.docstring_corpus.docstrings import (
+    MAX_PASSAGE_WORDS,
+    find_sources,
+    read_docstrings,
+    split_docstring,
+)
 
-REST = "The rest has more than enough words to be a passage of its own, since every one of these words is counted here."
+REST = (
+    "The rest has more than enough words to be a passage of its own, since every one of these words is"
+    " counted here."
+)
 
 
 def write_package(root: Path, files: dict[str, str]) -> None:
@@ -27,7 +35,10 @@ def documented(kind: str, name: str, summary: str, indent: str = "") -> str:
 
 def test_a_module_that_raises_and_prints_at_import_is_read_but_never_run(tmp_path: Path) -> None:
     trap = tmp_path / "trap.txt"
-    code = f'"""Does harm to everyone who imports it.\n\n{REST}\n"""\nopen({str(trap)!r}, "w").write("ran")\nraise SystemExit(9)\n'
+    code = (
+        f'"""Does harm to everyone who imports it.\n\n{REST}\n"""\nopen({str(trap)!r},'
+        ' "w").write("ran")\nraise SystemExit(9)\n'
+    )
     write_package(tmp_path, {"evil_package.py": code})
     found = read_docstrings(find_sources(roots=[(tmp_path, False)]))
     assert [docstring.summary for docstring in found] == ["Does harm to everyone who imports it."]
@@ -52,14 +63,29 @@ def test_modules_classes_functions_and_methods_are_found_with_their_qualified_na
     write_package(tmp_path, {"pack/__init__.py": "", "pack/mod.py": code})
     found = read_docstrings(find_sources(roots=[(tmp_path, False)]))
     names = {docstring.name for docstring in found}
-    assert names == {"pack.mod", "pack.mod.plain", "pack.mod.later", "pack.mod.Thing", "pack.mod.Thing.method", "pack.mod.guarded"}
+    assert names == {
+        "pack.mod",
+        "pack.mod.plain",
+        "pack.mod.later",
+        "pack.mod.Thing",
+        "pack.mod.Thing.method",
+        "pack.mod.guarded",
+    }
     assert {docstring.module for docstring in found} == {"pack.mod"}
     assert all(docstring.body == REST for docstring in found)
 
 
 def test_tests_vendored_copies_own_package_and_broken_files_are_left_out(tmp_path: Path) -> None:
     good = documented("def", "f(x)", "Returns what was given to it.")
-    skipped = ("pack/tests/a.py", "pack/_vendor/b.py", "pack/test_c.py", "pack/conftest.py", "dpr/d.py", "site-packages/e.py", "x-y/f.py")
+    skipped = (
+        "pack/tests/a.py",
+        "pack/_vendor/b.py",
+        "pack/test_c.py",
+        "pack/conftest.py",
+        "dpr/d.py",
+        "site-packages/e.py",
+        "x-y/f.py",
+    )
     broken = {"pack/python2.py": "print 'hello'\n", "pack/null.py": "\0", "pack/latin.py": "x = 'a'\n"}
     write_package(tmp_path, dict.fromkeys(skipped, good) | broken | {"pack/good.py": good})
     (tmp_path / "pack/latin.py").write_bytes(b"# -*- coding: utf-8 -*-\nx = '\xe9'\n")
@@ -145,4 +171,8 @@ def test_markup_goes_and_prose_stays() -> None:
         "After the session\tcomes\x07prose."
     )
     cleaned = " ".join(clean_markup(text).split())
-    assert cleaned == "Calls os.path.join and a thing with code, see the site. mind this Examples After the session comes prose."
+    assert (
+        cleaned
+        == "Calls os.path.join and a thing with code, see the site. mind this Examples After the session"
+        " comes prose."
+    )

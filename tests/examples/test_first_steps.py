@@ -1,4 +1,5 @@
-"""The notebook runs from its first cell to its last, in plain Python, and is stored without what it printed."""
+"""The notebook runs from its first cell to its last, in plain Python, and is stored without what it
+printed."""
 
 from __future__ import annotations
 
@@ -23,10 +24,14 @@ def test_it_is_a_notebook_without_outputs() -> None:
         empty: dict[str, Any] = {"execution_count": None, "outputs": []} if is_code else {}
         assert cell.keys() == {"cell_type", "id", "metadata", "source", *empty}
         assert all(cell[name] == value for name, value in empty.items())
-    assert not [line for source in CODE for line in source.splitlines() if line.lstrip().startswith(("!", "%"))]
+    assert not [
+        line for source in CODE for line in source.splitlines() if line.lstrip().startswith(("!", "%"))
+    ]
 
 
-def test_its_cells_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_cells_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
@@ -39,6 +44,15 @@ def test_its_cells_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "BM25: nothing" in printed[-2] and printed[-2].count("Television set") >= 2
     table = printed[-1].splitlines()
     assert table[0].split() == ["MRR@10", "top-5", "top-20"]
-    assert [line.split()[0] for line in table[2:]] == ["BM25", "untrained", "trained", "both", "trained", "both"]
+    assert [line.split()[0] for line in table[2:]] == [
+        "BM25",
+        "untrained",
+        "trained",
+        "both",
+        "trained",
+        "both",
+    ]
     reached = {name: found["mrr@10"] for name, found in namespace["means"].items()}
-    assert reached["untrained"] < 0.2 < reached["BM25"] < 0.5 and min(reached["trained"], reached["both"]) > 0.8, reached
+    assert (
+        reached["untrained"] < 0.2 < reached["BM25"] < 0.5 and min(reached["trained"], reached["both"]) > 0.8
+    ), reached

@@ -1,4 +1,5 @@
-"""The prompt of the RAG example holds the passages that the run finds, each with the file and the heading it stands under."""
+"""The prompt of the RAG example holds the passages that the run finds, each with the file and the heading it
+stands under."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, rng = tmp_path_factory.mktemp("rag"), random.Random(3)
     (folder / "manual" / "inner").mkdir(parents=True)
     for number in range(4):
-        parts = [f"## Part {number}.{part}\n\n{sentence(rng, 12).capitalize()}. {sentence(rng, 12).capitalize()}." for part in range(10)]
+        parts = [
+            f"## Part {number}.{part}\n\n{sentence(rng, 12).capitalize()}. {sentence(rng, 12).capitalize()}."
+            for part in range(10)
+        ]
         text = f"# Page {number}\n\n{sentence(rng, 15).capitalize()}.\n\n" + "\n\n".join(parts)
         (folder / "manual" / ("inner" if number == 3 else ".") / f"page{number}.md").write_text(text)
     texts = FolderTexts(folder / "manual", folder / "run", FolderSettings())
@@ -35,8 +39,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_folder(texts.folder, texts.prepared, texts.reading)
     settings = EncoderSettings(shared=True, pooling="idf", normalize=True)
     with durable_folder(plan.out / "model") as target:
-        BiEncoder.from_pretrained(str(static_folder(folder / "encoder")), settings, pretrained=False).write_to(target)
-    vectors = [f"model_file={plan.out / 'model'}", f"ctx_src={texts.corpus}", f"out_file={plan.out / 'vectors' / 'corpus'}"]
+        BiEncoder.from_pretrained(
+            str(static_folder(folder / "encoder")), settings, pretrained=False
+        ).write_to(target)
+    vectors = [
+        f"model_file={plan.out / 'model'}",
+        f"ctx_src={texts.corpus}",
+        f"out_file={plan.out / 'vectors' / 'corpus'}",
+    ]
     assert main(["embed", *vectors, "device=cpu"]) == 0
     write_json(plan.metrics("weight"), {"tried_weights": {"0.5": 0.9}})
     write_search(plan)
@@ -51,14 +61,20 @@ def test_sources_name_file_and_heading(run: Path) -> None:
         first, *others = sources(retriever, text, k=3)
         assert first == f"[1] {place['file']}: {place['heading'] or record['title']}\n{text}"
         assert [other.split()[0] for other in others] == ["[2]", "[3]"]
-    assert records[0]["metadata"]["heading"] == "" and any(record["metadata"]["file"] == "inner/page3.md" for record in records)
+    assert records[0]["metadata"]["heading"] == "" and any(
+        record["metadata"]["file"] == "inner/page3.md" for record in records
+    )
     found = [hit.text for hit in retriever.search("ba be bi {question}", 3)]
     made = prompt(retriever, "ba be bi {question}", k=3)
-    assert [made.find(text) for text in found] == sorted(made.find(text) for text in found) and min(map(made.find, found)) > 0
+    assert [made.find(text) for text in found] == sorted(made.find(text) for text in found) and min(
+        map(made.find, found)
+    ) > 0
     assert made.endswith("Question: ba be bi {question}\nAnswer:")
 
 
-def test_the_command_prints_the_prompt_and_names_what_is_missing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_prompt_and_names_what_is_missing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert rag([str(run), "ba be bi"]) == 0
     assert "\n[5] " in capsys.readouterr().out
     assert rag([str(run)]) == 2

@@ -1,4 +1,5 @@
-"""repro/run.py: recipes are whole and their commands understood; what is run is compared with what is expected.
+"""repro/run.py: recipes are whole and their commands understood; what is run is compared with what is
+expected.
 
 pytest tests/examples/test_repro.py
 """
@@ -69,7 +70,9 @@ def test_commands_of_recipes_are_understood_and_lead_to_numbers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = RUN.Recipe(*RECIPES[name], Path("out"), data=data)
-    assert recipe.numbers and all(number["source"] and ("expected" in number) != ("band" in number) for number in recipe.numbers)
+    assert recipe.numbers and all(
+        number["source"] and ("expected" in number) != ("band" in number) for number in recipe.numbers
+    )
     steps = recipe.steps_of([])
     assert {recipe.step_of(number) for number in recipe.numbers} <= set(steps)
     for step in steps:
@@ -77,7 +80,16 @@ def test_commands_of_recipes_are_understood_and_lead_to_numbers(
         command, *arguments = words[words.index("dpr") + 1 :]
         problem = ""
         try:
-            assert launch(COMMANDS[command].config, COMMANDS[command].settings_class(), lambda _: 0, arguments, program=command) == 0
+            assert (
+                launch(
+                    COMMANDS[command].config,
+                    COMMANDS[command].settings_class(),
+                    lambda _: 0,
+                    arguments,
+                    program=command,
+                )
+                == 0
+            )
         except (ConfigError, InputError) as error:
             problem = str(error)
         assert not problem or "does not exist" in problem or "no such file" in problem, step
@@ -86,7 +98,10 @@ def test_commands_of_recipes_are_understood_and_lead_to_numbers(
 def test_a_recipe_is_run_once_and_a_number_that_misses_ends_it_with_1(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     samples = make_samples(24)
-    asked = [replace(sample, question=sample.positives[0].text, answers=(sample.positives[0].text,)) for sample in samples]
+    asked = [
+        replace(sample, question=sample.positives[0].text, answers=(sample.positives[0].text,))
+        for sample in samples
+    ]
     write_training_set(tmp_path / "data" / "train.jsonl", asked)
     static_folder(tmp_path / "data" / "encoder")
     (tmp_path / "repro").mkdir()
@@ -96,27 +111,37 @@ def test_a_recipe_is_run_once_and_a_number_that_misses_ends_it_with_1(tmp_path: 
         (tmp_path / "repro" / "own.yaml").write_text(OWN.replace("MOST", str(most)))
         command = [sys.executable, "repro/run.py", "tiny", "--mini", "data", "--out", "run"]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DPR_CACHE": str(tmp_path / "cache")}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(240))
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(240)
+        )
         return done.returncode, done.stdout + done.stderr
 
     code, text = run(most=9)
     assert code == 0, text
-    assert "bm25: top-1: expected 1.0 +- 0.1 (here), found 1.0: OK" in text and "train: loss: expected 0 to 9 (here)" in text
+    assert (
+        "bm25: top-1: expected 1.0 +- 0.1 (here), found 1.0: OK" in text
+        and "train: loss: expected 0 to 9 (here)" in text
+    )
     assert text.count("$ dpr") == 3
     code, text = run(most=0)
     assert (code, text.count("$ dpr"), text.count("FAIL")) == (1, 0, 1), text
 
 
 @pytest.mark.parametrize(
-    ("value", "outcome"), [(78.43, "OK"), (78.5, "within tolerance"), (80.4, "within tolerance"), (80.5, "FAIL"), (76.3, "FAIL")]
+    ("value", "outcome"),
+    [(78.43, "OK"), (78.5, "within tolerance"), (80.4, "within tolerance"), (80.5, "FAIL"), (76.3, "FAIL")],
 )
-def test_digits_that_the_source_states_are_ok_and_the_tolerance_has_two_sides(value: float, outcome: str) -> None:
+def test_digits_that_the_source_states_are_ok_and_the_tolerance_has_two_sides(
+    value: float, outcome: str
+) -> None:
     assert RUN.outcome({"expected": 78.4, "tolerance": 2.0}, value) == outcome
 
 
 def test_vectors_are_compared_by_their_passages(tmp_path: Path) -> None:
     def write(name: str, ids: list[str], vectors: np.ndarray) -> str:
-        writer = VectorShardWriter(tmp_path / name, metadata={"model_fingerprint": "x", "shard_id": 0, "num_shards": 1}, dimension=4)
+        writer = VectorShardWriter(
+            tmp_path / name, metadata={"model_fingerprint": "x", "shard_id": 0, "num_shards": 1}, dimension=4
+        )
         writer.write_chunk(0, ids, vectors.astype(np.float32))
         writer.finish()
         return str(tmp_path / name)
@@ -124,7 +149,10 @@ def test_vectors_are_compared_by_their_passages(tmp_path: Path) -> None:
     vectors = np.eye(4)
     other = vectors[::-1].copy()
     other[0, 3] += 0.25
-    own, others = write("own_0", ["wiki:0", "wiki:1", "wiki:2", "wiki:3"], vectors), write("other_0", ["3", "2", "1", "0"], other)
+    own, others = (
+        write("own_0", ["wiki:0", "wiki:1", "wiki:2", "wiki:3"], vectors),
+        write("other_0", ["3", "2", "1", "0"], other),
+    )
     assert RUN.largest_difference(own, others) == pytest.approx(0.25)
     with pytest.raises(SystemExit, match="2 of 4 passages are not there"):
         RUN.largest_difference(own, write("few_0", ["3", "2"], other[:2]))

@@ -13,7 +13,9 @@ from tests.helpers.tiny import sentence
 @pytest.fixture(scope="module")
 def retriever() -> Retriever:
     rng = random.Random(0)
-    return Retriever.build(None, [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number}") for number in range(30)])
+    return Retriever.build(
+        None, [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number}") for number in range(30)]
+    )
 
 
 def test_langchain(retriever: Retriever) -> None:
@@ -21,8 +23,12 @@ def test_langchain(retriever: Retriever) -> None:
     from examples.langchain_retriever import DprRetriever
 
     expected = retriever.search("ba be bi", 5, ids=["p1", "p2", "p3", "p4"])
-    found = DprRetriever(retriever=retriever, k=5, options={"ids": ["p1", "p2", "p3", "p4"]}).invoke("ba be bi")
-    assert expected and [(item.id, item.page_content) for item in found] == [(hit.id, hit.text) for hit in expected]
+    found = DprRetriever(retriever=retriever, k=5, options={"ids": ["p1", "p2", "p3", "p4"]}).invoke(
+        "ba be bi"
+    )
+    assert expected and [(item.id, item.page_content) for item in found] == [
+        (hit.id, hit.text) for hit in expected
+    ]
     assert [item.metadata for item in found] == [{"title": hit.title, "score": hit.score} for hit in expected]
 
 

@@ -25,8 +25,9 @@ from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, sentence
 
 SETTINGS = (
-    "encoder.pretrained_model_cfg=encoder encoder.pretrained=false encoder.sequence_length=24 encoder.dropout=0.1 train.batch_size=8 "
-    "train.num_train_epochs=4 train.hard_negatives=1 train.save_every_steps=1 train.keep_last=0"
+    "encoder.pretrained_model_cfg=encoder encoder.pretrained=false encoder.sequence_length=24"
+    " encoder.dropout=0.1 train.batch_size=8 train.num_train_epochs=4 train.hard_negatives=1"
+    " train.save_every_steps=1 train.keep_last=0"
 )
 
 
@@ -39,7 +40,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = [Passage(sentence(rng, 12), sentence(rng, 2), f"d{number}") for number in range(60)]
     write_passages(folder / "corpus.tsv", corpus)
     chosen = [rng.choice(corpus) for _ in range(40)]
-    samples = [TrainingSample(" ".join(rng.sample(passage.text.split(), 4)), (Passage(passage.text, passage.title),)) for passage in chosen]
+    samples = [
+        TrainingSample(" ".join(rng.sample(passage.text.split(), 4)), (Passage(passage.text, passage.title),))
+        for passage in chosen
+    ]
     write_training_set(folder / "train.jsonl", samples[:32])
     write_training_set(folder / "dev.jsonl", samples[32:])
     (folder / "bin").mkdir()
@@ -49,13 +53,28 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(workplace: Path, out: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PATH": f"{workplace / 'bin'}:{os.environ['PATH']}", "DPR_CACHE": str(workplace / "cache")}
-    environment |= {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
-    environment |= {"TRAIN": "train.jsonl", "DEV": "dev.jsonl", "CORPUS": "corpus.tsv", "OUT": out, "MINE": "per_question=2"}
+    environment = {
+        **os.environ,
+        "PATH": f"{workplace / 'bin'}:{os.environ['PATH']}",
+        "DPR_CACHE": str(workplace / "cache"),
+    }
+    environment |= {
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    environment |= {
+        "TRAIN": "train.jsonl",
+        "DEV": "dev.jsonl",
+        "CORPUS": "corpus.tsv",
+        "OUT": out,
+        "MINE": "per_question=2",
+    }
     environment |= {"DEVICE": "device=cpu"}
     command = ["bash", str(REPOSITORY / "examples" / "rounds.sh"), *SETTINGS.split()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=workplace, env=environment, text=True, start_new_session=True, **pipes)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(
+        command, cwd=workplace, env=environment, text=True, start_new_session=True, **pipes
+    )  # type: ignore[call-overload, no-any-return]
 
 
 def finished(process: subprocess.Popen[str]) -> str:
@@ -83,4 +102,6 @@ def test_killed_in_its_second_training_it_ends_with_equal_weights(workplace: Pat
     finished(start(workplace, "killed"))
     assert (workplace / "killed" / "mined-1.jsonl").stat().st_mtime_ns == before
     for number in (1, 2):
-        assert final_hash(workplace / "killed" / f"model-{number}") == final_hash(workplace / "whole" / f"model-{number}")
+        assert final_hash(workplace / "killed" / f"model-{number}") == final_hash(
+            workplace / "whole" / f"model-{number}"
+        )

@@ -1,4 +1,5 @@
-"""What every command is tried with: tiny inputs, a command line, and what its outputs must be whatever has happened to it."""
+"""What every command is tried with: tiny inputs, a command line, and what its outputs must be whatever has
+happened to it."""
 
 from __future__ import annotations
 
@@ -38,16 +39,19 @@ DIGEST = hashlib.sha256(DOWNLOADED).hexdigest()
 DENSE = ["model_file=in/model", "no_cuda=true"]
 ASKED = ["qa_dataset=in/questions.jsonl", "qrels=in/qrels.tsv", "ctx_datatsets=[in/corpus.tsv]", "n_docs=5"]
 STUDENT = (
-    "train train_datasets=in/ids.jsonl output_dir=out/run encoder.sequence_length=24 train.batch_size=8 train.num_train_epochs=2 "
-    "train.warmup_steps=1 train.save_every_steps=2 train.log_batch_step=3 no_cuda=true"
+    "train train_datasets=in/ids.jsonl output_dir=out/run encoder.sequence_length=24 train.batch_size=8"
+    " train.num_train_epochs=2 train.warmup_steps=1 train.save_every_steps=2 train.log_batch_step=3"
+    " no_cuda=true"
 )
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command line, relative to a folder with the inputs in ``in``; ``changed`` is the input that another text is put into.
+    """A command line, relative to a folder with the inputs in ``in``; ``changed`` is the input that another
+    text is put into.
 
-    ``made_of_cache`` is an output that the command makes from its cache; while it is there, the cache is not read.
+    ``made_of_cache`` is an output that the command makes from its cache; while it is there, the cache is not
+    read.
     """
 
     name: str
@@ -67,34 +71,59 @@ JOBS = {
         Job("prepare to=beir", "prepare in/train.json to=beir out=out/beir", "train.json"),
         Job(
             "examples.docstring_corpus",
-            "examples.docstring_corpus --packages tqdm filelock --dev 5 --test 5 --processes 1 --out out/data",
+            "examples.docstring_corpus --packages tqdm filelock --dev 5 --test 5 --processes 1 --out"
+            " out/data",
             "",
         ),
         Job("prepare-folder", "prepare-folder in/docs out=out/data questions=in/faq.tsv", "docs/page1.md"),
         Job("prepare-pairs", "prepare-pairs in/corpus.tsv out=out/pairs rounds=2", "corpus.tsv"),
-        Job("new-encoder", "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16", "corpus.tsv"),
-        Job("export to=dpr", "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp", ""),
+        Job(
+            "new-encoder",
+            "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16",
+            "corpus.tsv",
+        ),
+        Job(
+            "export to=dpr",
+            "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp",
+            "",
+        ),
         Job("export to=transformers", "export to=transformers model_file=in/model out=out/hf", ""),
-        Job("export to=vectors", "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*] out_file=out/wiki", "wiki_0"),
-        Job("export to=parquet", "export to=parquet vectors=in/vectors_0 ctx_datasets=in/corpus.tsv out=out/store", "corpus.tsv"),
-        Job("export to=faiss", "export to=faiss vectors=in/vectors_0 ctx_datasets=in/corpus.tsv out=out/store", "corpus.tsv"),
-        Job("embed", f"embed {' '.join(DENSE)} ctx_src=in/corpus.tsv out_file=out/vectors chunk_size=16", "corpus.tsv"),
+        Job(
+            "export to=vectors",
+            "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*] out_file=out/wiki",
+            "wiki_0",
+        ),
+        Job(
+            "export to=parquet",
+            "export to=parquet vectors=in/vectors_0 ctx_datasets=in/corpus.tsv out=out/store",
+            "corpus.tsv",
+        ),
+        Job(
+            "export to=faiss",
+            "export to=faiss vectors=in/vectors_0 ctx_datasets=in/corpus.tsv out=out/store",
+            "corpus.tsv",
+        ),
+        Job(
+            "embed",
+            f"embed {' '.join(DENSE)} ctx_src=in/corpus.tsv out_file=out/vectors chunk_size=16",
+            "corpus.tsv",
+        ),
         Job(
             "retrieve indexer=bm25",
-            f"retrieve indexer=bm25 {' '.join(ASKED)} bm25_index_path=out/bm25 out_file=out/results.json.gz trec_run_file=out/run.trec "
-            "metrics_file=out/metrics.json search_folder=out",
+            f"retrieve indexer=bm25 {' '.join(ASKED)} bm25_index_path=out/bm25 out_file=out/results.json.gz"
+            " trec_run_file=out/run.trec metrics_file=out/metrics.json search_folder=out",
             "corpus.tsv",
         ),
         Job(
             "retrieve indexer=ivf",
-            f"retrieve indexer=ivf {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0] index_path=out/index "
-            "out_file=out/results.json",
+            f"retrieve indexer=ivf {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0]"
+            " index_path=out/index out_file=out/results.json",
             "questions.jsonl",
         ),
         Job(
             "tune-index",
-            f"tune-index indexer=small {' '.join(DENSE)} encoded_ctx_files=[in/vectors_0] qa_dataset=in/questions.jsonl "
-            "index_path=out/index curve_file=out/curve.svg",
+            f"tune-index indexer=small {' '.join(DENSE)} encoded_ctx_files=[in/vectors_0]"
+            " qa_dataset=in/questions.jsonl index_path=out/index curve_file=out/curve.svg",
             "questions.jsonl",
         ),
         Job(
@@ -103,12 +132,21 @@ JOBS = {
             "corpus.tsv",
             made_of_cache="out/suite/one",
         ),
-        Job("evaluate run_file", "evaluate run_file=in/a.run qrels=in/qrels.tsv metrics_file=out/metrics.json", ""),
+        Job(
+            "evaluate run_file",
+            "evaluate run_file=in/a.run qrels=in/qrels.tsv metrics_file=out/metrics.json",
+            "",
+        ),
         Job("mine", "mine in/train.json corpus=in/corpus.tsv out=out/mined.jsonl", "corpus.tsv"),
-        Job("mine model_file", "mine in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu out=out/mined.jsonl", "train.json"),
+        Job(
+            "mine model_file",
+            "mine in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu out=out/mined.jsonl",
+            "train.json",
+        ),
         Job(
             "score",
-            "score in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu hybrid=linear out=out/scored.jsonl",
+            "score in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu hybrid=linear"
+            " out=out/scored.jsonl",
             "train.json",
         ),
         Job("compare", "compare a=in/a.json b=in/b.json --out out/table.json", "a.json"),
@@ -120,20 +158,27 @@ JOBS = {
         ),
         Job(
             "train",
-            "train train_datasets=in/train.json dev_datasets=in/dev.json output_dir=out/run encoder.pretrained_model_cfg=in/encoder "
-            "encoder.pretrained=false encoder.sequence_length=24 train.batch_size=8 train.num_train_epochs=2 train.warmup_steps=1 "
-            "train.hard_negatives=0 train.save_every_steps=2 no_cuda=true",
+            "train train_datasets=in/train.json dev_datasets=in/dev.json output_dir=out/run"
+            " encoder.pretrained_model_cfg=in/encoder encoder.pretrained=false encoder.sequence_length=24"
+            " train.batch_size=8 train.num_train_epochs=2 train.warmup_steps=1 train.hard_negatives=0"
+            " train.save_every_steps=2 no_cuda=true",
             "train.json",
         ),
         Job(
             "train loss.teacher",
-            f"{STUDENT} loss.teacher=in/vectors_0 loss.guide=[in/vectors_0] encoder.projection_dim=16 encoder.pooling=idf "
+            f"{STUDENT} loss.teacher=in/vectors_0 loss.guide=[in/vectors_0] encoder.projection_dim=16"
+            " encoder.pooling=idf "
             "encoder.pretrained_model_cfg=in/static train.best_metric=eval/questions/mrr@10 "
             "train.validation=[{kind:retrieval,corpus:in/corpus.tsv,questions:in/questions.jsonl,qrels:in/qrels.tsv}]",
             "",
         ),
         Job("train model_file", f"{STUDENT} model_file=in/model loss.teacher=in/other", ""),
-        Job("merge", "merge tuned=in/model base=in/other weights=[0.3,0.6] set=in/set split=test device=cpu out=out/merged", ""),
+        Job(
+            "merge",
+            "merge tuned=in/model base=in/other weights=[0.3,0.6] set=in/set split=test device=cpu"
+            " out=out/merged",
+            "",
+        ),
         Job("merge of two", "merge tuned=[in/model,in/other] device=cpu out=out/merged", ""),
     )
 }
@@ -153,11 +198,22 @@ def make_inputs(folder: Path) -> None:
     folder.mkdir(parents=True)
     passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
     write_passages(folder / "corpus.tsv", passages)
-    questions = [Question(" ".join(rng.sample(passage.text.split(), 4)), f"q{number}") for number, passage in enumerate(passages[:8])]
+    questions = [
+        Question(" ".join(rng.sample(passage.text.split(), 4)), f"q{number}")
+        for number, passage in enumerate(passages[:8])
+    ]
     write_questions(folder / "questions.jsonl", questions)
-    write_qrels(folder / "qrels.tsv", {question.id: {str(passages[number].id): 1} for number, question in enumerate(questions)})
-    (folder / "suite.yaml").write_text("sets: {one: {corpus: corpus.tsv, queries: questions.jsonl, qrels: qrels.tsv}}")
-    write_trec_run(folder / "a.run", {question.id: [(str(passage.id), rng.random()) for passage in passages] for question in questions})
+    write_qrels(
+        folder / "qrels.tsv",
+        {question.id: {str(passages[number].id): 1} for number, question in enumerate(questions)},
+    )
+    (folder / "suite.yaml").write_text(
+        "sets: {one: {corpus: corpus.tsv, queries: questions.jsonl, qrels: qrels.tsv}}"
+    )
+    write_trec_run(
+        folder / "a.run",
+        {question.id: [(str(passage.id), rng.random()) for passage in passages] for question in questions},
+    )
     write_training_set(folder / "train.json", make_samples(24))
     write_training_set(folder / "dev.json", make_samples(6, seed=1))
     rows = [f"{sentence(rng, 4)}\t{sentence(rng, 8)}" for _ in range(12)]
@@ -168,7 +224,10 @@ def make_inputs(folder: Path) -> None:
     tiny_model(folder / "encoder", seed=1, dtype=torch.float32).save(folder / "other")
     static_folder(folder / "static")
     rows = zip(questions, passages, passages[1:], strict=False)
-    write_training_set(folder / "ids.jsonl", [TrainingSample(asked.text, (right,), (wrong,)) for asked, right, wrong in rows] * 3)
+    write_training_set(
+        folder / "ids.jsonl",
+        [TrainingSample(asked.text, (right,), (wrong,)) for asked, right, wrong in rows] * 3,
+    )
     (folder / "set" / "qrels").mkdir(parents=True)
     write_passages(folder / "set" / "corpus.jsonl", passages)
     write_questions(folder / "set" / "queries.jsonl", questions)
@@ -176,16 +235,24 @@ def make_inputs(folder: Path) -> None:
     write_original(folder / "x.cp", original_names(model.weights()), flat_params(str(folder / "encoder")))
     vectors = np.asarray(model.encode_passages(passages))
     for number in range(2):
-        part = list(zip([passage.id for passage in passages], vectors, strict=True))[number * 20 : number * 20 + 20]
+        part = list(zip([passage.id for passage in passages], vectors, strict=True))[
+            number * 20 : number * 20 + 20
+        ]
         (folder / f"wiki_{number}").write_bytes(pickle.dumps(part))
     for name in ("a", "b"):
-        report = {"question_set": "q", "num_questions": 8, "metrics": {"mrr@10": rng.random(), "accuracy@1": rng.random()}}
+        report = {
+            "question_set": "q",
+            "num_questions": 8,
+            "metrics": {"mrr@10": rng.random(), "accuracy@1": rng.random()},
+        }
         (folder / f"{name}.json").write_text(json.dumps(report))
     (folder / "docs").mkdir()
     for number in range(5):
         sections = (f"## {sentence(rng, 5)}\n\n{sentence(rng, 8)}. {sentence(rng, 20)}.\n" for _ in range(8))
         (folder / "docs" / f"page{number}.md").write_text(f"# {sentence(rng, 5)}\n\n" + "\n".join(sections))
-    (folder / "faq.tsv").write_text("".join(f"{sentence(rng, 6)}?\tpage{number % 5}.md\n" for number in range(12)))
+    (folder / "faq.tsv").write_text(
+        "".join(f"{sentence(rng, 6)}?\tpage{number % 5}.md\n" for number in range(12))
+    )
     (folder / "run").mkdir()
     lines = [{"step": step, "epoch": 0, "train/loss": 1 / step, "time": 0.0} for step in range(1, 9)]
     (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -230,7 +297,9 @@ class Commands:
         """One process of a job, in ``folder``, which is made if it is not there."""
         return self.run_together(name, folder, count=1, fault=fault, number=number)[0]
 
-    def run_together(self, name: str, folder: Path, *, count: int, fault: str = "", number: int = 0) -> list[Result]:
+    def run_together(
+        self, name: str, folder: Path, *, count: int, fault: str = "", number: int = 0
+    ) -> list[Result]:
         """Several processes of a job at once."""
         if not folder.exists():
             shutil.copytree(self.folder / "in", folder / "in")
@@ -242,7 +311,9 @@ class Commands:
             "number": number,
         }
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"children": [child] * count, "limit_s": patient(LIMIT_S)}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"children": [child] * count, "limit_s": patient(LIMIT_S)}) + "\n"
+        )
         self._process.stdin.flush()
         return [Result(**answer) for answer in self._answer()]
 
@@ -265,14 +336,21 @@ class Commands:
 
 
 def left_by(name: str, folder: Path) -> dict[str, bytes]:
-    """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues; of a curve all but its times."""
+    """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues; of a
+    curve all but its times."""
     files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
     if name in TRAININGS:
         run = json.loads((folder / "out" / "run" / "run.json").read_text())
-        return {"checkpoint": final_hash(folder / "out" / "run").encode(), "run.json": run["last_checkpoint"].encode()}
+        return {
+            "checkpoint": final_hash(folder / "out" / "run").encode(),
+            "run.json": run["last_checkpoint"].encode(),
+        }
     if name in STAGED:
         files = [path for path in files if path.name.removesuffix(CHECKSUM) not in _WITH_TIMES]
-    return {str(path.relative_to(folder)): _timeless(path) if "curve." in path.name else path.read_bytes() for path in files}
+    return {
+        str(path.relative_to(folder)): _timeless(path) if "curve." in path.name else path.read_bytes()
+        for path in files
+    }
 
 
 def _timeless(path: Path) -> bytes:
@@ -284,9 +362,12 @@ def _timeless(path: Path) -> bytes:
 
 
 def unfinished_business(folder: Path) -> list[str]:
-    """Names that should be gone when a command has ended well: temporary files, what was set aside, locks of outputs."""
+    """Names that should be gone when a command has ended well: temporary files, what was set aside, locks of
+    outputs."""
     found = [path for path in folder.rglob("*") if path.name.startswith((".tmp-", ".old-"))]
-    return [str(path) for path in [*found, *(folder / "out").rglob("*.lock"), *(folder / "out").rglob("*.part*")]]
+    return [
+        str(path) for path in [*found, *(folder / "out").rglob("*.lock"), *(folder / "out").rglob("*.part*")]
+    ]
 
 
 def check_plain(result: Result, codes: Sequence[int]) -> None:

@@ -1,9 +1,12 @@
-"""A process that has imported everything and forks any command of ``dpr`` whenever it is asked, with a fault in it if one is asked for.
+"""A process that has imported everything and forks any command of ``dpr`` whenever it is asked, with a fault
+in it if one is asked for.
 
-    python -m tests.faults.command_server        requests and answers are JSON lines on standard input and output
+    python -m tests.faults.command_server        requests and answers are JSON lines on standard input and
+    output
 
-A fault is placed by counting: operations are what Python does to files in the command's working directory (opened to be written, renamed,
-removed, made, flushed), as the interpreter's audit events tell. So the product needs no hooks, and nothing is missed that goes through it.
+A fault is placed by counting: operations are what Python does to files in the command's working directory
+(opened to be written, renamed, removed, made, flushed), as the interpreter's audit events tell. So the
+product needs no hooks, and nothing is missed that goes through it.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         children = [_start(child) for child in request["children"]]
-        print(json.dumps([_wait(*child, deadline=time.monotonic() + request["limit_s"]) for child in children]), file=answers, flush=True)
+        print(
+            json.dumps([_wait(*child, deadline=time.monotonic() + request["limit_s"]) for child in children]),
+            file=answers,
+            flush=True,
+        )
 
 
 def _import_everything() -> None:
@@ -109,7 +116,11 @@ def _wait(pid: int, printed: int, reported: int, *, deadline: float) -> dict[str
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # processes that it has started and left
-    return {"code": code, "text": texts[printed].decode(errors="replace"), "counts": json.loads(texts[reported] or b"{}")}
+    return {
+        "code": code,
+        "text": texts[printed].decode(errors="replace"),
+        "counts": json.loads(texts[reported] or b"{}"),
+    }
 
 
 def _run(child: dict[str, Any], printed: int, reported: int) -> None:
@@ -134,7 +145,11 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
         sys.argv = ["dpr", name, *rest]
         if name in ("adapt", "quickstart"):
             _run_stages_here()
-        code = exit_code_of(lambda: docstring_corpus(rest)) if name.startswith("examples.") else main([name, *rest])
+        code = (
+            exit_code_of(lambda: docstring_corpus(rest))
+            if name.startswith("examples.")
+            else main([name, *rest])
+        )
     except BaseException:
         traceback.print_exc()
     finally:
@@ -158,14 +173,18 @@ def _run_stages_here() -> None:
 
 
 def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None:
-    """Counts operations and writes, and makes ``fault`` happen before the ``number``-th (from 1) of its kind."""
+    """Counts operations and writes, and makes ``fault`` happen before the ``number``-th (from 1) of its
+    kind."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     owner = os.getpid()
 
     def fill_the_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    actions: dict[str, Callable[[], None]] = {"operations": lambda: os.killpg(0, signal.SIGKILL), "writes": fill_the_disk}
+    actions: dict[str, Callable[[], None]] = {
+        "operations": lambda: os.killpg(0, signal.SIGKILL),
+        "writes": fill_the_disk,
+    }
 
     def count(kind: str) -> None:
         if os.getpid() == owner:
@@ -179,7 +198,11 @@ def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None
         return os.path.abspath(os.fsdecode(path)).startswith(folder)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        if (
+            event == "open"
+            and isinstance(arguments[2], int)
+            and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        ):
             if is_ours(arguments[0]):
                 count("operations")
                 count("writes")

@@ -37,7 +37,10 @@ class Row:
     seconds: float = 0.0
 
     def line(self) -> str:
-        return f"| {self.id} | {self.fault} | {self.expected} | {self.passed}/{self.tried} | {self.seconds:.0f} |"
+        return (
+            f"| {self.id} | {self.fault} | {self.expected} | {self.passed}/{self.tried} |"
+            f" {self.seconds:.0f} |"
+        )
 
 
 ROWS = pytest.StashKey[dict[str, Row]]()
@@ -45,7 +48,9 @@ ROWS = pytest.StashKey[dict[str, Row]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-faults", action="store_true", help="all trials of tests/faults instead of some")
-    parser.addoption("--fault-table", metavar="FILE", help="Markdown file whose table gets the counts of this run")
+    parser.addoption(
+        "--fault-table", metavar="FILE", help="Markdown file whose table gets the counts of this run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,7 +86,8 @@ def undisturbed(workshop: Workshop) -> dict[int, str]:
 
 @dataclass
 class Trial:
-    """One attempt. As a ``with`` block it counts as passed unless something is raised in it; the next attempt follows all the same."""
+    """One attempt. As a ``with`` block it counts as passed unless something is raised in it; the next attempt
+    follows all the same."""
 
     number: int
     random: random.Random
@@ -91,7 +97,9 @@ class Trial:
     def __enter__(self) -> Trial:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         self.case.row.tried += 1
         if error is None:
             self.case.row.passed += 1
@@ -110,7 +118,8 @@ class Case:
     failures: list[str] = field(default_factory=list)
 
     def trials(self, count: int, *, fast: int) -> Iterator[Trial]:
-        """``count`` trials, or ``fast`` of them unless all were asked for; seeded by the case and the number."""
+        """``count`` trials, or ``fast`` of them unless all were asked for; seeded by the case and the
+        number."""
         if not (fast or self.takes_all):
             pytest.skip("takes long; --all-faults runs it")
         for number in range(count if self.takes_all else fast):
@@ -131,9 +140,13 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     start = time.perf_counter()
     yield case
     row.seconds += time.perf_counter() - start
-    if target := request.config.getoption("--fault-table"):  # at once, so that what is done stays when the rest is not
+    if target := request.config.getoption(
+        "--fault-table"
+    ):  # at once, so that what is done stays when the rest is not
         _write_table(Path(target), {name: row for name, row in rows.items() if row.tried})
-    assert not case.failures, f"{len(case.failures)} trials of {row.tried} failed\n" + "\n".join(case.failures)
+    assert not case.failures, f"{len(case.failures)} trials of {row.tried} failed\n" + "\n".join(
+        case.failures
+    )
 
 
 def _order(row: Row) -> tuple[str, int, str]:
@@ -148,11 +161,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for row in sorted(rows.values(), key=_order):
         terminalreporter.write_line(row.line())
     tried, passed = sum(row.tried for row in rows.values()), sum(row.passed for row in rows.values())
-    terminalreporter.write_line(f"{passed} of {tried} trials passed, {sum(row.seconds for row in rows.values()):.0f} s")
+    terminalreporter.write_line(
+        f"{passed} of {tried} trials passed, {sum(row.seconds for row in rows.values()):.0f} s"
+    )
 
 
 def _write_table(file: Path, rows: dict[str, Row]) -> None:
-    """Replaces the rows of this run in the file's table and keeps the others, so that the whole can be run in pieces."""
+    """Replaces the rows of this run in the file's table and keeps the others, so that the whole can be run in
+    pieces."""
     text = file.read_text(encoding="utf-8")
     before, found, rest = text.partition(BEGIN)
     table, _, after = rest.partition(END)
@@ -169,4 +185,8 @@ def _write_table(file: Path, rows: dict[str, Row]) -> None:
     total += f", {sum(row.seconds for row in ordered) / 60:.0f} minutes on {os.cpu_count()} CPU cores."
     head = ["| id | fault | expected | passed/tried | seconds |", "|---|---|---|---|---|"]
     with durable_file(file) as out:
-        out.write(before + "\n".join([BEGIN, "", *head, *(row.line() for row in ordered), "", total, "", END]) + after)
+        out.write(
+            before
+            + "\n".join([BEGIN, "", *head, *(row.line() for row in ordered), "", total, "", END])
+            + after
+        )

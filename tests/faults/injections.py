@@ -1,6 +1,8 @@
-"""What can be made to go wrong inside a run. Each function patches the process that calls it, before the command starts in it.
+"""What can be made to go wrong inside a run. Each function patches the process that calls it, before the
+command starts in it.
 
-The product knows nothing of these: they replace functions of the standard library, of torch, or of a module, as a debugger would.
+The product knows nothing of these: they replace functions of the standard library, of torch, or of a module,
+as a debugger would.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def _at_call(number: int, action: Callable[[], None]) -> Callable[[], None]:
     return count
 
 
-def _before(owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True) -> None:
+def _before(
+    owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True
+) -> None:
     real = getattr(owner, name)
 
     def replaced(*arguments: Any, **options: Any) -> Any:
@@ -60,7 +64,9 @@ def _before(owner: Any, name: str, action: Callable[[], None], *, when: Callable
     setattr(owner, name, replaced)
 
 
-def _after(owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True) -> None:
+def _after(
+    owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True
+) -> None:
     real = getattr(owner, name)
 
     def replaced(*arguments: Any, **options: Any) -> Any:
@@ -88,7 +94,9 @@ def kill_while_saving(point: str, save: int) -> None:
             real(folder, name, *arguments)
             folders.extend([folder] if name == checkpoints.OPTIMIZER_FILE else [])
             if len(folders) == save:
-                os.truncate(folder / checkpoints.MODEL_FILE, (folder / checkpoints.MODEL_FILE).stat().st_size // 2)
+                os.truncate(
+                    folder / checkpoints.MODEL_FILE, (folder / checkpoints.MODEL_FILE).stat().st_size // 2
+                )
                 kill_all()
 
         checkpoints.write_tensors = write_tensors  # type: ignore[assignment]
@@ -154,7 +162,8 @@ def _count_updates() -> None:
 
 
 def not_a_number(first: int, steps: int, on_rank: int, value: str = "nan") -> None:
-    """The vectors of one rank are NaN or infinite in ``steps`` updates of this process, the first of them number ``first`` (from 1)."""
+    """The vectors of one rank are NaN or infinite in ``steps`` updates of this process, the first of them
+    number ``first`` (from 1)."""
     if rank() != on_rank:
         return
     _count_updates()
@@ -200,7 +209,8 @@ def tell_rows() -> None:
 
 
 def full_disk(from_save: int, saves: int) -> None:
-    """No file may grow beyond 4 KB while the ``from_save``-th and the following saves are written; writing more fails as on a full disk."""
+    """No file may grow beyond 4 KB while the ``from_save``-th and the following saves are written; writing
+    more fails as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     real, calls = checkpointing.CheckpointFolder._write, [0]
 
@@ -219,7 +229,8 @@ def full_disk(from_save: int, saves: int) -> None:
 
 
 def failing_flush(from_save: int, saves: int) -> None:
-    """The disk reports an error when the files of the ``from_save``-th and the following saves are flushed."""
+    """The disk reports an error when the files of the ``from_save``-th and the following saves are
+    flushed."""
     real_write, real, calls, is_failing = checkpointing.CheckpointFolder._write, os.fsync, [0], [False]
 
     def write(self: Any, *arguments: Any, **options: Any) -> None:
@@ -248,7 +259,8 @@ def late_start(seed: int) -> None:
 
 
 def slow_steps(seconds: float) -> None:
-    """Every update takes this much longer, and prints when it begins, so that a signal can reach the run at a chosen time."""
+    """Every update takes this much longer, and prints when it begins, so that a signal can reach the run at a
+    chosen time."""
 
     def linger() -> None:
         print("a slow update begins", flush=True)

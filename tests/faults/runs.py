@@ -59,7 +59,12 @@ def arguments(workplace: Path, output_dir: Path, *overrides: str) -> list[str]:
 
 
 def environment(workplace: Path) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": "1", "DPR_CACHE": str(workplace / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)}
+    return {
+        "OMP_NUM_THREADS": "1",
+        "DPR_CACHE": str(workplace / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
 
 
 class Server:
@@ -103,7 +108,8 @@ class Run:
     codes: dict[int, int] = field(default_factory=dict)
 
     def poll(self) -> list[int] | None:
-        """Exit codes by rank (minus the signal's number for one that a signal ended), None while any rank runs."""
+        """Exit codes by rank (minus the signal's number for one that a signal ended), None while any rank
+        runs."""
         if len(self.codes) < len(self.pids):
             answer = self.server.ask(do="poll", pids=self.pids)
             self.codes = {int(pid): code for pid, code in answer.items() if code is not None}
@@ -161,7 +167,9 @@ class Workshop:
         self.folder, self.server = make_workplace(folder), server
         self._runs = 0
 
-    def start(self, output_dir: Path, *overrides: str, ranks: int = 2, injections: Sequence[Injection] = ()) -> Run:
+    def start(
+        self, output_dir: Path, *overrides: str, ranks: int = 2, injections: Sequence[Injection] = ()
+    ) -> Run:
         """Starts the command on ``ranks`` processes that form a group (alone without one for 1)."""
         self._runs += 1
         log = self.folder / f"log-{self._runs}"
@@ -193,7 +201,8 @@ _ports = itertools.cycle(range(20000 + os.getpid() % 100 * 100, 20100 + os.getpi
 
 
 def free_port() -> int:
-    """A port below those that the system gives to connections, so that none takes it before rank 0; another one at every call."""
+    """A port below those that the system gives to connections, so that none takes it before rank 0; another
+    one at every call."""
     for port in itertools.islice(_ports, 100):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -205,11 +214,14 @@ def free_port() -> int:
 
 def saved_steps(output_dir: Path) -> list[int]:
     """Steps of the checkpoints in a run's folder, newest first."""
-    return [int(folder.name.rpartition("step")[2]) for folder in checkpoints.checkpoint_folders(output_dir, NAME)]
+    return [
+        int(folder.name.rpartition("step")[2]) for folder in checkpoints.checkpoint_folders(output_dir, NAME)
+    ]
 
 
 def state_hash(folder: Path, *, best: bool = True) -> str:
-    """SHA-256 over sorted (name, bytes) of model and optimizer, and the progress that decides the schedule, of one checkpoint.
+    """SHA-256 over sorted (name, bytes) of model and optimizer, and the progress that decides the schedule,
+    of one checkpoint.
 
     ``best=False`` leaves out which checkpoint is the best: one whose save failed cannot be it.
     """
@@ -226,9 +238,16 @@ def state_hash(folder: Path, *, best: bool = True) -> str:
 def final_hash(output_dir: Path) -> str:
     """``state_hash`` of the last checkpoint of a finished run, with the metrics it reports."""
     newest = checkpoints.checkpoint_folders(output_dir, NAME)[0]
-    return f"{newest.name} {state_hash(newest)} {hashlib.sha256((output_dir / 'metrics.json').read_bytes()).hexdigest()}"
+    return (
+        f"{newest.name} {state_hash(newest)}"
+        f" {hashlib.sha256((output_dir / 'metrics.json').read_bytes()).hexdigest()}"
+    )
 
 
 def all_files(folder: Path) -> dict[str, bytes]:
     """Every file with its content."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

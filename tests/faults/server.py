@@ -1,9 +1,11 @@
-"""A process that has imported everything and forks a run of the command whenever it is asked: starting one takes milliseconds, not seconds.
+"""A process that has imported everything and forks a run of the command whenever it is asked: starting one
+takes milliseconds, not seconds.
 
     python -m tests.faults.server        requests and answers are JSON lines on standard input and output
 
-Only the way of starting differs from a launcher's: each rank is a process of its own, in a process group with the others of its run,
-with the launcher's variables, and runs the script through ``runpy``. What goes wrong in it is decided by ``tests.faults.injections``.
+Only the way of starting differs from a launcher's: each rank is a process of its own, in a process group with
+the others of its run, with the launcher's variables, and runs the script through ``runpy``. What goes wrong
+in it is decided by ``tests.faults.injections``.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def main() -> None:
     print(json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        if request["do"] == "end":  # the end of the file does not come while a process forked by some other test holds the pipe
+        if (
+            request["do"] == "end"
+        ):  # the end of the file does not come while a process forked by some other test holds the pipe
             break
         if request["do"] == "start":
             pids = _start(request)

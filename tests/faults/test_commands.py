@@ -1,4 +1,5 @@
-"""Every command that writes: killed at any operation on files, full disks, damaged outputs and caches, changed inputs, two at once."""
+"""Every command that writes: killed at any operation on files, full disks, damaged outputs and caches,
+changed inputs, two at once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.command_jobs import DOWNLOADED, JOBS, STAGED, TRAININGS, Commands, Job, check_plain, left_by, unfinished_business
+from tests.faults.command_jobs import (
+    DOWNLOADED,
+    JOBS,
+    STAGED,
+    TRAININGS,
+    Commands,
+    Job,
+    check_plain,
+    left_by,
+    unfinished_business,
+)
 from tests.faults.conftest import Case, Trial
 from tests.helpers.jobs import verify
 
@@ -34,7 +45,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     folder = tmp_path_factory.mktemp("commands")
     (folder / "web").mkdir()
     (folder / "web" / "x.bin").write_bytes(DOWNLOADED)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietServer, directory=str(folder / "web"))) as running:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(QuietServer, directory=str(folder / "web"))
+    ) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         commands = Commands(folder / "workplace", f"http://127.0.0.1:{running.server_address[1]}")
@@ -45,7 +58,8 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 
 def numbers(case: Case, job: Job, total: int, fast: int) -> list[int]:
-    """All operations, or some of them, the last among them: from 1. Of training always some; it has its own rows in the table."""
+    """All operations, or some of them, the last among them: from 1. Of training always some; it has its own
+    rows in the table."""
     if case.takes_all and job.name not in TRAININGS:
         return list(range(1, total + 1))
     fast = 40 if case.takes_all else fast
@@ -76,19 +90,28 @@ def finish(commands: Commands, job: Job, folder: Path) -> None:
     assert unfinished_business(folder) == []
 
 
-@pytest.mark.fault("B1", "any command, killed before an operation on a file", "same command again: equal bytes, nothing left about")
+@pytest.mark.fault(
+    "B1",
+    "any command, killed before an operation on a file",
+    "same command again: equal bytes, nothing left about",
+)
 @each_job
 def test_killed_before_an_operation(case: Case, commands: Commands, job: Job) -> None:
     _, result = commands.undisturbed(job.name)
     for trial in trials(case, job, result.counts["operations"], fast=3):
         with trial:
             killed = commands.run(job.name, trial.output_dir, fault="operations", number=trial.number)
-            # There are some more operations where the inputs are old enough for their hashes to be remembered.
+            # There are some more operations where the inputs are old enough for their hashes to be
+            # remembered.
             assert killed.code == KILLED or trial.number > killed.counts["operations"], killed.text
             finish(commands, job, trial.output_dir)
 
 
-@pytest.mark.fault("B2", "any command, the disk full from a write on", "one line or none needed, nothing half-written; equal bytes later")
+@pytest.mark.fault(
+    "B2",
+    "any command, the disk full from a write on",
+    "one line or none needed, nothing half-written; equal bytes later",
+)
 @each_job
 def test_disk_full(case: Case, commands: Commands, job: Job) -> None:
     whole, result = commands.undisturbed(job.name)
@@ -99,8 +122,14 @@ def test_disk_full(case: Case, commands: Commands, job: Job) -> None:
             errors = [line for line in full.text.splitlines() if line.startswith("error: ")]
             assert len(errors) == (full.code != 0), full.text
             if job.name not in TRAININGS and (trial.output_dir / "out").exists():
-                left = {name: text for name, text in left_by(job.name, trial.output_dir).items() if name in whole}
-                half = [name for name, text in left.items() if text != whole[name] and not re.search(r"\.lock|\.part", name)]
+                left = {
+                    name: text for name, text in left_by(job.name, trial.output_dir).items() if name in whole
+                }
+                half = [
+                    name
+                    for name, text in left.items()
+                    if text != whole[name] and not re.search(r"\.lock|\.part", name)
+                ]
                 assert half == [], full.text
             finish(commands, job, trial.output_dir)
 
@@ -123,13 +152,22 @@ def is_about_others(name: str) -> bool:
     return name.endswith((".sha256", ".rejected.jsonl"))
 
 
-@pytest.mark.fault("B3", "any command again, over an output or a cache that is damaged", "refused with exit 3 and one line, or equal bytes")
+@pytest.mark.fault(
+    "B3",
+    "any command again, over an output or a cache that is damaged",
+    "refused with exit 3 and one line, or equal bytes",
+)
 @each_job
 def test_damaged_outputs_and_caches(case: Case, commands: Commands, job: Job) -> None:
     folder = case.folder / "whole"
     assert commands.run(job.name, folder).code == 0
     whole = left_by(job.name, folder)
-    places = sorted(path.relative_to(folder) for top in ("out", "cache") for path in (folder / top).rglob("*") if path.is_file())
+    places = sorted(
+        path.relative_to(folder)
+        for top in ("out", "cache")
+        for path in (folder / top).rglob("*")
+        if path.is_file()
+    )
     damages = [(place, how) for place in places for how in range(4)]
     for trial in trials(case, job, len(damages), fast=2):
         with trial:
@@ -141,8 +179,12 @@ def test_damaged_outputs_and_caches(case: Case, commands: Commands, job: Job) ->
             again = commands.run(job.name, trial.output_dir)
             check_plain(again, [0, REFUSED])
             if again.code == 0:
-                found = [name for name in differing(job, trial.output_dir, whole) if not is_about_others(name)]
-                assert found == [], f"{place} {('flipped', 'cut', 'emptied', 'removed')[how]}: {found}\n{again.text}"
+                found = [
+                    name for name in differing(job, trial.output_dir, whole) if not is_about_others(name)
+                ]
+                assert found == [], (
+                    f"{place} {('flipped', 'cut', 'emptied', 'removed')[how]}: {found}\n{again.text}"
+                )
 
 
 def change(file: Path) -> None:
@@ -155,34 +197,48 @@ def change(file: Path) -> None:
     else:
         words = list(re.finditer(rb"(?<= )[a-z]{2}(?= )", content))
         word = words[len(words) // 2]
-        file.write_bytes(content[: word.start()] + (b"be" if word[0] == b"ba" else b"ba") + content[word.end() :])
+        file.write_bytes(
+            content[: word.start()] + (b"be" if word[0] == b"ba" else b"ba") + content[word.end() :]
+        )
     assert file.read_bytes() != content
 
 
 def change_in_silence(file: Path) -> None:
-    """Another content of the same size in the same inode, with the time it had; of a text another letter or digit."""
+    """Another content of the same size in the same inode, with the time it had; of a text another letter or
+    digit."""
     before, content = file.stat(), bytearray(file.read_bytes())
-    places = [match.start() for match in re.finditer(rb"(?<=[ \t\"])[a-z0-9](?=[a-z0-9 \t\",\n])", bytes(content))]
+    places = [
+        match.start() for match in re.finditer(rb"(?<=[ \t\"])[a-z0-9](?=[a-z0-9 \t\",\n])", bytes(content))
+    ]
     if file.suffix in BINARY or not places:
         content[-5] ^= 0x40
     else:
         at = places[len(places) // 2]
-        content[at] = next(byte for byte in (b"12" if bytes([content[at]]).isdigit() else b"ba") if byte != content[at])
+        content[at] = next(
+            byte for byte in (b"12" if bytes([content[at]]).isdigit() else b"ba") if byte != content[at]
+        )
     with open(file, "r+b") as out:
         out.write(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def files_of(job: Job, folder: Path) -> list[Path]:
-    """Every file that the command line names, or that lies in a folder which it names, or that a suite names."""
+    """Every file that the command line names, or that lies in a folder which it names, or that a suite
+    names."""
     named = [part.rstrip("*.") for part in re.findall(r"in/[\w./*-]+", job.line)]
-    named += [f"in/{name}" for name in ("corpus.tsv", "questions.jsonl", "qrels.tsv") if "suite.yaml" in job.line]
-    found = [path for name in named for start in folder.glob(f"{name}*") for path in (start, *start.rglob("*"))]
+    named += [
+        f"in/{name}" for name in ("corpus.tsv", "questions.jsonl", "qrels.tsv") if "suite.yaml" in job.line
+    ]
+    found = [
+        path for name in named for start in folder.glob(f"{name}*") for path in (start, *start.rglob("*"))
+    ]
     return sorted({path.relative_to(folder) for path in found if path.is_file()})
 
 
 @pytest.mark.fault(
-    "B4", "any input of any command: other content, same size, inode and time; again, when killed and when done", "refused, told or redone"
+    "B4",
+    "any input of any command: other content, same size, inode and time; again, when killed and when done",
+    "refused, told or redone",
 )
 @each_job
 def test_inputs_changed_since(case: Case, commands: Commands, job: Job) -> None:
@@ -213,15 +269,24 @@ def test_inputs_changed_since(case: Case, commands: Commands, job: Job) -> None:
             else:
                 outcome = "told" if "changed from" in again.text else "silent"
             outcomes[outcome] += 1
-            assert outcome != "silent", f"{name}, {'killed' if number else 'done'}; from the start {code}\n{again.text}"
-    print(f"\n| {job.name} | {' | '.join(str(outcomes[each]) for each in ('refused', 'redone', 'told', 'without effect', 'silent'))} |")
+            assert outcome != "silent", (
+                f"{name}, {'killed' if number else 'done'}; from the start {code}\n{again.text}"
+            )
+    print(
+        f"\n| {job.name} |"
+        f" {' | '.join(str(outcomes[each]) for each in ('refused', 'redone', 'told', 'without effect', 'silent'))} |"
+    )
 
 
 @pytest.mark.fault(
-    "B7", "one bit changed in any file that a command leaves", "dpr verify names it: changed (exit 3), or that nothing covers it"
+    "B7",
+    "one bit changed in any file that a command leaves",
+    "dpr verify names it: changed (exit 3), or that nothing covers it",
 )
 @each_job
-def test_verify_names_every_changed_file(case: Case, commands: Commands, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_every_changed_file(
+    case: Case, commands: Commands, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
     commands.undisturbed(job.name)
     out = case.folder / "out"
     shutil.copytree(commands.folder_of(job.name) / "out", out)
@@ -229,16 +294,25 @@ def test_verify_names_every_changed_file(case: Case, commands: Commands, job: Jo
     for trial in trials(case, job, len(places), fast=3):
         with trial:
             place = places[trial.number - 1]
-            before, at = place.read_bytes(), trial.random.randrange(64 if place.suffix == ".sha256" else place.stat().st_size)
+            before, at = (
+                place.read_bytes(),
+                trial.random.randrange(64 if place.suffix == ".sha256" else place.stat().st_size),
+            )
             place.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
             code, lines = verify([str(out)]), capsys.readouterr().out.splitlines()
             place.write_bytes(before)
             name = place.name.removesuffix(".sha256")
-            told = [line for line in lines if (name in line or str(place.parent) in line) and not line.endswith(": good")]
+            told = [
+                line
+                for line in lines
+                if (name in line or str(place.parent) in line) and not line.endswith(": good")
+            ]
             assert any(code == 3 or "no checksum says" in line for line in told), f"{place}: {lines}"
 
 
-@pytest.mark.fault("B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes")
+@pytest.mark.fault(
+    "B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes"
+)
 @each_job
 def test_two_at_once(case: Case, commands: Commands, job: Job) -> None:
     for trial in case.trials(5, fast=1):
@@ -251,7 +325,9 @@ def test_two_at_once(case: Case, commands: Commands, job: Job) -> None:
 
 
 @pytest.mark.fault(
-    "B6", "dpr quickstart and dpr adapt, killed in any stage; the texts change, or not", "same command again: bytes of an undisturbed one"
+    "B6",
+    "dpr quickstart and dpr adapt, killed in any stage; the texts change, or not",
+    "same command again: bytes of an undisturbed one",
 )
 @pytest.mark.parametrize("job", STAGED.values(), ids=STAGED)
 def test_texts_are_made_searchable_whatever_stage_is_killed(case: Case, commands: Commands, job: Job) -> None:

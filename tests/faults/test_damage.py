@@ -1,4 +1,5 @@
-"""Checkpoints that were changed after they were written are noticed, named and passed over; nothing starts from zero in silence."""
+"""Checkpoints that were changed after they were written are noticed, named and passed over; nothing starts
+from zero in silence."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def checkpoint_files(output_dir: Path) -> list[str]:
 
 
 def check_fallback(workshop: Workshop, output_dir: Path, named: str, expected: str) -> None:
-    """The damage is found by ``verify``, reported with the file's name when the run resumes, and without effect on its end."""
+    """The damage is found by ``verify``, reported with the file's name when the run resumes, and without
+    effect on its end."""
     before = saved_steps(output_dir)
     problems = verify_folder(newest(output_dir))
     assert any(named in problem for problem in problems), problems
@@ -44,7 +46,11 @@ def check_fallback(workshop: Workshop, output_dir: Path, named: str, expected: s
     assert not verify_folder(newest(output_dir))
 
 
-@pytest.mark.fault("A5", "one byte changed, in every file of the newest checkpoint", "named, fallen back to the one before; equal weights")
+@pytest.mark.fault(
+    "A5",
+    "one byte changed, in every file of the newest checkpoint",
+    "named, fallen back to the one before; equal weights",
+)
 def test_a_changed_byte(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
     places = [(name, place) for name in checkpoint_files(finished) for place in range(3)]
     assert len(places) >= 27
@@ -78,7 +84,9 @@ def replace_by_link(file: Path) -> None:
 
 
 @pytest.mark.fault("A6", "each file truncated, empty, missing, longer, a link; a file too many", "as A5")
-def test_a_changed_folder(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
+def test_a_changed_folder(
+    case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]
+) -> None:
     ways: list[Callable[[Path], None]] = [cut, empty, Path.unlink, lengthen, replace_by_link]
     places = [(name, way) for name in checkpoint_files(finished) for way in ways]
     for trial in case.trials(len(places) + 1, fast=3):
@@ -93,8 +101,14 @@ def test_a_changed_folder(case: Case, workshop: Workshop, finished: Path, undist
             check_fallback(workshop, trial.output_dir, name, undisturbed[2])
 
 
-@pytest.mark.fault("A7", "all checkpoints damaged", "exit 3 on all ranks with each one's reason; resume=fresh starts a new run")
-def test_all_checkpoints_damaged(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
+@pytest.mark.fault(
+    "A7",
+    "all checkpoints damaged",
+    "exit 3 on all ranks with each one's reason; resume=fresh starts a new run",
+)
+def test_all_checkpoints_damaged(
+    case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]
+) -> None:
     for trial in case.trials(1, fast=1):
         with trial:
             shutil.copytree(finished, trial.output_dir)
@@ -112,7 +126,11 @@ def test_all_checkpoints_damaged(case: Case, workshop: Workshop, finished: Path,
             assert len(list(trial.output_dir.glob("damaged-*"))) == len(steps)
 
 
-@pytest.mark.fault("A10", "leftovers of killed saves: .tmp-*, .old-*, a half step folder", "removed or ignored, equal weights")
+@pytest.mark.fault(
+    "A10",
+    "leftovers of killed saves: .tmp-*, .old-*, a half step folder",
+    "removed or ignored, equal weights",
+)
 def test_leftovers(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
     host = os.uname().nodename.replace("-", "_")
     for trial in case.trials(10, fast=1):
@@ -121,7 +139,11 @@ def test_leftovers(case: Case, workshop: Workshop, finished: Path, undisturbed: 
             started.wait_for(rf"saved .*step{2 + trial.number % 4 * 2}")
             started.kill()
             dead = started.pids[0]
-            for name in (f".tmp-{NAME}.step4-{dead}@{host}", f".tmp-run.json-{dead}@{host}x", f".old-{NAME}.step2-{dead}@{host}"):
+            for name in (
+                f".tmp-{NAME}.step4-{dead}@{host}",
+                f".tmp-run.json-{dead}@{host}x",
+                f".old-{NAME}.step2-{dead}@{host}",
+            ):
                 (trial.output_dir / name).mkdir()
                 (trial.output_dir / name / "model.safetensors").write_bytes(b"half")
             (trial.output_dir / f"{NAME}.step11").mkdir()

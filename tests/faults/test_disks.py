@@ -12,22 +12,35 @@ from tests.faults.runs import NAME, Workshop, final_hash, saved_steps, state_has
 REFUSED = 3
 
 
-@pytest.mark.fault("A8", "disk full (size limit) or failing flush, one or two saves", "a warning; older checkpoints whole; equal weights")
+@pytest.mark.fault(
+    "A8",
+    "disk full (size limit) or failing flush, one or two saves",
+    "a warning; older checkpoints whole; equal weights",
+)
 def test_a_save_fails(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(10, fast=2):
         with trial:
             first, count = trial.random.randint(1, 4), trial.random.randint(1, 2)
             fault = "full_disk" if trial.number % 2 else "failing_flush"
-            run = workshop.finish(trial.output_dir, injections=[(fault, {"from_save": first, "saves": count})])
+            run = workshop.finish(
+                trial.output_dir, injections=[(fault, {"from_save": first, "saves": count})]
+            )
             assert run.rank_text(0).count("the next one is tried when it is due") == count, run.text
             assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir, NAME))
-            newest = [checkpoint_folders(folder, NAME)[0] for folder in (trial.output_dir, workshop.folder / "undisturbed-2")]
+            newest = [
+                checkpoint_folders(folder, NAME)[0]
+                for folder in (trial.output_dir, workshop.folder / "undisturbed-2")
+            ]
             assert newest[0].name == newest[1].name
             assert state_hash(newest[0], best=False) == state_hash(newest[1], best=False)
             assert not list(trial.output_dir.glob(".*"))
 
 
-@pytest.mark.fault("A8", "disk full in three saves in a row", "exit 3 everywhere; older checkpoints whole; equal weights later")
+@pytest.mark.fault(
+    "A8",
+    "disk full in three saves in a row",
+    "exit 3 everywhere; older checkpoints whole; equal weights later",
+)
 def test_the_disk_stays_full(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(3, fast=1):
         with trial:
@@ -41,7 +54,11 @@ def test_the_disk_stays_full(case: Case, workshop: Workshop, undisturbed: dict[i
             assert final_hash(trial.output_dir) == undisturbed[2]
 
 
-@pytest.mark.fault("A9", "output folder read-only, under a file, or gone for good", "exit 3 before step 1, the path named, on all ranks")
+@pytest.mark.fault(
+    "A9",
+    "output folder read-only, under a file, or gone for good",
+    "exit 3 before step 1, the path named, on all ranks",
+)
 def test_no_place_to_write(case: Case, workshop: Workshop) -> None:
     for trial in case.trials(3, fast=3):
         with trial:

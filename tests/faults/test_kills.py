@@ -1,4 +1,5 @@
-"""SIGKILL of a whole run: rerunning the same command ends with bitwise the weights of a run that was never killed."""
+"""SIGKILL of a whole run: rerunning the same command ends with bitwise the weights of a run that was never
+killed."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def check_little_is_lost(killed: Run, again: Run) -> None:
     assert lost <= SAVE_EVERY, f"{lost} updates were lost"
 
 
-@pytest.mark.fault("A1", "SIGKILL of all processes at a random moment", "same command again: equal weights, at most one save interval lost")
+@pytest.mark.fault(
+    "A1",
+    "SIGKILL of all processes at a random moment",
+    "same command again: equal weights, at most one save interval lost",
+)
 def test_killed_at_a_random_moment(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(50, fast=2):
         with trial:
@@ -48,14 +53,20 @@ def test_killed_at_a_random_moment(case: Case, workshop: Workshop, undisturbed: 
             check_little_is_lost(killed, again)
 
 
-@pytest.mark.fault("A1", "SIGKILL at six points of saving", "same command again: equal weights, at most one save interval lost")
+@pytest.mark.fault(
+    "A1",
+    "SIGKILL at six points of saving",
+    "same command again: equal weights, at most one save interval lost",
+)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_while_saving(case: Case, workshop: Workshop, undisturbed: dict[int, str], point: str) -> None:
     for trial in case.trials(5, fast=1):
         with trial:
             # The first run prunes for the first time with its fourth or fifth save.
             save = 1 + trial.number % 2 if point == "while pruning" else 1 + trial.number
-            killed = workshop.start(trial.output_dir, injections=[("kill_while_saving", {"point": point, "save": save})])
+            killed = workshop.start(
+                trial.output_dir, injections=[("kill_while_saving", {"point": point, "save": save})]
+            )
             assert -9 in killed.wait(), killed.text
             again = workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]
@@ -64,7 +75,11 @@ def test_killed_while_saving(case: Case, workshop: Workshop, undisturbed: dict[i
             assert not leftovers
 
 
-@pytest.mark.fault("A24", "SIGKILL while old checkpoints are removed (keep_last=1)", "a whole checkpoint at every instant; equal weights")
+@pytest.mark.fault(
+    "A24",
+    "SIGKILL while old checkpoints are removed (keep_last=1)",
+    "a whole checkpoint at every instant; equal weights",
+)
 def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
     expected: dict[int, str] = {}
     for trial in case.trials(20, fast=1):
@@ -73,16 +88,24 @@ def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
                 workshop.finish(case.folder / "whole", "train.keep_last=1")
                 expected[2] = final_hash(case.folder / "whole")
             removal = 1 + trial.number % 4
-            killed = workshop.start(trial.output_dir, "train.keep_last=1", injections=[("kill_while_pruning", {"removal": removal})])
+            killed = workshop.start(
+                trial.output_dir,
+                "train.keep_last=1",
+                injections=[("kill_while_pruning", {"removal": removal})],
+            )
             assert -9 in killed.wait(), killed.text
-            whole = [folder for folder in checkpoint_folders(trial.output_dir, NAME) if not verify_folder(folder)]
+            whole = [
+                folder for folder in checkpoint_folders(trial.output_dir, NAME) if not verify_folder(folder)
+            ]
             assert whole, sorted(path.name for path in trial.output_dir.iterdir())
             workshop.finish(trial.output_dir, "train.keep_last=1")
             assert final_hash(trial.output_dir) == expected[2]
             assert len(saved_steps(trial.output_dir)) <= 2
 
 
-def test_a_forked_run_is_like_one_of_its_own(workshop: Workshop, undisturbed: dict[int, str], tmp_path: Path) -> None:
+def test_a_forked_run_is_like_one_of_its_own(
+    workshop: Workshop, undisturbed: dict[int, str], tmp_path: Path
+) -> None:
     """The way of starting runs in these tests changes nothing."""
     import subprocess
     import sys

@@ -1,4 +1,5 @@
-"""The same under torch's own launchers: their signals, their restarts, their deaths. Slower, since every process starts from nothing."""
+"""The same under torch's own launchers: their signals, their restarts, their deaths. Slower, since every
+process starts from nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def launched(
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", *launcher, WITH_INJECTIONS, *arguments(workshop.folder, output_dir)],
-            env={**os.environ, **environment(workshop.folder), "DPR_TEST_INJECTIONS": injections, **variables},
+            env={
+                **os.environ,
+                **environment(workshop.folder),
+                "DPR_TEST_INJECTIONS": injections,
+                **variables,
+            },
             cwd=REPOSITORY,
             stdout=out,
             stderr=out,
@@ -69,7 +75,9 @@ def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], timeout_
 
 
 @pytest.mark.fault(
-    "A4", "signals to torchrun and torch.distributed.launch", "saved within 15 s, stopped_at_step in run.json; equal weights"
+    "A4",
+    "signals to torchrun and torch.distributed.launch",
+    "saved within 15 s, stopped_at_step in run.json; equal weights",
 )
 def test_a_launcher_is_asked_to_stop(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     wants = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -97,7 +105,9 @@ def test_a_launcher_is_asked_to_stop(case: Case, workshop: Workshop, undisturbed
 
 
 @pytest.mark.fault(
-    "A2", "SIGKILL of one rank under torchrun --max-restarts 2", "restarted in place with the store variable of the recipe; equal weights"
+    "A2",
+    "SIGKILL of one rank under torchrun --max-restarts 2",
+    "restarted in place with the store variable of the recipe; equal weights",
 )
 def test_restart_in_place(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(10, fast=0):
@@ -106,14 +116,19 @@ def test_restart_in_place(case: Case, workshop: Workshop, undisturbed: dict[int,
             injections = json.dumps([["at_step", {"step": step, "on_rank": victim, "what": "dies"}]])
             variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
             recipe = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-            with launched(workshop, trial.output_dir, *recipe, injections=injections, **variables) as (process, log):
+            with launched(workshop, trial.output_dir, *recipe, injections=injections, **variables) as (
+                process,
+                log,
+            ):
                 assert process.wait(timeout=90) == 0, log.read_text()
             assert log.read_text().count(f"rank {victim} dies") == 1
             assert final_hash(trial.output_dir) == undisturbed[2]
 
 
 @pytest.mark.fault(
-    "A19", "SIGKILL of the launcher alone", "its ranks notice, save and end; a second start meanwhile is refused; equal weights"
+    "A19",
+    "SIGKILL of the launcher alone",
+    "its ranks notice, save and end; a second start meanwhile is refused; equal weights",
 )
 def test_the_launcher_is_killed(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(3, fast=0):
@@ -137,7 +152,9 @@ def test_the_launcher_is_killed(case: Case, workshop: Workshop, undisturbed: dic
 
 
 @pytest.mark.fault(
-    "A3", "SIGSTOP of one rank under torchrun", "all ended by launcher and timeout, no process left after 60 s; equal weights"
+    "A3",
+    "SIGSTOP of one rank under torchrun",
+    "all ended by launcher and timeout, no process left after 60 s; equal weights",
 )
 def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(2, fast=0):
@@ -147,7 +164,8 @@ def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict
                 wait_for(log, "rank 1 hangs", process)
                 ranks = workers_of(process.pid)
                 assert process.wait(timeout=patient(60)) != 0
-                deadline = time.monotonic() + 60  # a rank's data loaders look for their parent every few seconds
+                # a rank's data loaders look for their parent every few seconds
+                deadline = time.monotonic() + 60
                 while any(os.path.exists(f"/proc/{pid}") for pid in ranks) and time.monotonic() < deadline:
                     time.sleep(0.1)
                 assert not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")]
@@ -160,8 +178,16 @@ def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict
 def test_a_group_leaves(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(40, fast=1):
         with trial:
-            port, command = str(free_port()), [sys.executable, WITH_INJECTIONS, *arguments(workshop.folder, trial.output_dir)]
-            variables = {**os.environ, **environment(workshop.folder), "DPR_TEST_INJECTIONS": "[]", "WORLD_SIZE": "2"}
+            port, command = (
+                str(free_port()),
+                [sys.executable, WITH_INJECTIONS, *arguments(workshop.folder, trial.output_dir)],
+            )
+            variables = {
+                **os.environ,
+                **environment(workshop.folder),
+                "DPR_TEST_INJECTIONS": "[]",
+                "WORLD_SIZE": "2",
+            }
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             ranks = [
                 subprocess.Popen(

@@ -19,28 +19,56 @@ DIVERGED = 4
 def check_all_saved_are_numbers(workshop: Workshop, trial_dir: object) -> None:
     for folder in checkpoint_folders(trial_dir, NAME):  # type: ignore[arg-type]
         assert not verify_folder(folder)
-        assert all(torch.isfinite(tensor).all() for tensor in read_tensors(folder, MODEL_FILE).values()), folder
+        assert all(torch.isfinite(tensor).all() for tensor in read_tensors(folder, MODEL_FILE).values()), (
+            folder
+        )
 
 
-@pytest.mark.fault("A15", "NaN or Inf on one rank in 1 to 4 updates in a row", "skipped and counted on all ranks; weights equal on all")
+@pytest.mark.fault(
+    "A15",
+    "NaN or Inf on one rank in 1 to 4 updates in a row",
+    "skipped and counted on all ranks; weights equal on all",
+)
 def test_some_updates_are_skipped(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(10, fast=2):
         with trial:
-            ranks, first, count = 1 if trial.number % 5 == 4 else 2, trial.random.randint(1, 8), trial.random.randint(1, 4)
-            spoil = {"first": first, "steps": count, "on_rank": ranks - 1, "value": ("nan", "inf")[trial.number % 2]}
-            run = workshop.finish(trial.output_dir, ranks=ranks, injections=[("not_a_number", spoil), ("tell_weights", {})])
+            ranks, first, count = (
+                1 if trial.number % 5 == 4 else 2,
+                trial.random.randint(1, 8),
+                trial.random.randint(1, 4),
+            )
+            spoil = {
+                "first": first,
+                "steps": count,
+                "on_rank": ranks - 1,
+                "value": ("nan", "inf")[trial.number % 2],
+            }
+            run = workshop.finish(
+                trial.output_dir, ranks=ranks, injections=[("not_a_number", spoil), ("tell_weights", {})]
+            )
             weights = re.findall(r"^weights (\w+)$", run.text, re.MULTILINE)
             assert len(weights) == ranks and len(set(weights)) == 1
-            skipped = [int(step) for step in re.findall(r"step (\d+): the gradient is NaN or infinite", run.rank_text(0))]
+            skipped = [
+                int(step)
+                for step in re.findall(r"step (\d+): the gradient is NaN or infinite", run.rank_text(0))
+            ]
             assert skipped == list(range(first, first + count))
-            lines = [json.loads(line) for line in (trial.output_dir / "metrics.jsonl").read_text().splitlines()]
-            logged = {line["step"]: line["train/skipped_steps"] for line in lines if "train/skipped_steps" in line}
+            lines = [
+                json.loads(line) for line in (trial.output_dir / "metrics.jsonl").read_text().splitlines()
+            ]
+            logged = {
+                line["step"]: line["train/skipped_steps"] for line in lines if "train/skipped_steps" in line
+            }
             assert logged == {step: min(max(step - first + 1, 0), count) for step in range(1, 13)}
             check_all_saved_are_numbers(workshop, trial.output_dir)
             assert saved_steps(trial.output_dir)[0] == 12
 
 
-@pytest.mark.fault("A15", "NaN on one rank in five updates in a row", "exit 4 on all ranks; last good checkpoint kept, no NaN in any")
+@pytest.mark.fault(
+    "A15",
+    "NaN on one rank in five updates in a row",
+    "exit 4 on all ranks; last good checkpoint kept, no NaN in any",
+)
 def test_too_many_in_a_row(case: Case, workshop: Workshop) -> None:
     for trial in case.trials(4, fast=1):
         with trial:

@@ -52,23 +52,36 @@ def rows_of(text: str) -> dict[int, Counter[int]]:
     return found
 
 
-@pytest.mark.fault("A12", "resumed on other ranks (2 -> 1, 1 -> 2)", "warned: not bitwise; every row once per epoch, losses within 1e-5")
+@pytest.mark.fault(
+    "A12",
+    "resumed on other ranks (2 -> 1, 1 -> 2)",
+    "warned: not bitwise; every row once per epoch, losses within 1e-5",
+)
 def test_another_number_of_ranks(case: Case, workshop: Workshop) -> None:
     for trial in case.trials(4, fast=2):
         with trial:
             before, after = ((2, 1), (1, 2))[trial.number % 2]
             step = 2 * trial.random.randint(1, 4)
             options = {"injections": [("tell_rows", {})]}
-            # Without a stated pool: that of the first start, 4 questions on each of 2 ranks or 8 on 1, is kept.
+            # Without a stated pool: that of the first start, 4 questions on each of 2 ranks or 8 on 1, is
+            # kept.
             pool = ["train.global_batch_size=0", "train.num_workers=0", "encoder.dropout=0"]
             whole = workshop.finish(
-                case.folder / f"whole-{trial.number}", *pool, f"train.batch_size={8 // before}", ranks=before, **options
+                case.folder / f"whole-{trial.number}",
+                *pool,
+                f"train.batch_size={8 // before}",
+                ranks=before,
+                **options,
             )
-            run = workshop.start(trial.output_dir, *pool, f"train.batch_size={8 // before}", ranks=before, **options)
+            run = workshop.start(
+                trial.output_dir, *pool, f"train.batch_size={8 // before}", ranks=before, **options
+            )
             run.wait_for(rf"saved .*step{step}\n")
             run.kill()
             (step, *_) = saved_steps(trial.output_dir)
-            again = workshop.finish(trial.output_dir, *pool, f"train.batch_size={8 // before}", ranks=after, **options)
+            again = workshop.finish(
+                trial.output_dir, *pool, f"train.batch_size={8 // before}", ranks=after, **options
+            )
             assert f"environment.world_size changed from {before} to {after}" in again.rank_text(0)
             assert "not be bitwise" in again.rank_text(0)
             steps_per_epoch = 6
@@ -82,7 +95,11 @@ def test_another_number_of_ranks(case: Case, workshop: Workshop) -> None:
                     assert len(redone) == 48 - 8 * min(step - epoch * steps_per_epoch, steps_per_epoch)
             losses, expected = figures(trial.output_dir), figures(case.folder / f"whole-{trial.number}")
             assert losses.keys() == expected.keys()
-            assert all(abs(losses[key] - expected[key]) < 1e-5 * (1 + abs(expected[key])) for key in expected if key <= step + 1)
+            assert all(
+                abs(losses[key] - expected[key]) < 1e-5 * (1 + abs(expected[key]))
+                for key in expected
+                if key <= step + 1
+            )
 
 
 def figures(output_dir: Path) -> dict[int, float]:
@@ -115,9 +132,16 @@ UNSAFE = {
 }
 
 
-@pytest.mark.fault("A13", "another setting on resume (19 keys)", "safe: accepted with a warning; unsafe: exit 3 everywhere, unless forced")
+@pytest.mark.fault(
+    "A13",
+    "another setting on resume (19 keys)",
+    "safe: accepted with a warning; unsafe: exit 3 everywhere, unless forced",
+)
 def test_changed_settings(case: Case, workshop: Workshop, half: Path) -> None:
-    table = [*((key, text, True) for key, text in SAFE.items()), *((key, text, False) for key, text in UNSAFE.items())]
+    table = [
+        *((key, text, True) for key, text in SAFE.items()),
+        *((key, text, False) for key, text in UNSAFE.items()),
+    ]
     for trial in case.trials(len(table), fast=3):
         with trial:
             override, text, is_safe = table[trial.number if case.takes_all else trial.number * 8]
@@ -133,10 +157,14 @@ def test_changed_settings(case: Case, workshop: Workshop, half: Path) -> None:
             assert "resume=force" in run.rank_text(0)
             assert all_files(trial.output_dir) == before
             if trial.number % 3 == 0 and not override.startswith("encoder"):
-                assert "resuming with" in workshop.finish(trial.output_dir, override, "resume=force").rank_text(0)
+                assert "resuming with" in workshop.finish(
+                    trial.output_dir, override, "resume=force"
+                ).rank_text(0)
 
 
-@pytest.mark.fault("A14", "a row appended to the training file, or a byte changed", "refused with exit 3 unless forced")
+@pytest.mark.fault(
+    "A14", "a row appended to the training file, or a byte changed", "refused with exit 3 unless forced"
+)
 def test_changed_data(case: Case, workshop: Workshop) -> None:
     for trial in case.trials(2, fast=1):
         with trial:
@@ -154,10 +182,16 @@ def test_changed_data(case: Case, workshop: Workshop) -> None:
             run = workshop.run(trial.output_dir, f"train_datasets=[{data}]")
             assert run.wait() == [REFUSED, REFUSED], run.text
             assert "train_datasets[0] was " in run.rank_text(0)
-            assert "resuming with" in workshop.finish(trial.output_dir, f"train_datasets=[{data}]", "resume=force").rank_text(0)
+            assert "resuming with" in workshop.finish(
+                trial.output_dir, f"train_datasets=[{data}]", "resume=force"
+            ).rank_text(0)
 
 
-@pytest.mark.fault("A18", "ranks start up to 1 s apart, with clocks up to an hour off", "one run folder for all ranks; equal weights")
+@pytest.mark.fault(
+    "A18",
+    "ranks start up to 1 s apart, with clocks up to an hour off",
+    "one run folder for all ranks; equal weights",
+)
 def test_one_folder_for_all_ranks(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(30, fast=1):
         with trial:
@@ -168,10 +202,14 @@ def test_one_folder_for_all_ranks(case: Case, workshop: Workshop, undisturbed: d
             assert saved_steps(place / "run")[0] == 12
 
 
-@pytest.mark.fault("A22", "the same seed twice; another seed; workers 0, 1, 2", "equal weights; others; equal weights")
+@pytest.mark.fault(
+    "A22", "the same seed twice; another seed; workers 0, 1, 2", "equal weights; others; equal weights"
+)
 def test_determinism(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(20, fast=3):
         with trial:
-            overrides = {0: ("seed=7",), 1: ("train.num_workers=0",), 2: ("train.num_workers=2",)}.get(trial.number % 4, ())
+            overrides = {0: ("seed=7",), 1: ("train.num_workers=0",), 2: ("train.num_workers=2",)}.get(
+                trial.number % 4, ()
+            )
             workshop.finish(trial.output_dir, *overrides)
             assert (final_hash(trial.output_dir) == undisturbed[2]) == (trial.number % 4 != 0)

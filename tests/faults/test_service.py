@@ -1,4 +1,5 @@
-"""A real service with real workers: one is killed and the files change under load, and every answer is right and arrives."""
+"""A real service with real workers: one is killed and the files change under load, and every answer is right
+and arrives."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ QUESTIONS = [f"word{number} shared" for number in range(20)]
 
 def corpus(version: int) -> list[Passage]:
     return [
-        Passage(f"word{number % 20} shared " * (1 + number % 3) + f"v{version}", "", f"v{version}p{number:02d}") for number in range(60)
+        Passage(
+            f"word{number % 20} shared " * (1 + number % 3) + f"v{version}", "", f"v{version}p{number:02d}"
+        )
+        for number in range(60)
     ]
 
 
@@ -45,7 +49,9 @@ def write_run(folder: Path, version: int) -> list[list[str]]:
     passages = corpus(version)
     write_passages(folder / "new.tsv", passages)
     os.replace(folder / "new.tsv", folder / "corpus.tsv")
-    index = Bm25Index.build(Texts([str(item.id) for item in passages], [f"{item.title} {item.text}" for item in passages]))
+    index = Bm25Index.build(
+        Texts([str(item.id) for item in passages], [f"{item.title} {item.text}" for item in passages])
+    )
     return [[key for key, _ in ranking] for ranking in to_rankings(index.search(QUESTIONS, 3))]
 
 
@@ -67,7 +73,9 @@ class Served:
         self.port, self.lines = int(found[1]), [first]
         threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()), daemon=True).start()
 
-    def ask(self, path: str, body: Any = None, connection: http.client.HTTPConnection | None = None) -> tuple[int, Any]:
+    def ask(
+        self, path: str, body: Any = None, connection: http.client.HTTPConnection | None = None
+    ) -> tuple[int, Any]:
         connection = connection or http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
         if body is None:
             connection.request("GET", path)
@@ -94,7 +102,12 @@ def test_killed_workers_and_reloads_cost_no_answer(tmp_path: Path) -> None:
     expected = {1: write_run(folder, 1)}
     (folder / "questions.tsv").write_text("shared\t['a']\n")
     corpus_file = folder / "corpus.tsv"
-    arguments = ["indexer=bm25", f"qa_dataset={folder / 'questions.tsv'}", f"ctx_datasets=[{corpus_file}]", "match=none"]
+    arguments = [
+        "indexer=bm25",
+        f"qa_dataset={folder / 'questions.tsv'}",
+        f"ctx_datasets=[{corpus_file}]",
+        "match=none",
+    ]
     assert retrieve([*arguments, f"search_folder={folder}"]) == 0
     served = Served(str(folder))
     wrong: list[Any] = []
@@ -132,7 +145,11 @@ def test_killed_workers_and_reloads_cost_no_answer(tmp_path: Path) -> None:
         status, told = served.ask("/reload", {})
         assert status == 503 and "corpus.tsv" in told["error"]
         assert served.ask("/readyz")[0] == 200
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as a terminal or systemd sends them to the whole group
+        for number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+        ):  # as a terminal or systemd sends them to the whole group
             os.kill(served.workers()[0], number)
         time.sleep(0.2)
         is_over.set()

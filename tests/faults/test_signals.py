@@ -1,4 +1,5 @@
-"""SIGTERM, SIGINT, SIGUSR1: all ranks stop at the same step with a checkpoint, and the same command resumes."""
+"""SIGTERM, SIGINT, SIGUSR1: all ranks stop at the same step with a checkpoint, and the same command
+resumes."""
 
 from __future__ import annotations
 
@@ -20,14 +21,21 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @pytest.mark.fault(
-    "A4", "SIGTERM, SIGINT or SIGUSR1 to one rank or all", "saved at one step within 15 s, exit 75 everywhere; equal weights"
+    "A4",
+    "SIGTERM, SIGINT or SIGUSR1 to one rank or all",
+    "saved at one step within 15 s, exit 75 everywhere; equal weights",
 )
 def test_asked_to_stop(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(14, fast=3):
         with trial:
             ranks = 1 if trial.number % 7 == 6 else 2
             # Without a checkpoint due anywhere near, so that the one found was written for the signal.
-            run = workshop.start(trial.output_dir, "train.save_every_steps=0", ranks=ranks, injections=[("slow_steps", {"seconds": 0.1})])
+            run = workshop.start(
+                trial.output_dir,
+                "train.save_every_steps=0",
+                ranks=ranks,
+                injections=[("slow_steps", {"seconds": 0.1})],
+            )
             run.wait_for(rf"step {trial.random.randint(1, 4)}/")
             time.sleep(trial.random.uniform(0, 0.1))
             start = time.monotonic()
@@ -48,7 +56,11 @@ def test_asked_to_stop(case: Case, workshop: Workshop, undisturbed: dict[int, st
             assert "stopped_at_step" not in json.loads((trial.output_dir / "run.json").read_text())
 
 
-@pytest.mark.fault("A4", "a second signal while the first is being answered", "ends at once with 128 + its number; equal weights")
+@pytest.mark.fault(
+    "A4",
+    "a second signal while the first is being answered",
+    "ends at once with 128 + its number; equal weights",
+)
 def test_a_second_signal_ends_at_once(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(4, fast=1):
         with trial:

@@ -33,13 +33,19 @@ def test_two_runs_in_one_folder(case: Case, workshop: Workshop, undisturbed: dic
             runs = {tuple(run.wait()): run for run in (first, second)}
             assert runs.keys() == {(0, 0), (REFUSED, REFUSED)}, first.text + second.text
             refused, good = runs[REFUSED, REFUSED], runs[0, 0]
-            assert f"another run is writing here: process {good.pids[0]} on " in refused.rank_text(0), refused.text
+            assert f"another run is writing here: process {good.pids[0]} on " in refused.rank_text(0), (
+                refused.text
+            )
             assert LOCK_FILE in refused.rank_text(0)
             assert final_hash(trial.output_dir) == undisturbed[2]
             assert not (trial.output_dir / LOCK_FILE).exists()
 
 
-@pytest.mark.fault("A19", "the lock of processes that are gone; their number taken by another", "taken over with a warning; equal weights")
+@pytest.mark.fault(
+    "A19",
+    "the lock of processes that are gone; their number taken by another",
+    "taken over with a warning; equal weights",
+)
 def test_a_stale_lock(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(5, fast=2):
         with trial:
@@ -67,13 +73,19 @@ def test_a_stale_lock(case: Case, workshop: Workshop, undisturbed: dict[int, str
             assert not lock.exists()
 
 
-@pytest.mark.fault("A19", "a lock of another machine that is still touched", "refused with exit 3; starts once the file is removed")
+@pytest.mark.fault(
+    "A19",
+    "a lock of another machine that is still touched",
+    "refused with exit 3; starts once the file is removed",
+)
 def test_a_run_on_another_machine(case: Case, workshop: Workshop) -> None:
     for trial in case.trials(1, fast=1):
         with trial:
             trial.output_dir.mkdir()
             lock = trial.output_dir / LOCK_FILE
-            lock.write_text(json.dumps({"token": "x", "processes": [{"host": "elsewhere", "pid": 1, "start": 5}]}))
+            lock.write_text(
+                json.dumps({"token": "x", "processes": [{"host": "elsewhere", "pid": 1, "start": 5}]})
+            )
             run = workshop.run(trial.output_dir)
             assert run.wait() == [REFUSED, REFUSED]
             assert "process 1 on elsewhere (rank 0)" in run.rank_text(0)
@@ -82,7 +94,9 @@ def test_a_run_on_another_machine(case: Case, workshop: Workshop) -> None:
 
 
 @pytest.mark.fault(
-    "A19", "rank 0 is gone, another rank of the earlier start lives", "refused with exit 3, the rank named; equal weights after its end"
+    "A19",
+    "rank 0 is gone, another rank of the earlier start lives",
+    "refused with exit 3, the rank named; equal weights after its end",
 )
 def test_a_rank_that_was_left_over(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(3, fast=1):
@@ -95,7 +109,9 @@ def test_a_rank_that_was_left_over(case: Case, workshop: Workshop, undisturbed: 
             first.poll()  # rank 0 is taken off the list of processes
             second = workshop.run(trial.output_dir)
             assert second.wait() == [REFUSED, REFUSED], second.text
-            assert f"process {first.pids[1]} on " in second.rank_text(0) and "(rank 1, since " in second.rank_text(0)
+            assert f"process {first.pids[1]} on " in second.rank_text(
+                0
+            ) and "(rank 1, since " in second.rank_text(0)
             first.kill()
             workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]

@@ -1,4 +1,5 @@
-"""The real command with what the variable DPR_TEST_INJECTIONS lists, for launchers, which start scripts. Only in a group's first life."""
+"""The real command with what the variable DPR_TEST_INJECTIONS lists, for launchers, which start scripts. Only
+in a group's first life."""
 
 from __future__ import annotations
 

@@ -22,7 +22,11 @@ from tests.fuzz.subject import Files, Subject, contents
 from tests.helpers.adapters import base_folder
 
 _LIBRARY = "sentence_transformers"
-_TYPES = {"question": f"{_LIBRARY}.models.Transformer", "ctx": f"{_LIBRARY}.models.Transformer", "pooling": f"{_LIBRARY}.models.Pooling"}
+_TYPES = {
+    "question": f"{_LIBRARY}.models.Transformer",
+    "ctx": f"{_LIBRARY}.models.Transformer",
+    "pooling": f"{_LIBRARY}.models.Pooling",
+}
 _FILES: dict[str, Any] = {
     "modules.json": [
         {"idx": 0, "name": "0", "path": "", "type": f"{_LIBRARY}.models.Router"},
@@ -68,7 +72,11 @@ def _static_files() -> Files:
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         tokenizer.enable_truncation(9)
         tokenizer.save(f"{temporary}/tokenizer.json")
-        tensors = {"embeddings": torch.ones(2, 4), "mapping": torch.tensor([0, 1, 1]), "weights": torch.ones(3)}
+        tensors = {
+            "embeddings": torch.ones(2, 4),
+            "mapping": torch.tensor([0, 1, 1]),
+            "weights": torch.ones(3),
+        }
         save_file(tensors, f"{temporary}/model.safetensors")
         return contents(Path(temporary), "s")
 
@@ -76,10 +84,20 @@ def _static_files() -> Files:
 @cache
 def _dense_files() -> Files:
     activation = "torch.nn.modules.linear.Identity"
-    config = {"in_features": 4, "out_features": 2, "bias": True, "activation_function": activation, "use_residual": True}
+    config = {
+        "in_features": 4,
+        "out_features": 2,
+        "bias": True,
+        "activation_function": activation,
+        "use_residual": True,
+    }
     with tempfile.TemporaryDirectory() as temporary:
         (Path(temporary) / "config.json").write_text(json.dumps(config))
-        tensors = {"linear.weight": torch.ones(2, 4), "linear.bias": torch.ones(2), "residual.weight": torch.ones(2, 4)}
+        tensors = {
+            "linear.weight": torch.ones(2, 4),
+            "linear.bias": torch.ones(2),
+            "residual.weight": torch.ones(2, 4),
+        }
         save_file(tensors, f"{temporary}/model.safetensors")
         return contents(Path(temporary), "d")
 
@@ -94,18 +112,33 @@ def _base() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _adapter_files() -> Files:
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["query"], "use_rslora": True}
+    config = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 4,
+        "bias": "none",
+        "target_modules": ["query"],
+        "use_rslora": True,
+    }
     layers = [f"base_model.model.encoder.layer.{number}.attention.self.query" for number in range(2)]
     shapes = {"lora_A": (2, 16), "lora_B": (16, 2)}
     with tempfile.TemporaryDirectory() as temporary:
         text = json.dumps(config | {"base_model_name_or_path": _base().name, "rank_pattern": {}})
         (Path(temporary) / "adapter_config.json").write_text(text)
-        tensors = {f"{layer}.{kind}.weight": torch.ones(*shape) for layer in layers for kind, shape in shapes.items()}
+        tensors = {
+            f"{layer}.{kind}.weight": torch.ones(*shape) for layer in layers for kind, shape in shapes.items()
+        }
         save_file(tensors, f"{temporary}/adapter_model.safetensors")
         return contents(Path(temporary), "a")
 
 
-def _part(name: str, files: Callable[[], Files], read: Callable[[Path], Any], kinds: tuple[Mutation, ...], weight: float = 0.3) -> Subject:
+def _part(
+    name: str,
+    files: Callable[[], Files],
+    read: Callable[[Path], Any],
+    kinds: tuple[Mutation, ...],
+    weight: float = 0.3,
+) -> Subject:
     return Subject(name, files, read, kinds, weight=weight)
 
 
@@ -113,11 +146,30 @@ _DESCRIBED: Files = {f"st/{name}": json.dumps(value).encode() for name, value in
 _TOWER = ForeignTower(Path("d"), None, None, {})
 
 FOREIGN: dict[str, Subject] = {
-    **{f"sentence-transformers {name}": _part(f"st/{name}", lambda: _DESCRIBED, _described, JSON) for name in _FILES},
-    "static tokenizer": _part("s/tokenizer.json", _static_files, lambda path: static_tower(path.parent), JSON),
-    "static table": _part("s/model.safetensors", _static_files, lambda path: static_tower(path.parent), BYTES),
-    "dense settings": _part("d/config.json", _dense_files, lambda path: projected(_TOWER, [path.parent]), JSON),
-    "dense weights": _part("d/model.safetensors", _dense_files, lambda path: projected(_TOWER, [path.parent]), BYTES),
-    "adapter settings": _part("a/adapter_config.json", _adapter_files, lambda path: adapter_towers((path.parent,) * 2), JSON, 0.1),
-    "adapter weights": _part("a/adapter_model.safetensors", _adapter_files, lambda path: adapter_towers((path.parent,) * 2), BYTES, 0.1),
+    **{
+        f"sentence-transformers {name}": _part(f"st/{name}", lambda: _DESCRIBED, _described, JSON)
+        for name in _FILES
+    },
+    "static tokenizer": _part(
+        "s/tokenizer.json", _static_files, lambda path: static_tower(path.parent), JSON
+    ),
+    "static table": _part(
+        "s/model.safetensors", _static_files, lambda path: static_tower(path.parent), BYTES
+    ),
+    "dense settings": _part(
+        "d/config.json", _dense_files, lambda path: projected(_TOWER, [path.parent]), JSON
+    ),
+    "dense weights": _part(
+        "d/model.safetensors", _dense_files, lambda path: projected(_TOWER, [path.parent]), BYTES
+    ),
+    "adapter settings": _part(
+        "a/adapter_config.json", _adapter_files, lambda path: adapter_towers((path.parent,) * 2), JSON, 0.1
+    ),
+    "adapter weights": _part(
+        "a/adapter_model.safetensors",
+        _adapter_files,
+        lambda path: adapter_towers((path.parent,) * 2),
+        BYTES,
+        0.1,
+    ),
 }

@@ -13,18 +13,27 @@ from dpr.formats.training_files.rows import ReadOptions
 from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
 from tests.fuzz.subject import Files, Subject, lines
 
-_TEVATRON = {"query_id": "1", "query_text": "who?", "positive_document_ids": ["d1"], "negative_document_ids": ["d2", "7"]}
+_TEVATRON = {
+    "query_id": "1",
+    "query_text": "who?",
+    "positive_document_ids": ["d1"],
+    "negative_document_ids": ["d2", "7"],
+}
 _COLUMNS = {"query_id": "1", "positive_id": "d1", "negative_ids": ["d2", 7]}
 
 
 def _parquet() -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"docid": ["d1", "d2", "7"], "title": ["", "T", None], "text": ["x", "y", "z"]}), sink)
+    pq.write_table(
+        pa.table({"docid": ["d1", "d2", "7"], "title": ["", "T", None], "text": ["x", "y", "z"]}), sink
+    )
     return bytes(sink.getvalue().to_pybytes())
 
 
 _CORPORA = {
-    "corpus.jsonl": lines({"_id": "d1", "text": "x"}, {"docid": "d2", "title": "T", "text": "y"}, {"_id": 7, "contents": "z"}),
+    "corpus.jsonl": lines(
+        {"_id": "d1", "text": "x"}, {"docid": "d2", "title": "T", "text": "y"}, {"_id": 7, "contents": "z"}
+    ),
     "corpus.tsv": b'id\ttext\ttitle\nd1\tx\t\nd2\t"y ""y"""\tT\n7\tz\tU\n',
     "collection.tsv": b'd1\tx\nd2\ty\n7\t"z\n',
     "corpus.parquet": _parquet(),
@@ -39,7 +48,12 @@ _ROWS = {
 
 
 def _lookup(
-    target: str, kinds: tuple[Mutation, ...], *, rows: str = "triples", corpus: str = "corpus.jsonl", has_lines: bool = False
+    target: str,
+    kinds: tuple[Mutation, ...],
+    *,
+    rows: str = "triples",
+    corpus: str = "corpus.jsonl",
+    has_lines: bool = False,
 ) -> Subject:
     """``target``: rows, queries.tsv, or the name of the corpus."""
 
@@ -49,11 +63,20 @@ def _lookup(
     def read(path: Path) -> None:
         place = {name: path if name == target else path.parent / name for name in files()}
         options = ReadOptions(
-            corpus=place[corpus], queries=None if rows == "tevatron" else place["queries.tsv"], cache_dir=path.parent / "cache"
+            corpus=place[corpus],
+            queries=None if rows == "tevatron" else place["queries.tsv"],
+            cache_dir=path.parent / "cache",
         )
         found = list(format_of(place["rows"], options, name=rows).read(place["rows"], options))
-        assert all(isinstance(row.error, InputError) and row.file == place["rows"] for row in found if row.error)
-        assert all(passage.id and passage.text is not None for row in found if row.sample for passage in row.sample.positives)
+        assert all(
+            isinstance(row.error, InputError) and row.file == place["rows"] for row in found if row.error
+        )
+        assert all(
+            passage.id and passage.text is not None
+            for row in found
+            if row.sample
+            for passage in row.sample.positives
+        )
 
     return Subject(target, files, read, kinds, has_lines, weight=0.5)
 

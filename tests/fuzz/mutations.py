@@ -1,4 +1,5 @@
-"""Ways to damage a file: bytes, lines, cells, JSON values, instructions of a pickle. Everything follows from the generator given."""
+"""Ways to damage a file: bytes, lines, cells, JSON values, instructions of a pickle. Everything follows from
+the generator given."""
 
 from __future__ import annotations
 
@@ -11,13 +12,70 @@ from typing import Any
 Mutation = Callable[[bytes, random.Random], bytes]
 
 PIECES = (
-    *(b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\r", b"\r\n", b"\n\n", b'"', b"\\", b"\t", b"[", b"}", b",", b"'", b"\\u0000"),
-    *(b"\\ud800", b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b"null", b"true", b"{}", b"\xe2\x80\xa8"),
+    *(
+        b"\0",
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"\xef\xbb\xbf",
+        b"\r",
+        b"\r\n",
+        b"\n\n",
+        b'"',
+        b"\\",
+        b"\t",
+        b"[",
+        b"}",
+        b",",
+        b"'",
+        b"\\u0000",
+    ),
+    *(
+        b"\\ud800",
+        b"NaN",
+        b"-Infinity",
+        b"1e999",
+        b"9" * 5000,
+        b"[" * 3000,
+        b'{"a":' * 3000,
+        b"null",
+        b"true",
+        b"{}",
+        b"\xe2\x80\xa8",
+    ),
     *(b"\x1f\x8b", b"\x80\x05", b"PK\x03\x04", b"\xff\xfe", b"/../", b"%s%n", b"${x}"),
 )
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 2**63, -(2**63) - 1, 10**400, 1.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")),
-    *("", " ", "\0", "\ud800", "\u2028", "a\r\nb\tc", "x" * 70_000, "../../x", "/etc/passwd", "nan", "1e999", "é" * 300, "١٢"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        2**63,
+        -(2**63) - 1,
+        10**400,
+        1.5,
+        -0.0,
+        1e308,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+    ),
+    *(
+        "",
+        " ",
+        "\0",
+        "\ud800",
+        "\u2028",
+        "a\r\nb\tc",
+        "x" * 70_000,
+        "../../x",
+        "/etc/passwd",
+        "nan",
+        "1e999",
+        "é" * 300,
+        "١٢",
+    ),
     *([], {}, [[]], [None], [{}], {"": None}, [1, "a", None], {"a": {"b": [1]}}),
 )
 
@@ -56,14 +114,18 @@ BYTES: tuple[Mutation, ...] = (flip, overwrite, cut, insert, lose, repeat)
 
 def newlines(data: bytes, rng: random.Random) -> bytes:
     """Mixed ends of lines."""
-    return b"".join(line + rng.choice((b"\n", b"\r\n", b"\r", b"\n\n", b"\n \n")) for line in data.split(b"\n"))
+    return b"".join(
+        line + rng.choice((b"\n", b"\r\n", b"\r", b"\n\n", b"\n \n")) for line in data.split(b"\n")
+    )
 
 
 def encoding(data: bytes, rng: random.Random) -> bytes:
     """A byte order mark, or another encoding altogether."""
     text = data.decode("utf-8", "replace")
     return (
-        b"\xef\xbb\xbf" + data if rng.random() < 0.4 else text.encode(rng.choice(("utf-16", "utf-32", "latin-1", "utf-8-sig")), "replace")
+        b"\xef\xbb\xbf" + data
+        if rng.random() < 0.4
+        else text.encode(rng.choice(("utf-16", "utf-32", "latin-1", "utf-8-sig")), "replace")
     )
 
 
@@ -98,14 +160,20 @@ def values(data: bytes, rng: random.Random) -> bytes:
     """Somewhere in the JSON another value, a key lost or added, or nesting without end."""
     is_lines = data.lstrip()[:1] == b"{" and b"}\n{" in data
     try:
-        documents = [json.loads(line) for line in data.split(b"\n") if line.strip()] if is_lines else [json.loads(data)]
+        documents = (
+            [json.loads(line) for line in data.split(b"\n") if line.strip()]
+            if is_lines
+            else [json.loads(data)]
+        )
     except (ValueError, RecursionError):
         return rng.choice(BYTES)(data, rng) if data else data
     if not documents:
         return b"[]"
     place = rng.randrange(len(documents))
     documents[place] = _changed(documents[place], rng)
-    text = "\n".join(json.dumps(document, indent=None if is_lines else rng.choice((None, 1))) for document in documents)
+    text = "\n".join(
+        json.dumps(document, indent=None if is_lines else rng.choice((None, 1))) for document in documents
+    )
     if rng.random() < 0.1:
         depth = rng.choice((50, 900, 1100, 10_000))
         text = text.replace("null", "[" * depth + "]" * depth, 1)
@@ -124,7 +192,10 @@ def _changed(value: Any, rng: random.Random) -> Any:
         if kind == 0:
             return {name: entry for name, entry in value.items() if name != key}
         if kind == 1:
-            return {rng.choice(("", "x", "\ud800", "id", "_id", "score")) if name == key else name: entry for name, entry in value.items()}
+            return {
+                rng.choice(("", "x", "\ud800", "id", "_id", "score")) if name == key else name: entry
+                for name, entry in value.items()
+            }
         return {**value, key: _changed(value[key], rng)}
     return rng.choice(VALUES)
 

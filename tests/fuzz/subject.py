@@ -15,7 +15,8 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Subject:
-    """A reader. ``target`` is the file that is damaged, ``files`` everything it lies among; ``read`` is given the target's path."""
+    """A reader. ``target`` is the file that is damaged, ``files`` everything it lies among; ``read`` is given
+    the target's path."""
 
     target: str
     files: Callable[[], Files]
@@ -39,4 +40,8 @@ def lines(*records: Any) -> bytes:
 
 def contents(folder: Path, name: str) -> Files:
     """All files of a folder, as if it were called ``name``."""
-    return {f"{name}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        f"{name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

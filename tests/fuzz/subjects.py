@@ -55,7 +55,12 @@ _SAMPLE = {
 }
 _HIT = {"id": "1", "title": "", "text": "x", "score": "1.5", "has_answer": True}
 _RESULTS = json.dumps([{"question": "q", "id": "0", "answers": ["a"], "ctxs": [_HIT]}] * 2, indent=4).encode()
-_EXAMPLE = {"question": "q", "answers": ["a"], "first_right_rank": 1, "hits": [{"title": "t", "text": "x", "score": 1.0, "right": True}]}
+_EXAMPLE = {
+    "question": "q",
+    "answers": ["a"],
+    "first_right_rank": 1,
+    "hits": [{"title": "t", "text": "x", "score": 1.0, "right": True}],
+}
 _METRICS = {
     "question_set": "test",
     "num_questions": 3,
@@ -69,7 +74,11 @@ _METRICS = {
         "values": {"accuracy@1": [1.0, 0.0, 1.0], "mrr@10": [1.0, 0.25, None]},
     },
 }
-_EVALUATION = {"sets": ["one", "two"], "systems": ["bm25", "dense"], "figures": {"one": {"bm25": {"ndcg@10": {"mean": 0.5}}}}}
+_EVALUATION = {
+    "sets": ["one", "two"],
+    "systems": ["bm25", "dense"],
+    "figures": {"one": {"bm25": {"ndcg@10": {"mean": 0.5}}}},
+}
 _SUITE = b"""sets:
   one: data
   two: {folder: data, split: test, query_prefix: "query: ", skip_same_id: true}
@@ -78,19 +87,37 @@ _SEARCH = {
     "schema": 1,
     "model_file": "model",
     "encoded_ctx_files": ["vectors_*"],
-    "passages": [{"file": "c.tsv", "name": "c", "id_col": 0, "text_col": 1, "title_col": 2, "id_prefix": "", "normalize": False}],
+    "passages": [
+        {
+            "file": "c.tsv",
+            "name": "c",
+            "id_col": 0,
+            "text_col": 1,
+            "title_col": 2,
+            "id_prefix": "",
+            "normalize": False,
+        }
+    ],
     "indexer": {"kind": "exact"},
     "hybrid_weight": 0.5,
     "form": {"prefix": None, "suffix": None, "selector": None, "encoder_type": "question"},
 }
 _STATE = {
-    "progress": {"step": 3, "schedule_start": 0, "best_metric": "eval/nll_loss", "best_value": 1.5, "last_metrics": {"a": 1.0}},
+    "progress": {
+        "step": 3,
+        "schedule_start": 0,
+        "best_metric": "eval/nll_loss",
+        "best_value": 1.5,
+        "last_metrics": {"a": 1.0},
+    },
     "identity": {"fixed": {"seed": 1}, "free": {"environment.torch": "2"}},
 }
 
 
 def _read_training(path: Path) -> None:
-    opened = open_training_set([path], name="t", cache_dir=path.parent / "cache", on_bad_row="skip", max_bad_rows=2)
+    opened = open_training_set(
+        [path], name="t", cache_dir=path.parent / "cache", on_bad_row="skip", max_bad_rows=2
+    )
     for row in range(len(opened)):
         assert opened[row].positives
         opened.known_positives(row)
@@ -119,7 +146,12 @@ def _read_shard(path: Path) -> None:
 def _shard_files(dtype: str = "float32") -> Files:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "v_0"
-        writer = VectorShardWriter(folder, metadata={"model_fingerprint": "m", "shard_id": 0, "num_shards": 1}, dimension=4, dtype=dtype)
+        writer = VectorShardWriter(
+            folder,
+            metadata={"model_fingerprint": "m", "shard_id": 0, "num_shards": 1},
+            dimension=4,
+            dtype=dtype,
+        )
         writer.write_chunk(0, ["1", "2", "é"], np.ones((3, 4), dtype=np.float32))
         writer.finish(1)
         return contents(folder, "v_0")
@@ -148,20 +180,34 @@ def _load_checkpoint(path: Path) -> None:
 @cache
 def _original(nested: bool, as_zip: bool) -> Files:
     with tempfile.TemporaryDirectory() as temporary:
-        weights = original_extras({"question_model.a": torch.ones(2, 3), "ctx_model.a": torch.zeros(3).half()}, 2)
+        weights = original_extras(
+            {"question_model.a": torch.ones(2, 3), "ctx_model.a": torch.zeros(3).half()}, 2
+        )
         params = (nested_params if nested else flat_params)("bert-tiny")
         return {"x.cp": write_original(Path(temporary) / "x.cp", weights, params, as_zip=as_zip).read_bytes()}
 
 
 def _checkpoint_part(name: str, kinds: tuple[Mutation, ...] = JSON) -> Subject:
-    return Subject(f"c/{name}", _checkpoint_files, _load_checkpoint, kinds, weight=0.2, beforehand=_agreeing_manifest)
+    return Subject(
+        f"c/{name}", _checkpoint_files, _load_checkpoint, kinds, weight=0.2, beforehand=_agreeing_manifest
+    )
 
 
 _SQUAD = {
     "version": "1",
-    "data": [{"title": "A_b", "paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": [{"text": "a"}]}]}]}],
+    "data": [
+        {
+            "title": "A_b",
+            "paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": [{"text": "a"}]}]}],
+        }
+    ],
 }
-_TEVATRON = {"query_id": "1", "query": "q", "positive_passages": [{"docid": 1, "title": None, "text": "t"}], "negative_passages": []}
+_TEVATRON = {
+    "query_id": "1",
+    "query": "q",
+    "positive_passages": [{"docid": 1, "title": None, "text": "t"}],
+    "negative_passages": [],
+}
 _COLUMNS = {"anchor": "q", "positive": "a", "negative_1": "b", "score": 1.5}
 _TRIPLES = 'who\u2019s it?\tAnn\tBob\nwho?\tAnn\t"Bob\n'.encode()
 
@@ -224,7 +270,12 @@ def _unpack(path: Path) -> None:
 
 
 def _foreign(name: str, data: bytes, kinds: tuple[Mutation, ...], **beside: bytes) -> Subject:
-    return Subject(name, lambda: {name: data} | {f"{other}.jsonl": content for other, content in beside.items()}, _read_foreign, kinds)
+    return Subject(
+        name,
+        lambda: {name: data} | {f"{other}.jsonl": content for other, content in beside.items()},
+        _read_foreign,
+        kinds,
+    )
 
 
 _VECTORS = [(f"wiki:{row}", np.ones(5, dtype=np.float32)) for row in range(3)]
@@ -233,10 +284,18 @@ _TSV = 'id\ttext\ttitle\n1\t"a ""quoted"" text\nin two lines"\tT\n2\tplain\té\n
 _QUESTIONS = b"who?\t['Ann', 'Bob\\'s']\nwhat?\t[\"x\", 3]\n"
 
 SUBJECTS: dict[str, Subject] = {
-    "training array": Subject("t.json", one("t.json", json.dumps([_SAMPLE] * 3, indent=1).encode()), _read_training, JSON, True, 0.6),
-    "training lines": Subject("t.jsonl", one("t.jsonl", lines(*[_SAMPLE] * 3)), _read_training, JSON, True, 0.6),
+    "training array": Subject(
+        "t.json", one("t.json", json.dumps([_SAMPLE] * 3, indent=1).encode()), _read_training, JSON, True, 0.6
+    ),
+    "training lines": Subject(
+        "t.jsonl", one("t.jsonl", lines(*[_SAMPLE] * 3)), _read_training, JSON, True, 0.6
+    ),
     "training gzip": Subject(
-        "t.jsonl.gz", one("t.jsonl.gz", gzip.compress(lines(*[_SAMPLE] * 3), mtime=0)), _read_training, BYTES, weight=0.5
+        "t.jsonl.gz",
+        one("t.jsonl.gz", gzip.compress(lines(*[_SAMPLE] * 3), mtime=0)),
+        _read_training,
+        BYTES,
+        weight=0.5,
     ),
     "squad": _foreign("s.json", json.dumps(_SQUAD, indent=1).encode(), JSON),
     "tevatron": _foreign("v.jsonl", lines(*[_TEVATRON] * 3), JSON),
@@ -244,8 +303,12 @@ SUBJECTS: dict[str, Subject] = {
     "triples": _foreign("t.tsv", _TRIPLES, TABLE),
     "columns": _foreign("c.jsonl", lines(*[_COLUMNS] * 3), JSON),
     "arrow stream": _foreign("data.arrow", _arrow_stream(), BYTES),
-    "saved dataset": Subject("d/train/state.json", _saved_dataset, lambda path: _read_foreign(path.parents[1]), JSON),
-    "saved splits": Subject("d/dataset_dict.json", _saved_dataset, lambda path: _read_foreign(path.parent), JSON),
+    "saved dataset": Subject(
+        "d/train/state.json", _saved_dataset, lambda path: _read_foreign(path.parents[1]), JSON
+    ),
+    "saved splits": Subject(
+        "d/dataset_dict.json", _saved_dataset, lambda path: _read_foreign(path.parent), JSON
+    ),
     "tar": Subject("x.tar", one("x.tar", _archive("w")), _unpack, BYTES),
     "tar gzip": Subject("x.tar.gz", one("x.tar.gz", _archive("w:gz")), _unpack, BYTES),
     "zip": Subject("x.zip", one("x.zip", _archive("zip")), _unpack, BYTES),
@@ -259,24 +322,43 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "passages tsv": Subject("p.tsv", one("p.tsv", _TSV), _read_passages, TABLE, True),
     "passages lines": Subject(
-        "p.jsonl", one("p.jsonl", lines({"_id": "1", "title": "t", "text": "x"}, {"_id": 2, "text": "y"})), _read_passages, JSON, True
+        "p.jsonl",
+        one("p.jsonl", lines({"_id": "1", "title": "t", "text": "x"}, {"_id": 2, "text": "y"})),
+        _read_passages,
+        JSON,
+        True,
     ),
     "questions csv": Subject("q.csv", one("q.csv", _QUESTIONS), read_questions, TABLE, True),
     "questions tsv with ids": Subject(
-        "q.tsv", one("q.tsv", b"who?\t['Ann']\tq1\nwhat?\t[]\tq2\n"), lambda path: read_questions(path, id_col=2), TABLE, True
+        "q.tsv",
+        one("q.tsv", b"who?\t['Ann']\tq1\nwhat?\t[]\tq2\n"),
+        lambda path: read_questions(path, id_col=2),
+        TABLE,
+        True,
     ),
     "questions lines": Subject(
         "q.jsonl",
-        one("q.jsonl", lines({"question": "a", "answers": ["b"], "id": 1}, {"_id": "x", "text": "y", "answer": "z"})),
+        one(
+            "q.jsonl",
+            lines({"question": "a", "answers": ["b"], "id": 1}, {"_id": "x", "text": "y", "answer": "z"}),
+        ),
         read_questions,
         JSON,
         True,
     ),
-    "qrels tsv": Subject("r.tsv", one("r.tsv", b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t1\n"), read_qrels, TABLE, True),
+    "qrels tsv": Subject(
+        "r.tsv", one("r.tsv", b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t1\n"), read_qrels, TABLE, True
+    ),
     "qrels trec": Subject("r.txt", one("r.txt", b"1 0 d1 2\n2 0 d2 1\n"), read_qrels, TABLE, True),
-    "run": Subject("run.trec", one("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n"), read_trec_run, TABLE, True),
+    "run": Subject(
+        "run.trec", one("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n"), read_trec_run, TABLE, True
+    ),
     "results": Subject(
-        "res.json", one("res.json", _RESULTS), lambda path: (list(iter_results(path)), read_retrieval("x", path)), JSON, True
+        "res.json",
+        one("res.json", _RESULTS),
+        lambda path: (list(iter_results(path)), read_retrieval("x", path)),
+        JSON,
+        True,
     ),
     "metrics file": Subject("m.json", one("m.json", json.dumps(_METRICS).encode()), _read_metrics, JSON),
     "evaluation": Subject(
@@ -287,7 +369,12 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "suite": Subject(
         "suite.yaml",
-        lambda: {"suite.yaml": _SUITE, "data/corpus.jsonl": b"", "data/queries.jsonl": b"", "data/qrels/test.tsv": b""},
+        lambda: {
+            "suite.yaml": _SUITE,
+            "data/corpus.jsonl": b"",
+            "data/queries.jsonl": b"",
+            "data/qrels/test.tsv": b"",
+        },
         read_suite,
         TEXT,
     ),
@@ -298,10 +385,16 @@ SUBJECTS: dict[str, Subject] = {
         JSON,
     ),
     "search settings": Subject(
-        "search.json", one("search.json", json.dumps(_SEARCH).encode()), lambda path: SearchSettings.read(path.parent), JSON
+        "search.json",
+        one("search.json", json.dumps(_SEARCH).encode()),
+        lambda path: SearchSettings.read(path.parent),
+        JSON,
     ),
     "manifest": Subject(
-        "m/manifest.json", one("m/manifest.json", _MANIFEST), lambda path: (verify_folder(path.parent), read_manifest(path.parent)), JSON
+        "m/manifest.json",
+        one("m/manifest.json", _MANIFEST),
+        lambda path: (verify_folder(path.parent), read_manifest(path.parent)),
+        JSON,
     ),
     "shard manifest": Subject("v_0/manifest.json", _shard_files, _read_shard, JSON),
     "shard vectors": Subject("v_0/vectors-00000.npy", _shard_files, _read_shard, BYTES),
@@ -320,16 +413,30 @@ SUBJECTS: dict[str, Subject] = {
         lambda path: CheckpointFolder.read_state(path.parent),
         JSON,
     ),
-    "encoder settings": Subject("c/encoder_settings.json", _checkpoint_files, lambda path: read_settings(path.parent), JSON),
-    "safetensors": Subject("c/model.safetensors", _checkpoint_files, lambda path: read_tensors(path.parent, path.name), BYTES, weight=0.5),
+    "encoder settings": Subject(
+        "c/encoder_settings.json", _checkpoint_files, lambda path: read_settings(path.parent), JSON
+    ),
+    "safetensors": Subject(
+        "c/model.safetensors",
+        _checkpoint_files,
+        lambda path: read_tensors(path.parent, path.name),
+        BYTES,
+        weight=0.5,
+    ),
     "checkpoint settings": _checkpoint_part("encoder_settings.json"),
     "checkpoint config": _checkpoint_part("encoder/config.json"),
     "checkpoint tokenizer": _checkpoint_part("encoder/tokenizer.json"),
     "checkpoint weights": _checkpoint_part("model.safetensors", BYTES),
-    "original flat zip": Subject("x.cp", lambda: _original(False, True), read_dpr_checkpoint, BYTES, weight=0.7),
-    "original nested sequence": Subject("x.cp", lambda: _original(True, False), read_dpr_checkpoint, BYTES, weight=0.7),
+    "original flat zip": Subject(
+        "x.cp", lambda: _original(False, True), read_dpr_checkpoint, BYTES, weight=0.7
+    ),
+    "original nested sequence": Subject(
+        "x.cp", lambda: _original(True, False), read_dpr_checkpoint, BYTES, weight=0.7
+    ),
     "original vectors": Subject("v_0", one("v_0", pickle.dumps(_VECTORS, protocol=4)), PickledVectors, BYTES),
-    "original vectors of 2020": Subject("v_0", one("v_0", pickle.dumps(_VECTORS, protocol=3)), PickledVectors, BYTES),
+    "original vectors of 2020": Subject(
+        "v_0", one("v_0", pickle.dumps(_VECTORS, protocol=3)), PickledVectors, BYTES
+    ),
     **FOREIGN,
     **LOOKUPS,
     **TOKEN_STORES,

@@ -34,7 +34,9 @@ def refused(name: str, path: Path) -> str:
     """The message of a file that must be refused, and clearly."""
     subject = SUBJECTS[name]
     if name in ("training array", "training lines"):  # others set bad rows aside there
-        subject = replace(subject, read=lambda path: open_training_set(path, name="t", cache_dir=path.parent / "cache"))
+        subject = replace(
+            subject, read=lambda path: open_training_set(path, name="t", cache_dir=path.parent / "cache")
+        )
     assert fault_of(subject, path) is None
     with pytest.raises(InputError) as caught:
         subject.read(path)
@@ -48,7 +50,12 @@ def test_a_line_of_30_mb_is_refused_within_bounded_memory(name: str, tmp_path: P
     if name in ("training array", "results"):
         data = whole.rstrip()[:-1] + b',{"question": "' + b"x" * 30_000_000 + b'"}]'
     else:
-        data = whole + (b'{"_id": "9", "question": "' if is_json else b"9\t") + b"x" * 30_000_000 + (b'"}\n' if is_json else b"\n")
+        data = (
+            whole
+            + (b'{"_id": "9", "question": "' if is_json else b"9\t")
+            + b"x" * 30_000_000
+            + (b'"}\n' if is_json else b"\n")
+        )
     path = lay_out(SUBJECTS[name], tmp_path, data)
     del data
     tracemalloc.start()
@@ -63,11 +70,24 @@ def test_a_line_of_30_mb_is_refused_within_bounded_memory(name: str, tmp_path: P
 
 @pytest.mark.parametrize("depth", [1_000, 10_000, 1_000_000])
 @pytest.mark.parametrize(
-    "name", [*JSON_LINES, "results", "metrics file", "search settings", "run.json", "encoder settings", "shard manifest"]
+    "name",
+    [
+        *JSON_LINES,
+        "results",
+        "metrics file",
+        "search settings",
+        "run.json",
+        "encoder settings",
+        "shard manifest",
+    ],
 )
 def test_nesting_without_end_is_refused(name: str, depth: int, tmp_path: Path) -> None:
     for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):
-        path = lay_out(SUBJECTS[name], tmp_path, b'{"x": ' + opened * depth + b"1" * (opened != b"[") + closed * depth + b"}\n")
+        path = lay_out(
+            SUBJECTS[name],
+            tmp_path,
+            b'{"x": ' + opened * depth + b"1" * (opened != b"[") + closed * depth + b"}\n",
+        )
         refused(name, path)
 
 
@@ -94,13 +114,18 @@ PLACES: dict[str, Callable[[Path], None]] = {
 _NOT_OPENED = ("token store part manifest", "an unreadable file")
 # Folders of sentence-transformers may lack them.
 _ABSENT = ("_config.json", "config_sentence_transformers.json")
-_OPTIONAL = tuple(name for name in OPENED if name.startswith("sentence-transformers ") and name.endswith(_ABSENT))
+_OPTIONAL = tuple(
+    name for name in OPENED if name.startswith("sentence-transformers ") and name.endswith(_ABSENT)
+)
 _FREE = {_NOT_OPENED, *((name, "nothing") for name in _OPTIONAL)}
 
 
-@pytest.mark.parametrize(("name", "kind"), [pair for pair in itertools.product(OPENED, PLACES) if pair not in _FREE])
+@pytest.mark.parametrize(
+    ("name", "kind"), [pair for pair in itertools.product(OPENED, PLACES) if pair not in _FREE]
+)
 def test_what_is_no_file_is_refused(name: str, kind: str, tmp_path: Path) -> None:
-    SUBJECTS[name].read(lay_out(SUBJECTS[name], tmp_path / "whole"))  # imports what it needs while this user may
+    # imports what it needs while this user may
+    SUBJECTS[name].read(lay_out(SUBJECTS[name], tmp_path / "whole"))
     path = lay_out(SUBJECTS[name], tmp_path)
     if kind != "an unreadable file":
         path.unlink()
@@ -114,7 +139,9 @@ def test_what_is_no_file_is_refused(name: str, kind: str, tmp_path: Path) -> Non
 def test_damaged_gzip_is_called_that(name: str, tmp_path: Path) -> None:
     whole = gzip.compress(SUBJECTS[name].files()[SUBJECTS[name].target] * 50, mtime=0)
     flipped = bytes([*whole[:-6], whole[-6] ^ 1, *whole[-5:]])  # the check sum
-    for number, data in enumerate((whole[: len(whole) // 2], whole[:-4], flipped, b"\x1f\x8b not gzip", b"\x1f\x8b")):
+    for number, data in enumerate(
+        (whole[: len(whole) // 2], whole[:-4], flipped, b"\x1f\x8b not gzip", b"\x1f\x8b")
+    ):
         message = refused(name, lay_out(SUBJECTS[name], tmp_path / str(number), data))
         assert "gzip data" in message, data[:20]
 
@@ -150,8 +177,13 @@ def test_a_file_is_read_whatever_it_is_called(name: str, stem: str, tmp_path: Pa
 _IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 
 
-@given(st.lists(st.lists(_IDS, min_size=1, max_size=5), min_size=1, max_size=3), st.sampled_from(["float32", "float16"]))
-@settings(max_examples=examples(100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.lists(_IDS, min_size=1, max_size=5), min_size=1, max_size=3),
+    st.sampled_from(["float32", "float16"]),
+)
+@settings(
+    max_examples=examples(100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 def test_vectors_and_ids_written_are_read_back(tmp_path: Path, chunks: list[list[str]], dtype: str) -> None:
     shutil.rmtree(tmp_path / "v", ignore_errors=True)
     chunks = [list(dict.fromkeys(ids)) for ids in chunks]

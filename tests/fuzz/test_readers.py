@@ -1,6 +1,8 @@
-"""Damaged files of every kind are read, or refused with one clear message; nothing else comes out, and nothing hangs.
+"""Damaged files of every kind are read, or refused with one clear message; nothing else comes out, and
+nothing hangs.
 
-``make fuzz`` tries 10,000 cases, ``make test`` a part of them: DPR_FUZZ_CASES says how many. A case is decided by its reader and number.
+``make fuzz`` tries 10,000 cases, ``make test`` a part of them: DPR_FUZZ_CASES says how many. A case is
+decided by its reader and number.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ FIRST = int(os.environ.get("DPR_FUZZ_SEED", "0"))
 LIMIT_S = 5.0
 # What has no line: a file that cannot be opened or unpacked, or has too little in it.
 _WITHOUT_LINE = (
-    *("no rows", "no such file", "none of the", "gzip data", "cannot be read", "bad rows", "not training data of a known format"),
+    *(
+        "no rows",
+        "no such file",
+        "none of the",
+        "gzip data",
+        "cannot be read",
+        "bad rows",
+        "not training data of a known format",
+    ),
     "not text in UTF-8",
     "occurs twice",  # the id is named
 )
@@ -75,9 +85,16 @@ def fault_of_message(subject: Subject, path: Path, error: InputError | ConfigErr
     message = str(error)
     if len(message) > 700 + len(str(path)) or len(message.splitlines()) > 5:
         return f"a message of {len(message)} characters: {message[:200]}..."
-    if isinstance(error, InputError) and (error.file is None or str(path.parent.parent) not in str(error.file)):
+    if isinstance(error, InputError) and (
+        error.file is None or str(path.parent.parent) not in str(error.file)
+    ):
         return f"a message that names another file: {message}"
-    if subject.has_lines and isinstance(error, InputError) and error.line is None and not any(part in message for part in _WITHOUT_LINE):
+    if (
+        subject.has_lines
+        and isinstance(error, InputError)
+        and error.line is None
+        and not any(part in message for part in _WITHOUT_LINE)
+    ):
         return f"a message without a line: {message}"
     return None
 

@@ -1,4 +1,5 @@
-"""A token store with any damage to any of its files gives the batches of the text, at once or after one start that reports it.
+"""A token store with any damage to any of its files gives the batches of the text, at once or after one start
+that reports it.
 
 ``make fuzz`` tries more cases; DPR_FUZZ_CASES and DPR_FUZZ_SEED as in test_readers.
 """
@@ -44,8 +45,18 @@ def tokens_of(source: Any, tensorizer: Tensorizer) -> list[Any]:
     for row in range(len(source)):
         sample = source[row]
         prefix = OPTIONS.query_prefix if isinstance(sample, TrainingSample) else None
-        lists = (sample.positives, sample.hard_negatives, sample.other_negatives, source.known_positives(row)[:1])
-        found.append((tensorizer.question_tokens([sample.question], prefix=prefix), *map(tensorizer.passage_tokens, lists)))
+        lists = (
+            sample.positives,
+            sample.hard_negatives,
+            sample.other_negatives,
+            source.known_positives(row)[:1],
+        )
+        found.append(
+            (
+                tensorizer.question_tokens([sample.question], prefix=prefix),
+                *map(tensorizer.passage_tokens, lists),
+            )
+        )
     return found
 
 
@@ -63,8 +74,12 @@ def damage(folder: Path, rng: random.Random) -> str:
     return f"{file.relative_to(folder)} {kind}"
 
 
-def test_whatever_happens_to_a_store_its_tokens_are_those_of_the_text(text: TrainingSet, tmp_path: Path) -> None:
-    tensorizer = Tensorizer.load(encoder_folder(tmp_path / "tokenizer"), sequence_length=12, question_length=6)
+def test_whatever_happens_to_a_store_its_tokens_are_those_of_the_text(
+    text: TrainingSet, tmp_path: Path
+) -> None:
+    tensorizer = Tensorizer.load(
+        encoder_folder(tmp_path / "tokenizer"), sequence_length=12, question_length=6
+    )
     expected = tokens_of(text, tensorizer)
     assert isinstance(open_tokens(text, tensorizer, OPTIONS), StoredTokens)
     (folder,) = (path for path in (tmp_path / "cache").glob("tokens-*") if path.is_dir())

@@ -17,7 +17,8 @@ from tests.fuzz.subject import Files, Subject, contents
 _FACTS: StoreFacts = {"kind": "token store", "rows": 4}
 _ENDS = [2, 4]
 _PASSAGES = [
-    PassageTokens(title, range(8, 8 + size), (-size, 2**62 + size), size == 5) for size, title in ((3, [7, 9]), (5, None), (0, []))
+    PassageTokens(title, range(8, 8 + size), (-size, 2**62 + size), size == 5)
+    for size, title in ((3, [7, 9]), (5, None), (0, []))
 ]
 
 
@@ -39,7 +40,8 @@ def _files() -> Files:
 
 
 def _agreeing_manifests(folder: Path) -> None:
-    """As if the damage had come before hashes were taken, so that only the checks of the records are left to find it."""
+    """As if the damage had come before hashes were taken, so that only the checks of the records are left to
+    find it."""
     for number in range(len(_ENDS)):
         (part_folder(folder / "s", number) / MANIFEST).unlink()
         write_manifest(part_folder(folder / "s", number), {**_FACTS, "part": number})
@@ -55,11 +57,17 @@ def _read(path: Path) -> None:
         is_first = row % 2 == 0
         assert sample.question == ([row // 2, 65_535] if is_first else [])
         listed = (_PASSAGES[:2], _PASSAGES[2:], []) if is_first else (_PASSAGES[1:2], [], _PASSAGES)
-        for stored, written in zip((sample.positives, sample.hard_negatives, sample.other_negatives), listed, strict=True):
+        for stored, written in zip(
+            (sample.positives, sample.hard_negatives, sample.other_negatives), listed, strict=True
+        ):
             assert [_plain(passage) for passage in stored] == [
-                (None if p.title is None else list(p.title), list(p.text), p.identity, p.has_score) for p in written
+                (None if p.title is None else list(p.title), list(p.text), p.identity, p.has_score)
+                for p in written
             ]
-        scores = [passage.teacher_score for passage in sample.positives + sample.hard_negatives + sample.other_negatives]
+        scores = [
+            passage.teacher_score
+            for passage in sample.positives + sample.hard_negatives + sample.other_negatives
+        ]
         assert scores == ([0.5, -1.0, None] if is_first else [None] * 4)
 
 
@@ -69,7 +77,14 @@ def _plain(passage: StoredPassage) -> tuple[object, ...]:
 
 def _store_file(name: str, kinds: tuple[Mutation, ...], *, is_found_out: bool = False) -> Subject:
     """``is_found_out``: the manifests agree with the damage."""
-    return Subject(f"s/{name}", _files, _read, kinds, beforehand=_agreeing_manifests if is_found_out else lambda folder: None, weight=0.7)
+    return Subject(
+        f"s/{name}",
+        _files,
+        _read,
+        kinds,
+        beforehand=_agreeing_manifests if is_found_out else lambda folder: None,
+        weight=0.7,
+    )
 
 
 TOKEN_STORES = {

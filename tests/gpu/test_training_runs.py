@@ -1,4 +1,5 @@
-"""Whole runs on a GPU: they are those of a CPU by every path, resume bit for bit, and repeat their bits where these are asked for.
+"""Whole runs on a GPU: they are those of a CPU by every path, resume bit for bit, and repeat their bits where
+these are asked for.
 
 On a CPU the same runs rehearse the tests.
 """
@@ -33,25 +34,36 @@ def _several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("towers", TOWERS)
-def test_every_path_trains_as_the_slow_one_of_a_cpu(tmp_path: Path, device: str, dtype: torch.dtype, towers: str) -> None:
-    """Packed and padded, direct and cached, loss in blocks: candidates and the tokens read in the last layer are the same ones."""
+def test_every_path_trains_as_the_slow_one_of_a_cpu(
+    tmp_path: Path, device: str, dtype: torch.dtype, towers: str
+) -> None:
+    """Packed and padded, direct and cached, loss in blocks: candidates and the tokens read in the last layer
+    are the same ones."""
     slow, weights = trained(tmp_path, TOWERS[towers], packed=False)
     for name, path in PATHS.items():
         curve, found = trained(tmp_path, TOWERS[towers], dtype=dtype, device=device, **path)
         assert curve.losses == pytest.approx(slow.losses, rel=0, abs=TOLERANCES[dtype]), name
         assert curve.norms == pytest.approx(slow.norms, rel=10 * TOLERANCES[dtype]), name
-        for key, expected in weights.items() if dtype == torch.float64 else ():  # Adam divides fp32's error by gradients that are near 0
-            torch.testing.assert_close(found[key], expected, rtol=0, atol=TOLERANCES[dtype], msg=f"{name}, {key}")
+        for key, expected in (
+            weights.items() if dtype == torch.float64 else ()
+        ):  # Adam divides fp32's error by gradients that are near 0
+            torch.testing.assert_close(
+                found[key], expected, rtol=0, atol=TOLERANCES[dtype], msg=f"{name}, {key}"
+            )
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_learns_the_same_packed_padded_and_cached(tmp_path: Path, device: str, precision: str) -> None:
+def test_half_precision_learns_the_same_packed_padded_and_cached(
+    tmp_path: Path, device: str, precision: str
+) -> None:
     if device == "cpu" and precision == "fp16":
         pytest.skip("fp16 needs a GPU")
     exact, _ = trained(tmp_path, {}, dtype=torch.float32, device=device)
     for name in ("packed", "some chunks cached", "padded, cached in chunks"):
-        curve, _ = trained(tmp_path, {}, dtype=torch.float32, device=device, precision=precision, **PATHS[name])
+        curve, _ = trained(
+            tmp_path, {}, dtype=torch.float32, device=device, precision=precision, **PATHS[name]
+        )
         assert curve.losses == pytest.approx(exact.losses, rel=0.02), name
         assert curve.losses != exact.losses, "otherwise nothing was computed in half precision"
 
@@ -72,8 +84,15 @@ def test_with_deterministic_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
 ) -> None:
     def run(name: str, seed: int = 1, *callbacks: Callback) -> dict[str, torch.Tensor]:
         options = TowerOptions(packed=packed)
-        model = tiny_model(encoder_folder(tmp_path / "encoder"), dtype=torch.float32, dropout=0.1, options=options).to(device)
-        settings: dict[str, Any] = {"deterministic": True, "grad_cache_tokens": grad_cache_tokens, "learning_rate": 1e-3, "seed": seed}
+        model = tiny_model(
+            encoder_folder(tmp_path / "encoder"), dtype=torch.float32, dropout=0.1, options=options
+        ).to(device)
+        settings: dict[str, Any] = {
+            "deterministic": True,
+            "grad_cache_tokens": grad_cache_tokens,
+            "learning_rate": 1e-3,
+            "seed": seed,
+        }
         job = make_trainer(model, [ListSource(make_samples(32))], [], tmp_path / name, *callbacks, **settings)
         job.resume()
         job.train()
@@ -86,4 +105,6 @@ def test_with_deterministic_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     rest = run("stopped")
     assert all(torch.equal(rest[key], weight) for key, weight in whole.items()), "resumed"
     other = run("other seed", 2)
-    assert not all(torch.equal(other[key], weight) for key, weight in whole.items()), "dropout and order depend on the seed"
+    assert not all(torch.equal(other[key], weight) for key, weight in whole.items()), (
+        "dropout and order depend on the seed"
+    )

@@ -1,6 +1,8 @@
-"""On a GPU ``encoder.attention=varlen`` computes what SDPA does: vectors, gradients, training steps and embeddings, in half precision.
+"""On a GPU ``encoder.attention=varlen`` computes what SDPA does: vectors, gradients, training steps and
+embeddings, in half precision.
 
-Half precision is judged by the same tower in fp32: what goes through the kernel may be twice as far from it as SDPA's is.
+Half precision is judged by the same tower in fp32: what goes through the kernel may be twice as far from it
+as SDPA's is.
 """
 
 from __future__ import annotations
@@ -32,11 +34,22 @@ from tests.unit.models.fast.test_packing import CONFIGS
 
 pytestmark = pytest.mark.gpu
 
-SIZES: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 200}
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "vocab_size": 200,
+}
 WIDE = {
     "bert": BertConfig(**SIZES, num_hidden_layers=3, max_position_embeddings=300),
     "modernbert": ModernBertConfig(
-        **{**CONFIGS["modernbert"].to_dict(), **SIZES, "num_hidden_layers": 2, "max_position_embeddings": 300, "local_attention": 32}
+        **{
+            **CONFIGS["modernbert"].to_dict(),
+            **SIZES,
+            "num_hidden_layers": 2,
+            "max_position_embeddings": 300,
+            "local_attention": 32,
+        }
     ),
 }
 LENGTHS = [256, 1, 40, 7, 7, 128, 129, 3, 25, 200, 2, 64]
@@ -81,7 +94,9 @@ def flat_gradient(tower: Encoder, batch: TokenBatch, dtype: torch.dtype | None) 
     with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
         vectors = tower(batch)
     vectors.square().mean().backward()
-    return vectors.detach(), torch.cat([value.grad.flatten() for value in tower.parameters() if value.grad is not None])
+    return vectors.detach(), torch.cat(
+        [value.grad.flatten() for value in tower.parameters() if value.grad is not None]
+    )
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (4, 4)])
@@ -92,19 +107,32 @@ def test_the_kernel_is_what_the_stand_in_says(window: tuple[int, int], num_queri
     if num_queries == "one" and window != (-1, -1):
         pytest.skip("never asked for")
     layout = varlen.VarlenLayout.build(LENGTHS, torch.device("cuda"))
-    ends = layout.ends if num_queries == "all" else torch.arange(len(LENGTHS) + 1, dtype=torch.int32, device="cuda")
+    ends = (
+        layout.ends
+        if num_queries == "all"
+        else torch.arange(len(LENGTHS) + 1, dtype=torch.int32, device="cuda")
+    )
     torch.manual_seed(0)
-    q, k, v = (torch.randn(size, 4, 64, device="cuda", dtype=torch.bfloat16) for size in (int(ends[-1]), sum(LENGTHS), sum(LENGTHS)))
+    q, k, v = (
+        torch.randn(size, 4, 64, device="cuda", dtype=torch.bfloat16)
+        for size in (int(ends[-1]), sum(LENGTHS), sum(LENGTHS))
+    )
     call = (ends, layout.ends, int(ends.diff().max()), max(LENGTHS))
     found = varlen_attn(q, k, v, *call, scale=0.2, window_size=window)
     cpu = [part.cpu() for part in (ends, layout.ends)]
-    expected = reference(*(part.double().cpu() for part in (q, k, v)), *cpu, *call[2:], scale=0.2, window_size=window)
+    expected = reference(
+        *(part.double().cpu() for part in (q, k, v)), *cpu, *call[2:], scale=0.2, window_size=window
+    )
     error = (found.double().cpu() - expected).norm(dim=(1, 2)) / expected.norm(dim=(1, 2))
     assert float(error.max()) < 2e-2, "of some token it is another sum"
 
 
-@pytest.mark.parametrize(("name", "pooling", "dtype"), list(itertools.product(WIDE, ["cls", "mean"], varlen.DTYPES)))
-def test_vectors_and_gradients_are_those_of_sdpa(name: str, pooling: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "pooling", "dtype"), list(itertools.product(WIDE, ["cls", "mean"], varlen.DTYPES))
+)
+def test_vectors_and_gradients_are_those_of_sdpa(
+    name: str, pooling: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tower, batch = tower_of(name, pooling), batch_of(LENGTHS)
     exact = flat_gradient(tower, batch, None)
     sdpa = flat_gradient(tower, batch, dtype)
@@ -122,7 +150,10 @@ def test_checkpointed_activations_give_the_same_gradient(monkeypatch: pytest.Mon
     twin = copy.deepcopy(tower)
     twin.train().backbone.gradient_checkpointing_enable({"use_reentrant": False})
     with counted(monkeypatch) as calls:
-        plain, again = flat_gradient(tower.train(), batch, torch.bfloat16), flat_gradient(twin, batch, torch.bfloat16)
+        plain, again = (
+            flat_gradient(tower.train(), batch, torch.bfloat16),
+            flat_gradient(twin, batch, torch.bfloat16),
+        )
     assert len(calls) == 3 + 6
     torch.testing.assert_close(again[1], plain[1], rtol=1e-2, atol=1e-5)
 
@@ -153,7 +184,10 @@ def test_training_takes_the_steps_it_takes_with_sdpa(
         assert bool(calls) == (attention == "varlen")
     first = losses["sdpa"][0]
     assert losses["sdpa"][-1] < 0.9 * first, "something is learnt"
-    assert max(abs(mine - theirs) for mine, theirs in zip(losses["varlen"], losses["sdpa"], strict=True)) < 0.05 * first
+    assert (
+        max(abs(mine - theirs) for mine, theirs in zip(losses["varlen"], losses["sdpa"], strict=True))
+        < 0.05 * first
+    )
 
 
 def steps_of(job: BiEncoderTrainer) -> list[float]:

@@ -1,4 +1,5 @@
-"""A headless Chromium, driven by its DevTools protocol through a pipe: no driver, no further package, no port."""
+"""A headless Chromium, driven by its DevTools protocol through a pipe: no driver, no further package, no
+port."""
 
 from __future__ import annotations
 
@@ -25,10 +26,14 @@ _PATIENCE_S = 60
 
 
 class Browser:
-    """One page. ``requested``: the addresses that it asked for; ``problems``: exceptions, errors of the console, refused loads."""
+    """One page. ``requested``: the addresses that it asked for; ``problems``: exceptions, errors of the
+    console, refused loads."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
-        self._out, self._in = os.fdopen(to_browser, "wb", buffering=0), os.fdopen(from_browser, "rb", buffering=0)
+        self._out, self._in = (
+            os.fdopen(to_browser, "wb", buffering=0),
+            os.fdopen(from_browser, "rb", buffering=0),
+        )
         self._left = b""
         self._number = 0
         self._session: str | None = None
@@ -89,7 +94,9 @@ class Browser:
         """Waits until an expression is true."""
         end = time.monotonic() + _PATIENCE_S
         while not self.look(f"Boolean({script})"):
-            assert time.monotonic() < end, f"{script} does not become true; the page says: {self.look('document.body.innerText')}"
+            assert time.monotonic() < end, (
+                f"{script} does not become true; the page says: {self.look('document.body.innerText')}"
+            )
             time.sleep(0.02)
 
     def type(self, text: str) -> None:
@@ -108,13 +115,24 @@ class Browser:
         """Clicks into the middle of an element."""
         script = f"document.querySelector({json.dumps(selector)})"
         self.look(f"{script}.scrollIntoView({{block: 'center'}})")
-        place = self.look(f"(() => {{ const r = {script}.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] }})()")
+        place = self.look(
+            f"(() => {{ const r = {script}.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height"
+            " / 2] })()"
+        )
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+            self.call(
+                "Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1
+            )
 
     def size(self, width: int, height: int = 900, *, is_dark: bool = False) -> None:
         """The window, and which colours the system prefers."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -140,7 +158,8 @@ def chromium() -> Iterator[Browser]:
     if program is None:
         pytest.skip("no Chromium (apt-get install chromium)")
     theirs, ours = os.pipe(), os.pipe()
-    # The browser reads from descriptor 3 and writes to 4. Copies from 10 on, so that putting one there cannot close the other.
+    # The browser reads from descriptor 3 and writes to 4. Copies from 10 on, so that putting one there cannot
+    # close the other.
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (theirs[0], ours[1])]
     os.close(theirs[0])
     os.close(ours[1])
@@ -149,7 +168,11 @@ def chromium() -> Iterator[Browser]:
              "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe",
              f"--user-data-dir={profile}"]  # fmt: skip
     null = os.open(os.devnull, os.O_RDWR)
-    moves = [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4), *((os.POSIX_SPAWN_DUP2, null, end) for end in range(3))]
+    moves = [
+        (os.POSIX_SPAWN_DUP2, high[0], 3),
+        (os.POSIX_SPAWN_DUP2, high[1], 4),
+        *((os.POSIX_SPAWN_DUP2, null, end) for end in range(3)),
+    ]
     process = os.posix_spawn(program, [program, *flags], dict(os.environ), file_actions=moves, setpgroup=0)
     for end in (*high, null):
         os.close(end)

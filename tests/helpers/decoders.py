@@ -15,12 +15,16 @@ KINDS = ("qwen2, gpt2", "llama", "qwen3 embedding")
 
 
 def byte_tokenizer(kind: str = "qwen2, gpt2", **options: Any) -> PreTrainedTokenizerFast:
-    """One token a byte. By ``kind`` nothing is added, a token before every text, or one after it; the end token fills batches up."""
+    """One token a byte. By ``kind`` nothing is added, a token before every text, or one after it; the end
+    token fills batches up."""
     tokenizer = Tokenizer(models.BPE(VOCABULARY, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens([BEGIN, END])
     level = processors.ByteLevel(trim_offsets=False)
-    templates = {"llama": (f"{BEGIN} $A", f"{BEGIN} $A {BEGIN} $B"), "qwen3 embedding": (f"$A {END}", f"$A $B {END}")}
+    templates = {
+        "llama": (f"{BEGIN} $A", f"{BEGIN} $A {BEGIN} $B"),
+        "qwen3 embedding": (f"$A {END}", f"$A $B {END}"),
+    }
     tokenizer.post_processor = level
     if kind in templates:
         single, pair = templates[kind]
@@ -28,11 +32,14 @@ def byte_tokenizer(kind: str = "qwen2, gpt2", **options: Any) -> PreTrainedToken
         template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
         tokenizer.post_processor = processors.Sequence([level, template])
     special = {"bos_token": BEGIN, "eos_token": END, "pad_token": END} | options
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{name: token for name, token in special.items() if token is not None})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **{name: token for name, token in special.items() if token is not None}
+    )
 
 
 def decoder_folder(folder: Path, kind: str = "qwen2, gpt2", **config: Any) -> Path:
-    """Writes config.json and tokenizer of a Qwen3 with 2 layers, 32 wide, whose heads share keys; no weights."""
+    """Writes config.json and tokenizer of a Qwen3 with 2 layers, 32 wide, whose heads share keys; no
+    weights."""
     defaults = {
         "vocab_size": len(VOCABULARY),
         "hidden_size": 32,

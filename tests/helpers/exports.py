@@ -1,4 +1,5 @@
-"""Models of every shape that leaves the toolkit, with random weights large enough for every token to count."""
+"""Models of every shape that leaves the toolkit, with random weights large enough for every token to
+count."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def lively(model: BiEncoder) -> BiEncoder:
 
 def bert(folder: Path, **settings: Any) -> BiEncoder:
     encoder_folder(folder, max_position_embeddings=128)
-    return lively(tiny_model(folder, dtype=torch.float32, **{"sequence_length": 32, "question_length": 20, **settings}))
+    return lively(
+        tiny_model(folder, dtype=torch.float32, **{"sequence_length": 32, "question_length": 20, **settings})
+    )
 
 
 def shared(folder: Path, **settings: Any) -> BiEncoder:
@@ -39,38 +42,65 @@ def shared(folder: Path, **settings: Any) -> BiEncoder:
 
 def static(folder: Path, **settings: Any) -> BiEncoder:
     static_folder(folder)
-    return lively(tiny_model(folder, dtype=torch.float32, **{"pooling": "idf", "question_length": 20, **settings}))
+    return lively(
+        tiny_model(folder, dtype=torch.float32, **{"pooling": "idf", "question_length": 20, **settings})
+    )
 
 
 def bag(folder: Path, **settings: Any) -> BiEncoder:
     """A static encoder whose tokenizer adds no token."""
     decoder_folder(folder)
     (folder / "config.json").write_text('{"model_type": "static", "vocab_size": 258, "hidden_size": 16}')
-    values: dict[str, Any] = {"sequence_length": 40, "pooling": "mean", "shared": True, "plain_apostrophes": False, **settings}
+    values: dict[str, Any] = {
+        "sequence_length": 40,
+        "pooling": "mean",
+        "shared": True,
+        "plain_apostrophes": False,
+        **settings,
+    }
     torch.manual_seed(0)
-    return lively(BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0))
+    return lively(
+        BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0)
+    )
 
 
 def rooted(folder: Path, **settings: Any) -> BiEncoder:
-    """A static encoder as the quickstart's: special tokens, repeats counted by their roots, titles joined by a template."""
+    """A static encoder as the quickstart's: special tokens, repeats counted by their roots, titles joined by
+    a template."""
     template = "{title} {title} {title} {text}"
-    values = {"pooling": "idf_sqrt", "shared": True, "plain_apostrophes": False, "question_length": 0, "normalize": True}
+    values = {
+        "pooling": "idf_sqrt",
+        "shared": True,
+        "plain_apostrophes": False,
+        "question_length": 0,
+        "normalize": True,
+    }
     return static(folder, **{**values, "title_template": template, **settings})
 
 
 def adapters(folder: Path, **settings: Any) -> BiEncoder:
     values: dict[str, Any] = {"sequence_length": 32, "adapter": "lora", "lora_rank": 4, **settings}
     torch.manual_seed(0)
-    model = BiEncoder.from_pretrained(str(base_folder(folder)), EncoderSettings(**values), dropout=0.0, do_lower_case=True)
+    model = BiEncoder.from_pretrained(
+        str(base_folder(folder)), EncoderSettings(**values), dropout=0.0, do_lower_case=True
+    )
     randomize_adapters(model)
     return model.eval()
 
 
 def decoder(folder: Path, **settings: Any) -> BiEncoder:
-    values: dict[str, Any] = {"sequence_length": 40, "pooling": "last", "append_eos": True, "normalize": True, **settings}
+    values: dict[str, Any] = {
+        "sequence_length": 40,
+        "pooling": "last",
+        "append_eos": True,
+        "normalize": True,
+        **settings,
+    }
     torch.manual_seed(0)
     decoder_folder(folder)
-    return lively(BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0))
+    return lively(
+        BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0)
+    )
 
 
 def t5(folder: Path, **settings: Any) -> BiEncoder:
@@ -105,7 +135,9 @@ MODELS: dict[str, Callable[[Path], BiEncoder]] = {
     "cut, cosine": lambda folder: bert(folder, dimensions=5, **COSINE),
     "cut, projection, cosine": lambda folder: bert(folder, dimensions=5, projection_dim=8, normalize=True),
     "static": static,
-    "static, shared, cosine": lambda folder: static(folder, shared=True, plain_apostrophes=False, normalize=True, projection_dim=5),
+    "static, shared, cosine": lambda folder: static(
+        folder, shared=True, plain_apostrophes=False, normalize=True, projection_dim=5
+    ),
     "static without special tokens": bag,
     "static without special tokens, two towers": lambda folder: bag(
         folder, shared=False, plain_apostrophes=True, question_length=20, normalize=True, **PROMPTS
@@ -113,5 +145,7 @@ MODELS: dict[str, Callable[[Path], BiEncoder]] = {
     "encoder of an encoder-decoder": t5,
     "adapters": adapters,
     "decoder": decoder,
-    "decoder, shared": lambda folder: decoder(folder, shared=True, plain_apostrophes=False, query_prompt="Instruct: find\nQuery:"),
+    "decoder, shared": lambda folder: decoder(
+        folder, shared=True, plain_apostrophes=False, query_prompt="Instruct: find\nQuery:"
+    ),
 }

@@ -22,7 +22,11 @@ class LaunchedJob:
 @cache
 def launched_jobs() -> tuple[LaunchedJob, ...]:
     """All commands that have a file in ``conf/``."""
-    return tuple(LaunchedJob(name, entry.config, entry.settings_class()) for name, entry in COMMANDS.items() if entry.config)
+    return tuple(
+        LaunchedJob(name, entry.config, entry.settings_class())
+        for name, entry in COMMANDS.items()
+        if entry.config
+    )
 
 
 def command(name: str) -> Callable[[list[str]], int]:
@@ -32,8 +36,14 @@ def command(name: str) -> Callable[[list[str]], int]:
 
 def raising(name: str) -> Callable[[list[str]], int]:
     """The function of a command; its errors are raised."""
-    return lambda argv: answer(COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}")
+    return lambda argv: answer(
+        COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}"
+    )
 
 
-embed, evaluate, explain, export, retrieve, train = map(command, "embed evaluate explain export retrieve train".split())
-compare, new_encoder, report, search, verify = map(raising, "compare new-encoder report search verify".split())
+embed, evaluate, explain, export, retrieve, train = map(
+    command, "embed evaluate explain export retrieve train".split()
+)
+compare, new_encoder, report, search, verify = map(
+    raising, "compare new-encoder report search verify".split()
+)

@@ -1,4 +1,5 @@
-"""What settings need of each other, from what they declare: values with which one has an effect, and values with which it has none."""
+"""What settings need of each other, from what they declare: values with which one has an effect, and values
+with which it has none."""
 
 from __future__ import annotations
 
@@ -60,7 +61,13 @@ def _try(config: Settings, condition: Condition, *, wanted: bool) -> None:
         put(
             config,
             condition.key,
-            type(leaf.default)(0) if value == "0" else None if value == "null" else [value] if is_text_of_list else value,
+            type(leaf.default)(0)
+            if value == "0"
+            else None
+            if value == "null"
+            else [value]
+            if is_text_of_list
+            else value,
         )
         if condition.holds == wanted:
             return
@@ -71,16 +78,30 @@ def away(entry: Setting, leaf: Leaf) -> Any:
     """A value away from the default, of the setting's type."""
     default, kinds = leaf.default, (entry.type, *get_args(entry.type))
     if entry.rule.choices:
-        other = next(choice for choice in entry.rule.choices if choice not in ([default] if isinstance(default, str) else []))
+        other = next(
+            choice
+            for choice in entry.rule.choices
+            if choice not in ([default] if isinstance(default, str) else [])
+        )
         return [other] if "list" in str(entry.type) else other
     if bool in kinds:
         return not default
     for kind in (int, float):
         if kind in kinds:
-            return next(value for value in map(kind, (1, 2, 0.5, 0.25, 3, 0, -1)) if value != default and _is_allowed(entry, value))
+            return next(
+                value
+                for value in map(kind, (1, 2, 0.5, 0.25, 3, 0, -1))
+                if value != default and _is_allowed(entry, value)
+            )
     if entry.is_open:
         return {"name": "value"}
-    return [1] if "list[int]" in str(entry.type) or "list[float]" in str(entry.type) else ["a:B"] if "list" in str(entry.type) else "a:B"
+    return (
+        [1]
+        if "list[int]" in str(entry.type) or "list[float]" in str(entry.type)
+        else ["a:B"]
+        if "list" in str(entry.type)
+        else "a:B"
+    )
 
 
 def _is_allowed(entry: Setting, value: float) -> bool:

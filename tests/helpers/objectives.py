@@ -1,4 +1,5 @@
-"""The objective written out: one question, one slot and one term at a time, over all questions of a pool in one process."""
+"""The objective written out: one question, one slot and one term at a time, over all questions of a pool in
+one process."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class PlainPool:
         self.keys: list[Key] = [tuple(pair) for pair in self.batch.context_ids.tolist()]
         self.known: list[set[Key]] = [
             {tuple(pair) for pair, valid in zip(pairs, valids, strict=True) if valid}
-            for pairs, valids in zip(self.batch.known_positive_ids.tolist(), self.batch.known_positive_valid.tolist(), strict=True)
+            for pairs, valids in zip(
+                self.batch.known_positive_ids.tolist(), self.batch.known_positive_valid.tolist(), strict=True
+            )
         ]
         self.width = len(self.keys) // len(self.questions)
 
@@ -68,7 +71,10 @@ def rivals_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> list[
         if pool.keys[slot] == pool.keys[positive] or pool.keys[slot] in pool.known[question]:
             continue
         margin = settings.get("false_negative_margin")
-        if margin is not None and pool.raw(question, slot).item() > pool.raw(question, positive).item() + margin:
+        if (
+            margin is not None
+            and pool.raw(question, slot).item() > pool.raw(question, positive).item() + margin
+        ):
             continue
         mine, other = pool.guide.get(pool.keys[positive]), pool.guide.get(pool.keys[slot])
         if mine is not None and other is not None and cosine(mine, other) > settings["guide_threshold"]:
@@ -87,7 +93,8 @@ def share(wanted: list[Tensor], others: list[Tensor]) -> Tensor:
 
 
 def positives_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> list[int]:
-    """The slots of a question's positives that the loss takes: its own, and with ``positives`` all that are known."""
+    """The slots of a question's positives that the loss takes: its own, and with ``positives`` all that are
+    known."""
     positive = pool.positive(question)
     if settings.get("positives", "one") == "one":
         return [positive]
@@ -97,7 +104,8 @@ def positives_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> li
 
 
 def num_correct(pool: PlainPool, settings: dict[str, Any]) -> int:
-    """Questions one of whose positives scores highest, whatever guards and weights make of the scores; without nll among own slots."""
+    """Questions one of whose positives scores highest, whatever guards and weights make of the scores;
+    without nll among own slots."""
     names = ("in_batch_negatives", "positives") if settings.get("nll_weight", 1.0) else ()
     plain = {"in_batch_negatives": bool(names)} | {name: settings[name] for name in names if name in settings}
     if widths := settings.get("dimensions"):
@@ -115,7 +123,10 @@ def num_correct(pool: PlainPool, settings: dict[str, Any]) -> int:
 
 def nll(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
     kind, wanted = settings.get("positives", "one"), positives_of(pool, question, settings)
-    others = [weighed(pool.raw(question, slot), settings, pool.temperature) for slot in rivals_of(pool, question, settings)]
+    others = [
+        weighed(pool.raw(question, slot), settings, pool.temperature)
+        for slot in rivals_of(pool, question, settings)
+    ]
     scores = [pool.raw(question, slot) / pool.temperature for slot in wanted]
     if kind == "each":
         return torch.stack([share([score], others) for score in scores]).sum()
@@ -137,7 +148,11 @@ def symmetric(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tenso
 def teacher_of(pool: PlainPool, question: int) -> dict[int, float]:
     assert pool.batch.teacher_scores is not None
     scores = pool.batch.teacher_scores.tolist()
-    return {slot: scores[slot] for slot in pool.own(question) if pool.is_valid(slot) and not math.isnan(scores[slot])}
+    return {
+        slot: scores[slot]
+        for slot in pool.own(question)
+        if pool.is_valid(slot) and not math.isnan(scores[slot])
+    }
 
 
 def kl(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
@@ -146,18 +161,29 @@ def kl(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     divisor = settings.get("kl_temperature") or pool.temperature
     student = torch.stack([pool.raw(question, slot) / divisor for slot in teacher]).log_softmax(0)
-    wanted = torch.tensor([score / settings.get("teacher_temperature", 1.0) for score in teacher.values()], dtype=torch.float64)
-    return sum((share * (share.log() - own) for share, own in zip(wanted.softmax(0), student, strict=True)), torch.zeros(()))
+    wanted = torch.tensor(
+        [score / settings.get("teacher_temperature", 1.0) for score in teacher.values()], dtype=torch.float64
+    )
+    return sum(
+        (share * (share.log() - own) for share, own in zip(wanted.softmax(0), student, strict=True)),
+        torch.zeros(()),
+    )
 
 
 def margin_mse(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
-    teacher, positive, total = teacher_of(pool, question), pool.positive(question), torch.zeros((), dtype=torch.float64)
+    teacher, positive, total = (
+        teacher_of(pool, question),
+        pool.positive(question),
+        torch.zeros((), dtype=torch.float64),
+    )
     others = [slot for slot in teacher if slot != positive]
     if positive not in teacher:
         return total
     for slot in others:
         student = pool.raw(question, positive) - pool.raw(question, slot)
-        total = total + (student - settings.get("margin_mse_scale", 1.0) * (teacher[positive] - teacher[slot])) ** 2 / len(others)
+        total = total + (
+            student - settings.get("margin_mse_scale", 1.0) * (teacher[positive] - teacher[slot])
+        ) ** 2 / len(others)
     return total
 
 
@@ -175,7 +201,13 @@ def embedding(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tenso
     return total
 
 
-TERMS = {"embedding_weight": embedding, "nll_weight": nll, "symmetric_weight": symmetric, "kl_weight": kl, "margin_mse_weight": margin_mse}
+TERMS = {
+    "embedding_weight": embedding,
+    "nll_weight": nll,
+    "symmetric_weight": symmetric,
+    "kl_weight": kl,
+    "margin_mse_weight": margin_mse,
+}
 
 
 def objective(pool: PlainPool, settings: dict[str, Any]) -> Tensor:

@@ -1,4 +1,5 @@
-"""Files as the original DPR wrote them, made by hand: the same structure, the same OmegaConf objects inside."""
+"""Files as the original DPR wrote them, made by hand: the same structure, the same OmegaConf objects
+inside."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def original_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def original_extras(weights: Mapping[str, Tensor], hidden: int) -> dict[str, Tensor]:
-    """What the original's towers carry besides: poolers that are never used, position numbers in files of some years."""
+    """What the original's towers carry besides: poolers that are never used, position numbers in files of
+    some years."""
     extras: dict[str, Tensor] = {}
     for tower in ("question_model", "ctx_model"):
         extras[f"{tower}.embeddings.position_ids"] = torch.arange(64).expand((1, -1))
@@ -40,7 +42,8 @@ def flat_params(folder: str, **changes: Any) -> dict[str, Any]:
 
 
 def nested_params(folder: str, **changes: Any) -> dict[str, Any]:
-    """``encoder_params`` of 2021: a DictConfig that Hydra composed, with its parent, the whole run configuration.
+    """``encoder_params`` of 2021: a DictConfig that Hydra composed, with its parent, the whole run
+    configuration.
 
     That holds the cache of every resolver that was used, as ``${now:...}`` in the name of the run's folder.
     """
@@ -70,9 +73,13 @@ def nested_params(folder: str, **changes: Any) -> dict[str, Any]:
     return {"do_lower_case": run.do_lower_case, "encoder": run.encoder}
 
 
-def write_original(path: Path, weights: Mapping[str, Tensor], params: Mapping[str, Any], *, as_zip: bool = True) -> Path:
+def write_original(
+    path: Path, weights: Mapping[str, Tensor], params: Mapping[str, Any], *, as_zip: bool = True
+) -> Path:
     """A whole checkpoint, optimizer and schedule included."""
-    parameters = [torch.nn.Parameter(tensor.clone()) for tensor in weights.values() if tensor.is_floating_point()]
+    parameters = [
+        torch.nn.Parameter(tensor.clone()) for tensor in weights.values() if tensor.is_floating_point()
+    ]
     optimizer = torch.optim.AdamW(parameters, lr=2e-5)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -80,7 +87,12 @@ def write_original(path: Path, weights: Mapping[str, Tensor], params: Mapping[st
     state = {
         "model_dict": OrderedDict(weights),
         "optimizer_dict": optimizer.state_dict(),
-        "scheduler_dict": {"base_lrs": [2e-5, 2e-5], "last_epoch": 7, "_step_count": 8, "lr_lambdas": [None, None]},
+        "scheduler_dict": {
+            "base_lrs": [2e-5, 2e-5],
+            "last_epoch": 7,
+            "_step_count": 8,
+            "lr_lambdas": [None, None],
+        },
         "offset": 7,
         "epoch": 1,
         "encoder_params": params,

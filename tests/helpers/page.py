@@ -30,12 +30,17 @@ def ids(page: Browser, column: str) -> list[str]:
 def contrast(page: Browser, selector: str, ground: str, name: str = "color") -> float:
     """Of a colour of an element and the background of another, as WCAG computes it: 1 to 21."""
     style = "getComputedStyle(document.querySelector({})).{}".format
-    colours = [page.look(style(json.dumps(selector), name)), page.look(style(json.dumps(ground), "backgroundColor"))]
+    colours = [
+        page.look(style(json.dumps(selector), name)),
+        page.look(style(json.dumps(ground), "backgroundColor")),
+    ]
     dark, light = sorted(map(_luminance, colours))
     return (light + 0.05) / (dark + 0.05)
 
 
 def _luminance(colour: str) -> float:
     parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    red, green, blue = (
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -24,7 +24,17 @@ def make_pool(
     size = len(contexts)
     ids = torch.arange(size)[:, None].expand(size, 2) if ids is None else ids
     valid = torch.ones(size, dtype=torch.bool) if valid is None else valid
-    nothing = torch.zeros(len(positive_idx), 0, 2, dtype=torch.int64), torch.zeros(len(positive_idx), 0, dtype=torch.bool)
+    nothing = (
+        torch.zeros(len(positive_idx), 0, 2, dtype=torch.int64),
+        torch.zeros(len(positive_idx), 0, dtype=torch.bool),
+    )
     candidates = find_candidates(rule, positive_idx, valid, ids, *(known or nothing))
     everything = slice(0, size), slice(0, len(positive_idx))
-    return Pool(contexts, candidates, Temperature(temperature), contexts.new_zeros(len(positive_idx), contexts.shape[1]), *everything, ids)
+    return Pool(
+        contexts,
+        candidates,
+        Temperature(temperature),
+        contexts.new_zeros(len(positive_idx), contexts.shape[1]),
+        *everything,
+        ids,
+    )

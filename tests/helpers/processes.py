@@ -17,14 +17,16 @@ from tests.helpers.patience import patient
 TIMEOUT_S = 120.0
 _IMPORTED = (
     "torch.distributed",
-    "transformers.models.bert.modeling_bert",  # with all that transformers imports for its first model and tokenizer
+    # with all that transformers imports for its first model and tokenizer
+    "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert",
     "safetensors.torch",
     "dpr.training.trainer",
     "dpr.training.usual",
     "tests.helpers.tiny",
 )
-"""What the process that ranks are forked from has imported: seconds of every rank's start. None of these starts a thread."""
+"""What the process that ranks are forked from has imported: seconds of every rank's start. None of these
+starts a thread."""
 
 
 class RankFailed(AssertionError):
@@ -45,19 +47,23 @@ class _Forked(ForkServerProcess):
 
 
 def fork_server() -> ForkServerContext:
-    """Starts processes in milliseconds, as copies of one that has imported torch. It begins no work: no thread to lose."""
+    """Starts processes in milliseconds, as copies of one that has imported torch. It begins no work: no
+    thread to lose."""
     context = ForkServerContext()
     context.Process = _Forked  # type: ignore[misc]
     context.set_forkserver_preload([*_IMPORTED])
     return context
 
 
-def run_on_ranks(fn: Callable[..., Any], world_size: int, *args: Any, join: bool = True, timeout_s: float = TIMEOUT_S) -> list[Any]:
+def run_on_ranks(
+    fn: Callable[..., Any], world_size: int, *args: Any, join: bool = True, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
     """Calls ``fn(*args)`` on ``world_size`` ranks and returns what each returned, in rank order.
 
-    ``fn`` is a module-level function; arguments and results must be picklable (tensors are). On every rank the launcher's variables (RANK,
-    WORLD_SIZE, ...) are set, torch has one thread, and the default group is a gloo group unless ``join=False`` (for code that joins by
-    itself). With one rank ``fn`` runs in this process and without a group: what a user without a launcher gets.
+    ``fn`` is a module-level function; arguments and results must be picklable (tensors are). On every rank
+    the launcher's variables (RANK, WORLD_SIZE, ...) are set, torch has one thread, and the default group is a
+    gloo group unless ``join=False`` (for code that joins by itself). With one rank ``fn`` runs in this
+    process and without a group: what a user without a launcher gets.
 
     Raises:
         RankFailed: for the first rank that failed; the others are ended.
@@ -66,7 +72,8 @@ def run_on_ranks(fn: Callable[..., Any], world_size: int, *args: Any, join: bool
         return [fn(*args)]
     import torch.distributed as dist
 
-    # The parent holds the store, as torchrun's agent does: port 0 is then free of races between tests that run side by side.
+    # The parent holds the store, as torchrun's agent does: port 0 is then free of races between tests that
+    # run side by side.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = fork_server()
     readers, processes = [], []
@@ -74,7 +81,9 @@ def run_on_ranks(fn: Callable[..., Any], world_size: int, *args: Any, join: bool
         for rank in range(world_size):
             reader, writer = context.Pipe(duplex=False)
             environment = _launcher_environment(rank, world_size, store.port)
-            process = context.Process(target=_on_rank, args=(fn, args, environment, join, timeout_s, writer), daemon=True)
+            process = context.Process(
+                target=_on_rank, args=(fn, args, environment, join, timeout_s, writer), daemon=True
+            )
             process.start()
             writer.close()
             readers.append(reader)
@@ -102,7 +111,12 @@ def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, st
 
 
 def _on_rank(
-    fn: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], join: bool, timeout_s: float, out: Connection
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    environment: dict[str, str],
+    join: bool,
+    timeout_s: float,
+    out: Connection,
 ) -> None:
     os.environ.update(environment)
     import torch
@@ -138,7 +152,9 @@ def _collect(readers: list[Connection], processes: list[Any], timeout_s: float) 
                 is_good, value = pickle.loads(readers[rank].recv_bytes())
             except EOFError:
                 processes[rank].join()
-                raise RankFailed(f"rank {rank} of {len(readers)} died with exit code {processes[rank].exitcode}") from None
+                raise RankFailed(
+                    f"rank {rank} of {len(readers)} died with exit code {processes[rank].exitcode}"
+                ) from None
             if not is_good:
                 raise RankFailed(f"rank {rank} of {len(readers)} raised:\n{value}")
             results[rank] = value

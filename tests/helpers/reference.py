@@ -1,4 +1,5 @@
-"""The slow truth: what training computes, written out plainly and independently of the package (one process, padded, loops)."""
+"""The slow truth: what training computes, written out plainly and independently of the package (one process,
+padded, loops)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ def key_of(passage: Passage) -> tuple[str, ...]:
     return ("id", passage.id) if passage.id is not None else ("text", passage.title, passage.text)
 
 
-def embed(backbone: Any, tokenizer: Any, texts: Sequence[str | tuple[str, str]], max_length: int) -> torch.Tensor:
+def embed(
+    backbone: Any, tokenizer: Any, texts: Sequence[str | tuple[str, str]], max_length: int
+) -> torch.Tensor:
     """CLS vectors, one text at a time: no padding, no batching, all segments 0."""
     vectors = []
     for text in texts:
@@ -34,7 +37,8 @@ def pool_loss(
     distinct: bool,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Mean over questions of -log softmax of the positive among the candidates, one question and one candidate at a time."""
+    """Mean over questions of -log softmax of the positive among the candidates, one question and one
+    candidate at a time."""
     total = torch.zeros((), dtype=questions.dtype)
     for row, positive in enumerate(positives):
         answers = {key_of(passage) for passage in known[row]}
@@ -54,6 +58,7 @@ def pool_loss(
 
 
 def sample_passages(sample: TrainingSample, num_hard: int, num_other: int) -> list[Passage]:
-    """First positive, then other, then hard negatives in file order; others stand in when there are no hard ones."""
+    """First positive, then other, then hard negatives in file order; others stand in when there are no hard
+    ones."""
     hard = sample.hard_negatives or sample.other_negatives
     return [sample.positives[0], *sample.other_negatives[:num_other], *hard[:num_hard]]

@@ -20,7 +20,8 @@ from tests.helpers.patience import patient
 
 
 class LocalWorker:
-    """What ``dpr.serving.workers.Worker`` is, around an engine in this process. ``before`` is called with the jobs of each batch."""
+    """What ``dpr.serving.workers.Worker`` is, around an engine in this process. ``before`` is called with the
+    jobs of each batch."""
 
     pid = 0
     has_ended = False
@@ -31,7 +32,9 @@ class LocalWorker:
     async def ask(self, jobs: list[dict[str, Any]]) -> tuple[dict[str, Any], list[bytes]]:
         await asyncio.to_thread(self._before, jobs)
         found = await asyncio.to_thread(self._engine.answer, jobs)
-        return {"statuses": [status for status, _ in found], "seconds": dict(self._engine.seconds)}, [body for _, body in found]
+        return {"statuses": [status for status, _ in found], "seconds": dict(self._engine.seconds)}, [
+            body for _, body in found
+        ]
 
     async def ended(self) -> None:
         await asyncio.Event().wait()
@@ -57,8 +60,11 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def local_app(runs: dict[str, Path], before: Before, token: str | None, settings: dict[str, Any]) -> tuple[Any, Any, list[Exception]]:
-    """The application, its service, and where failures of its start go. ``pause`` is the queue's; the other settings are the service's."""
+def local_app(
+    runs: dict[str, Path], before: Before, token: str | None, settings: dict[str, Any]
+) -> tuple[Any, Any, list[Exception]]:
+    """The application, its service, and where failures of its start go. ``pause`` is the queue's; the other
+    settings are the service's."""
     from dpr.serving.app import make_app
     from dpr.serving.figures import Figures
     from dpr.serving.queueing import Service
@@ -73,12 +79,25 @@ def local_app(runs: dict[str, Path], before: Before, token: str | None, settings
 
     figures = Figures()
     failures: list[Exception] = []
-    service = Service(start, patience=given.timeout, pause=pause, workers=given.workers, batch=given.batch, observe=figures.stage)
-    return make_app(given, service, figures=figures, token=token, on_failure=failures.append), service, failures
+    service = Service(
+        start,
+        patience=given.timeout,
+        pause=pause,
+        workers=given.workers,
+        batch=given.batch,
+        observe=figures.stage,
+    )
+    return (
+        make_app(given, service, figures=figures, token=token, on_failure=failures.append),
+        service,
+        failures,
+    )
 
 
 @contextmanager
-def served(runs: dict[str, Path], *, before: Before = lambda jobs: None, token: str | None = None, **settings: Any) -> Iterator[Any]:
+def served(
+    runs: dict[str, Path], *, before: Before = lambda jobs: None, token: str | None = None, **settings: Any
+) -> Iterator[Any]:
     """A client of such a service, which is ready."""
     for package in ("fastapi", "prometheus_client"):
         pytest.importorskip(package, reason="the extra serve is not installed")
@@ -93,7 +112,9 @@ def served(runs: dict[str, Path], *, before: Before = lambda jobs: None, token: 
 
 
 @contextmanager
-def listening(runs: dict[str, Path], *, before: Before = lambda jobs: None, token: str | None = None, **settings: Any) -> Iterator[str]:
+def listening(
+    runs: dict[str, Path], *, before: Before = lambda jobs: None, token: str | None = None, **settings: Any
+) -> Iterator[str]:
     """The address of such a service, which is ready and listens at a free port of this machine."""
     from dpr.serving.server import Server
 

@@ -18,13 +18,24 @@ LONGEST_FILES = tuple(
     f"tests/{name}.py"
     for name in (
         *("faults/test_kills", "faults/test_commands"),
-        *("cli/test_sharded_run", "faults/test_resuming", "cli/test_documented_commands", "invariants/test_resume"),
-        *("invariants/test_sharding", "gpu/test_training_runs", "faults/test_launchers", "faults/test_damage"),
+        *(
+            "cli/test_sharded_run",
+            "faults/test_resuming",
+            "cli/test_documented_commands",
+            "invariants/test_resume",
+        ),
+        *(
+            "invariants/test_sharding",
+            "gpu/test_training_runs",
+            "faults/test_launchers",
+            "faults/test_damage",
+        ),
         *("unit/benchmarks/test_gpu", "unit/training/test_step", "faults/test_lost_processes"),
         *("cli/test_index_contract", "unit/mining/test_memory", "invariants/test_verdict"),
     )
 )
-"""A minute and more each, the longest first. They begin first, so that no worker is left with one when the others have ended."""
+"""A minute and more each, the longest first. They begin first, so that no worker is left with one when the
+others have ended."""
 
 
 @cache
@@ -33,7 +44,8 @@ def _listed() -> frozenset[str]:
 
 
 def is_slow(node: str) -> bool:
-    """Whether a test, by its id ``tests/.../test_x.py::test_y[case]``, is left out; one that is not listed yet is not."""
+    """Whether a test, by its id ``tests/.../test_x.py::test_y[case]``, is left out; one that is not listed
+    yet is not."""
     return node.startswith(_FOLDERS) or node.partition("[")[0] in _listed()
 
 

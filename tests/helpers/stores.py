@@ -23,18 +23,35 @@ from dpr.formats.vector_shards import Metadata, VectorShardWriter, open_shards
 from tests.helpers.patience import patient
 
 METADATA = {"year": "int", "weight": "float", "is_new": "bool", "place": "text"}
-_TEXTS = ("It's \u201cquoted\u201d, isn't it", "two\nlines\tand a tab", 'back\\slash "quotes"', "\u4e2d\u6587 \U0001f600", "", "caf\u00e9")
+_TEXTS = (
+    "It's \u201cquoted\u201d, isn't it",
+    "two\nlines\tand a tab",
+    'back\\slash "quotes"',
+    "\u4e2d\u6587 \U0001f600",
+    "",
+    "caf\u00e9",
+)
 
 
 def passages(count: int) -> list[Passage]:
     rng = random.Random(0)
-    return [Passage(f"{rng.choice(_TEXTS)} {number}", rng.choice(["", "A title", "It's"]), f"p\u00e9 {number}") for number in range(count)]
+    return [
+        Passage(f"{rng.choice(_TEXTS)} {number}", rng.choice(["", "A title", "It's"]), f"p\u00e9 {number}")
+        for number in range(count)
+    ]
 
 
 def record(number: int, passage: Passage) -> dict[str, Any]:
     """A line of the corpus; some fields are missing, some stand in BEIR's object ``metadata``."""
-    value: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text, "year": 1900 + number}
-    value |= {"metadata": {"weight": number / 8, "is_new": number % 2 == 0}} if number % 5 else {"is_new": None}
+    value: dict[str, Any] = {
+        "_id": passage.id,
+        "title": passage.title,
+        "text": passage.text,
+        "year": 1900 + number,
+    }
+    value |= (
+        {"metadata": {"weight": number / 8, "is_new": number % 2 == 0}} if number % 5 else {"is_new": None}
+    )
     return value | ({"place": f"here {number}"} if number % 3 else {})
 
 
@@ -46,16 +63,34 @@ def vectors(count: int, dimension: int) -> np.ndarray:
     return made
 
 
-def write_inputs(folder: Path, *, count: int = 300, dimension: int = 16, dtype: str = "float32", shards: int = 3, chunk: int = 40) -> None:
+def write_inputs(
+    folder: Path,
+    *,
+    count: int = 300,
+    dimension: int = 16,
+    dtype: str = "float32",
+    shards: int = 3,
+    chunk: int = 40,
+) -> None:
     """``corpus.jsonl`` and ``vectors_0`` ..., whose chunks do not fit into batches or steps."""
     folder.mkdir(parents=True, exist_ok=True)
     found, numbers = passages(count), vectors(count, dimension)
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(record(*item)) + "\n" for item in enumerate(found)), encoding="utf-8")
+    (folder / "corpus.jsonl").write_text(
+        "".join(json.dumps(record(*item)) + "\n" for item in enumerate(found)), encoding="utf-8"
+    )
     size = -(-count // shards)
     for shard in range(shards):
         rows = range(shard * size, min((shard + 1) * size, count))
-        metadata: Metadata = {"model_fingerprint": "m", "encoder_type": "ctx", "similarity": "dot", "shard_id": shard, "num_shards": shards}
-        writer = VectorShardWriter(folder / f"vectors_{shard}", metadata=metadata, dimension=dimension, dtype=dtype)
+        metadata: Metadata = {
+            "model_fingerprint": "m",
+            "encoder_type": "ctx",
+            "similarity": "dot",
+            "shard_id": shard,
+            "num_shards": shards,
+        }
+        writer = VectorShardWriter(
+            folder / f"vectors_{shard}", metadata=metadata, dimension=dimension, dtype=dtype
+        )
         for number, start in enumerate(range(rows.start, rows.stop, chunk)):
             part = slice(start, min(start + chunk, rows.stop))
             writer.write_chunk(number, [str(item.id) for item in found[part]], numbers[part])
@@ -64,7 +99,12 @@ def write_inputs(folder: Path, *, count: int = 300, dimension: int = 16, dtype: 
 
 def open_rows(folder: Path, **changes: Any) -> VectorRows:
     """The rows of ``write_inputs``, in steps of 64."""
-    given: dict[str, Any] = {"sources": [PassageSource(folder / "corpus.jsonl")], "metadata": METADATA, "batch_rows": 16, "step_rows": 64}
+    given: dict[str, Any] = {
+        "sources": [PassageSource(folder / "corpus.jsonl")],
+        "metadata": METADATA,
+        "batch_rows": 16,
+        "step_rows": 64,
+    }
     return VectorRows(open_shards([folder / "vectors_*"]), **given | changes)
 
 
@@ -88,16 +128,22 @@ class DoomedRows(VectorRows):
 
 
 def load_and_die(load: str, folder: Path, last: int, *arguments: str) -> None:
-    """Calls ``load`` (module:function) with the rows in ``folder`` and ``arguments``, in a process that is killed behind row ``last``."""
+    """Calls ``load`` (module:function) with the rows in ``folder`` and ``arguments``, in a process that is
+    killed behind row ``last``."""
     command = [sys.executable, "-m", "tests.helpers.stores", load, str(folder), str(last), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def assert_same_but_for_ties(
-    found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scores: dict[str, np.ndarray], *, tolerance: float = 1e-5
+    found: Sequence[Sequence[str]],
+    expected: Sequence[Sequence[str]],
+    scores: dict[str, np.ndarray],
+    *,
+    tolerance: float = 1e-5,
 ) -> None:
-    """Rankings of all questions; ``scores`` (Q,) of every passage. A passage may stand in for one whose score differs by ``tolerance``."""
+    """Rankings of all questions; ``scores`` (Q,) of every passage. A passage may stand in for one whose score
+    differs by ``tolerance``."""
     assert len(found) == len(expected)
     for question, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         assert len(set(ours)) == len(ours) == len(theirs)
@@ -109,5 +155,7 @@ if __name__ == "__main__":
     _load, _folder, _last, *_arguments = sys.argv[1:]
     _module, _, _name = _load.partition(":")
     _rows = open_rows(Path(_folder))
-    _fields = {name: getattr(_rows, name) for name in ("shards", "sources", "metadata", "batch_rows", "step_rows")}
+    _fields = {
+        name: getattr(_rows, name) for name in ("shards", "sources", "metadata", "batch_rows", "step_rows")
+    }
     getattr(importlib.import_module(_module), _name)(DoomedRows(**_fields, last=int(_last)), *_arguments)

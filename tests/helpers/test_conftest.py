@@ -24,7 +24,10 @@ def test_connections_to_other_machines_are_refused() -> None:
 
 
 def test_processes_that_tests_start_are_refused_too() -> None:
-    code = "import socket\ntry: socket.create_connection(('192.0.2.1', 80), timeout=0.1)\nexcept OSError as error: print(error)"
+    code = (
+        "import socket\ntry: socket.create_connection(('192.0.2.1', 80), timeout=0.1)\nexcept OSError as"
+        " error: print(error)"
+    )
     environment = os.environ | {"HF_HUB_OFFLINE": "0"}
     for command in (
         [sys.executable, "-c", code],
@@ -44,12 +47,18 @@ def _try_to_connect() -> bool:
 
 
 def test_datagrams_are_refused() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender, pytest.raises(OSError, match="may not use the network"):
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+        pytest.raises(OSError, match="may not use the network"),
+    ):
         sender.sendto(b"x", ("192.0.2.1", 53))
 
 
 def test_loopback_works() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), timeout=5),
+    ):
         pass
 
 

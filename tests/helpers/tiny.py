@@ -18,8 +18,23 @@ from dpr.formats.training_sets import write_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
 
-WORDS = tuple(first + second for first in "b c d f g h k l m n p r s t v w".split() for second in "a e i o u".split())
-VOCABULARY = ("[PAD]", "[unused0]", "[unused1]", "[unused2]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "'", "-", "?", *WORDS)
+WORDS = tuple(
+    first + second for first in "b c d f g h k l m n p r s t v w".split() for second in "a e i o u".split()
+)
+VOCABULARY = (
+    "[PAD]",
+    "[unused0]",
+    "[unused1]",
+    "[unused2]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "'",
+    "-",
+    "?",
+    *WORDS,
+)
 
 
 def encoder_folder(folder: Path, **config: Any) -> Path:
@@ -50,11 +65,16 @@ def training_folder(folder: Path, *, train: int, dev: int) -> Path:
 
 
 def static_folder(folder: Path, *, width: int = 16, counted: bool = True) -> Path:
-    """Writes the folder of a static encoder with a tokenizer and, where ``counted``, made-up frequencies of its tokens."""
+    """Writes the folder of a static encoder with a tokenizer and, where ``counted``, made-up frequencies of
+    its tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
-    (folder / "config.json").write_text(json.dumps({"model_type": "static", "vocab_size": len(VOCABULARY), "hidden_size": width}))
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "BertTokenizer", "do_lower_case": true}'
+    )
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "static", "vocab_size": len(VOCABULARY), "hidden_size": width})
+    )
     if counted:
         TokenFrequencies(100, np.arange(len(VOCABULARY)) % 100, 12.5).write(folder)
     return folder
@@ -75,7 +95,12 @@ def tiny_model(
     torch.manual_seed(seed)
     merged: dict[str, Any] = {"sequence_length": 24, **settings}
     return BiEncoder.from_pretrained(
-        str(folder), EncoderSettings(**merged), pretrained=False, dropout=dropout, do_lower_case=True, options=options
+        str(folder),
+        EncoderSettings(**merged),
+        pretrained=False,
+        dropout=dropout,
+        do_lower_case=True,
+        options=options,
     ).to(dtype)
 
 
@@ -84,11 +109,15 @@ def sentence(rng: random.Random, num_words: int) -> str:
 
 
 def make_samples(count: int, *, seed: int = 0, num_passages: int = 40) -> list[TrainingSample]:
-    """Questions with 1 to 3 positives and uneven numbers of hard and other negatives, all from one small corpus, so that passages recur
-    within and across pools; some passages have a title, some an id."""
+    """Questions with 1 to 3 positives and uneven numbers of hard and other negatives, all from one small
+    corpus, so that passages recur within and across pools; some passages have a title, some an id."""
     rng = random.Random(seed)
     corpus = [
-        Passage(sentence(rng, rng.randint(2, 14)), sentence(rng, 2) if number % 3 else "", f"p{number}" if number % 2 else None)
+        Passage(
+            sentence(rng, rng.randint(2, 14)),
+            sentence(rng, 2) if number % 3 else "",
+            f"p{number}" if number % 2 else None,
+        )
         for number in range(num_passages)
     ]
     samples = []
@@ -97,7 +126,11 @@ def make_samples(count: int, *, seed: int = 0, num_passages: int = 40) -> list[T
         num_positives, num_hard, num_other = rng.randint(1, 3), rng.randint(0, 3), rng.randint(0, 3)
         hard = chosen[num_positives : num_positives + num_hard]
         other = chosen[num_positives + num_hard : num_positives + num_hard + num_other]
-        samples.append(TrainingSample(sentence(rng, rng.randint(2, 6)), tuple(chosen[:num_positives]), tuple(hard), tuple(other)))
+        samples.append(
+            TrainingSample(
+                sentence(rng, rng.randint(2, 6)), tuple(chosen[:num_positives]), tuple(hard), tuple(other)
+            )
+        )
     return samples
 
 
@@ -116,4 +149,6 @@ class ListSource:
 
     def known_positives(self, row: int) -> tuple[Passage, ...]:
         question = self.samples[row].question
-        return tuple(passage for sample in self.samples if sample.question == question for passage in sample.positives)
+        return tuple(
+            passage for sample in self.samples if sample.question == question for passage in sample.positives
+        )

@@ -11,14 +11,27 @@ from dpr.training.callbacks import Callback
 from dpr.training.run import Run
 from dpr.training.trainer import BiEncoderTrainer
 
-DEFAULTS: dict[str, Any] = {"batch_size": 8, "num_train_epochs": 2, "log_batch_step": 1, "num_workers": 0, "warmup_steps": 0}
+DEFAULTS: dict[str, Any] = {
+    "batch_size": 8,
+    "num_train_epochs": 2,
+    "log_batch_step": 1,
+    "num_workers": 0,
+    "warmup_steps": 0,
+}
 
 
 def make_trainer(
-    model: BiEncoder, train_sets: Sequence[Any], dev_sets: Sequence[Any], output_dir: Path, *callbacks: Callback, **options: Any
+    model: BiEncoder,
+    train_sets: Sequence[Any],
+    dev_sets: Sequence[Any],
+    output_dir: Path,
+    *callbacks: Callback,
+    **options: Any,
 ) -> BiEncoderTrainer:
     """``options`` are arguments of the trainer, or settings by their names."""
-    return BiEncoderTrainer(model, train_sets, dev_sets, output_dir=output_dir, callbacks=callbacks, **{**DEFAULTS, **options})
+    return BiEncoderTrainer(
+        model, train_sets, dev_sets, output_dir=output_dir, callbacks=callbacks, **{**DEFAULTS, **options}
+    )
 
 
 class KilledAt(Callback):

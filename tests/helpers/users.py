@@ -12,13 +12,16 @@ NOBODY = 65534
 
 @contextmanager
 def bound_by_permissions(folder: Path | None = None) -> Iterator[None]:
-    """The superuser may read and write everything; in this block it is nobody instead, who owns ``folder``. Others stay who they are."""
+    """The superuser may read and write everything; in this block it is nobody instead, who owns ``folder``.
+    Others stay who they are."""
     if os.geteuid() != 0:
         yield
         return
     if folder is not None:
         for path in (folder, *folder.parents):
-            if path == folder or path.name.startswith(("pytest-", "popen-")):  # pytest closes its folders to others
+            if path == folder or path.name.startswith(
+                ("pytest-", "popen-")
+            ):  # pytest closes its folders to others
                 path.chmod(0o755)
         os.chown(folder, NOBODY, NOBODY)
     os.seteuid(NOBODY)

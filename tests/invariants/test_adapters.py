@@ -1,4 +1,5 @@
-"""A run that trains adapters and is resumed ends with bitwise the adapters that it would have had, and its base stays as it was."""
+"""A run that trains adapters and is resumed ends with bitwise the adapters that it would have had, and its
+base stays as it was."""
 
 from __future__ import annotations
 
@@ -32,14 +33,28 @@ def trained(base: Path, output_dir: Path, **options: Any) -> dict[str, torch.Ten
         options=TowerOptions(lora_dropout=0.2),
     )
     samples = [ListSource(make_samples(64))]
-    make_trainer(model, samples, [], output_dir, max_steps=8, num_train_epochs=8, save_every_steps=3, learning_rate=1e-2, **options).train()
+    make_trainer(
+        model,
+        samples,
+        [],
+        output_dir,
+        max_steps=8,
+        num_train_epochs=8,
+        save_every_steps=3,
+        learning_rate=1e-2,
+        **options,
+    ).train()
     newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
     assert newest.name.endswith("step8")
-    return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(newest, checkpoints.OPTIMIZER_FILE)
+    return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(
+        newest, checkpoints.OPTIMIZER_FILE
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"grad_cache_tokens": 40}, {"gradient_checkpointing": True}], ids=["direct", "cached", "checkpointed"]
+    "options",
+    [{}, {"grad_cache_tokens": 40}, {"gradient_checkpointing": True}],
+    ids=["direct", "cached", "checkpointed"],
 )
 def test_a_resumed_run_ends_with_bitwise_the_same_adapters(options: dict[str, Any], tmp_path: Path) -> None:
     base = base_folder(tmp_path / "base")

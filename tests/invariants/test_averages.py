@@ -1,4 +1,5 @@
-"""With train.ema_decay, what is measured and saved is the mean of the weights over the updates; what is trained is as without it.
+"""With train.ema_decay, what is measured and saved is the mean of the weights over the updates; what is
+trained is as without it.
 
 pytest tests/invariants/test_averages.py
 """
@@ -39,7 +40,9 @@ class Watcher(Callback):
             run.request_stop("enough")
 
 
-def train(folder: Path, out: Path, *, stop_after: int = 0, ema_decay: float = DECAY, **options: Any) -> tuple[Watcher, BiEncoder]:
+def train(
+    folder: Path, out: Path, *, stop_after: int = 0, ema_decay: float = DECAY, **options: Any
+) -> tuple[Watcher, BiEncoder]:
     """A run that resumes what it finds in ``out``; what it saw, and the model that it left."""
     towers = TowerOptions(learn_temperature=True, temperature=0.5)
     model = tiny_model(folder, options=towers, pooling="mean", normalize=True)
@@ -59,7 +62,9 @@ def train(folder: Path, out: Path, *, stop_after: int = 0, ema_decay: float = DE
 def stored(run: Path, step: int = STEPS) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Weights and optimizer state of a checkpoint."""
     folder = run / f"dpr_biencoder.step{step}"
-    return checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE)
+    return checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), checkpoints.read_tensors(
+        folder, checkpoints.OPTIMIZER_FILE
+    )
 
 
 def on_ranks(folder: Path, runs: Path) -> None:
@@ -92,21 +97,31 @@ def test_it_is_the_mean_that_is_written_down_by_hand(runs: tuple[Path, Path]) ->
     watcher, model = train(folder, out / "one")
     weights, state = stored(out / "one")
     assert weights.keys() == watcher.seen[-1].keys() and len(watcher.seen) == STEPS
-    start = tiny_model(folder, options=TowerOptions(learn_temperature=True, temperature=0.5), pooling="mean", normalize=True).weights()
+    start = tiny_model(
+        folder, options=TowerOptions(learn_temperature=True, temperature=0.5), pooling="mean", normalize=True
+    ).weights()
     for name, mean in weights.items():
         # A row of a table that learns by rows counts the updates that changed it.
         by_rows = state[f"step/{name}"].dim() == 1
-        expected, total, before = torch.zeros_like(mean), torch.zeros(len(mean) if by_rows else 1, dtype=torch.float64), start[name]
+        expected, total, before = (
+            torch.zeros_like(mean),
+            torch.zeros(len(mean) if by_rows else 1, dtype=torch.float64),
+            start[name],
+        )
         for after in (each[name] for each in watcher.seen):
             is_new = (after != before).any(1) if by_rows else torch.ones(1, dtype=torch.bool)
             kept, rest = 1 - (1 - DECAY) * is_new.double(), (-1, 1) if by_rows else ()
             expected = kept.view(rest) * expected + is_new.double().view(rest) * after
             total, before = kept * total + is_new, after
-        expected = torch.where((total > 0).view(rest), expected / total.clamp(min=0.1).view(rest), start[name])
+        expected = torch.where(
+            (total > 0).view(rest), expected / total.clamp(min=0.1).view(rest), start[name]
+        )
         torch.testing.assert_close(mean, expected, rtol=0, atol=1e-12, msg=name)
         assert torch.equal(state[f"twin/{name}"], watcher.seen[-1][name])
     assert not torch.equal(mean, watcher.seen[-1][name])
-    assert all(torch.equal(model.weights()[name], tensor) for name, tensor in weights.items()), "the run leaves the mean in the model"
+    assert all(torch.equal(model.weights()[name], tensor) for name, tensor in weights.items()), (
+        "the run leaves the mean in the model"
+    )
 
 
 def test_what_is_trained_does_not_depend_on_it(runs: tuple[Path, Path]) -> None:
@@ -121,13 +136,18 @@ def test_a_resumed_run_has_the_same_bits(runs: tuple[Path, Path]) -> None:
     folder, out = runs
     train(folder, out / "one")
     for found, expected in zip(stored(out / "half"), stored(out / "one"), strict=True):
-        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+        assert found.keys() == expected.keys() and all(
+            torch.equal(found[name], expected[name]) for name in expected
+        )
     assert (out / "half" / "metrics.json").read_text() == (out / "one" / "metrics.json").read_text()
 
 
 def test_what_is_measured_is_what_is_saved(runs: tuple[Path, Path]) -> None:
     _, out = runs
-    measured = {which: json.loads((out / which / "metrics.json").read_text())["eval/nll_loss"] for which in ("half", "plain")}
+    measured = {
+        which: json.loads((out / which / "metrics.json").read_text())["eval/nll_loss"]
+        for which in ("half", "plain")
+    }
     model = BiEncoder.load(out / "half" / f"dpr_biencoder.step{STEPS}")  # in float32
     dev = [ListSource(make_samples(10, seed=1), "dev")]
     trainer = make_trainer(model, [ListSource(make_samples(60))], dev, out / "other")
@@ -135,15 +155,21 @@ def test_what_is_measured_is_what_is_saved(runs: tuple[Path, Path]) -> None:
     assert measured["half"] != pytest.approx(measured["plain"], abs=5e-6)
 
 
-def test_it_can_be_switched_off_and_on_while_a_run_is_under_way(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_it_can_be_switched_off_and_on_while_a_run_is_under_way(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
     folder, out = runs
     for name, first in (("off", DECAY), ("on", 0.0)):
         train(folder, tmp_path / name, stop_after=STOP_AT, ema_decay=first)
         train(folder, tmp_path / name, ema_decay=0.0 if first else DECAY)
     plain = stored(out / "plain")
     for found, expected in zip(stored(tmp_path / "off"), plain, strict=True):
-        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    assert all(torch.equal(stored(tmp_path / "on")[1][f"twin/{name}"], tensor) for name, tensor in plain[0].items())
+        assert found.keys() == expected.keys() and all(
+            torch.equal(found[name], expected[name]) for name in expected
+        )
+    assert all(
+        torch.equal(stored(tmp_path / "on")[1][f"twin/{name}"], tensor) for name, tensor in plain[0].items()
+    )
 
 
 def test_the_mean_is_the_same_on_any_ranks_and_sharded(tmp_path: Path) -> None:

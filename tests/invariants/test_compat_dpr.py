@@ -1,8 +1,9 @@
-"""``compat=dpr`` against the original's loop, written down again from what it computes: one process, plain BERT, padded windows.
+"""``compat=dpr`` against the original's loop, written down again from what it computes: one process, plain
+BERT, padded windows.
 
-The reference reads the same checkpoint file by torch and shares no code with the package. What it does: every text a window of 24
-places with [SEP] in the last; segments 0; first token; scores of all questions against all passage slots of the batch; mean NLL; clip;
-AdamW; LambdaLR.
+The reference reads the same checkpoint file by torch and shares no code with the package. What it does: every
+text a window of 24 places with [SEP] in the last; segments 0; first token; scores of all questions against
+all passage slots of the batch; mean NLL; clip; AdamW; LambdaLR.
 
 pytest tests/invariants/test_compat_dpr.py
 """
@@ -44,8 +45,16 @@ class Original:
         state = torch.load(file, weights_only=False)["model_dict"]
         self.towers = {}
         for name in ("question_model", "ctx_model"):
-            tower = BertModel(BertConfig.from_pretrained(str(folder), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-            own = {key.removeprefix(name + "."): value for key, value in state.items() if key.startswith(name + ".")}
+            tower = BertModel(
+                BertConfig.from_pretrained(
+                    str(folder), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+                )
+            )
+            own = {
+                key.removeprefix(name + "."): value
+                for key, value in state.items()
+                if key.startswith(name + ".")
+            }
             own.pop("embeddings.position_ids")
             tower.load_state_dict(own, strict=True)
             self.towers[name] = tower.train()
@@ -63,7 +72,9 @@ class Original:
         vectors: torch.Tensor = output.last_hidden_state[:, 0]
         return vectors
 
-    def scores(self, batch: list[TrainingSample], num_other: int, num_hard: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores(
+        self, batch: list[TrainingSample], num_other: int, num_hard: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, M) and the columns of the positives."""
         slots: list[Passage] = []
         positives = []
@@ -71,23 +82,34 @@ class Original:
             hard = list(sample.hard_negatives) or list(sample.other_negatives)
             positives.append(len(slots))
             slots += [sample.positives[0], *sample.other_negatives[:num_other], *hard[:num_hard]]
-        questions = self.encode("question_model", [(sample.question.replace("\u2019", "'"),) for sample in batch])
-        passages = self.encode("ctx_model", [(p.title, p.text.strip()) if p.title else (p.text.strip(),) for p in slots])
+        questions = self.encode(
+            "question_model", [(sample.question.replace("\u2019", "'"),) for sample in batch]
+        )
+        passages = self.encode(
+            "ctx_model", [(p.title, p.text.strip()) if p.title else (p.text.strip(),) for p in slots]
+        )
         return questions @ passages.T, torch.tensor(positives)
 
     def train(self, samples: list[TrainingSample], order: list[int]) -> list[float]:
         named = [item for tower in self.towers.values() for item in tower.named_parameters()]
         plain = [parameter for name, parameter in named if "bias" in name or "LayerNorm.weight" in name]
-        decayed = [parameter for name, parameter in named if not ("bias" in name or "LayerNorm.weight" in name)]
+        decayed = [
+            parameter for name, parameter in named if not ("bias" in name or "LayerNorm.weight" in name)
+        ]
         optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}], lr=RATE, eps=1e-8
+            [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}],
+            lr=RATE,
+            eps=1e-8,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: step / WARMUP if step < WARMUP else max(1e-7, (STEPS - step) / (STEPS - WARMUP))
+            optimizer,
+            lambda step: step / WARMUP if step < WARMUP else max(1e-7, (STEPS - step) / (STEPS - WARMUP)),
         )
         losses = []
         for step in range(STEPS):
-            scores, positives = self.scores([samples[row] for row in order[step * BATCH : (step + 1) * BATCH]], 1, 1)
+            scores, positives = self.scores(
+                [samples[row] for row in order[step * BATCH : (step + 1) * BATCH]], 1, 1
+            )
             loss = torch.nn.functional.nll_loss(torch.log_softmax(scores, dim=1), positives)
             loss.backward()
             torch.nn.utils.clip_grad_norm_([parameter for _, parameter in named], CLIP)
@@ -108,8 +130,11 @@ class Original:
         return sum(losses) / batches, correct, batches * batch_size
 
     @torch.no_grad()
-    def rank(self, samples: list[TrainingSample], batch_size: int, max_questions: int, others: int, hards: int) -> tuple[float, float, int]:
-        """Lowest and highest mean place of the positives' slots, depending on how ties fall, and the number of questions."""
+    def rank(
+        self, samples: list[TrainingSample], batch_size: int, max_questions: int, others: int, hards: int
+    ) -> tuple[float, float, int]:
+        """Lowest and highest mean place of the positives' slots, depending on how ties fall, and the number
+        of questions."""
         taken: list[TrainingSample] = []
         for number in range(len(samples) // batch_size):
             taken += samples[number * batch_size : (number + 1) * batch_size]
@@ -123,16 +148,20 @@ class Original:
 
 
 def samples_of(count: int, seed: int, *, most: int = 9) -> list[TrainingSample]:
-    """With at most ``most`` negatives of a kind; some questions have none, and many passages occur for several questions."""
+    """With at most ``most`` negatives of a kind; some questions have none, and many passages occur for
+    several questions."""
     return [
-        replace(sample, hard_negatives=sample.hard_negatives[:most], other_negatives=sample.other_negatives[:most])
+        replace(
+            sample, hard_negatives=sample.hard_negatives[:most], other_negatives=sample.other_negatives[:most]
+        )
         for sample in make_samples(count, seed=seed, num_passages=15)
     ]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An encoder, an original checkpoint ``x.cp`` that names an encoder which is not here, train.json and dev.json."""
+    """An encoder, an original checkpoint ``x.cp`` that names an encoder which is not here, train.json and
+    dev.json."""
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     # Wide initial weights, so that scores differ visibly.
     encoder_folder(tmp_path / "bert", initializer_range=0.4)
@@ -217,11 +246,16 @@ def test_the_gradient_is_clipped_as_if_it_were_divided_by_the_number_of_processe
 
 
 def test_prefixes_belong_to_training(folder: Path) -> None:
-    """As in the original, ``special_token`` does not change the metrics of a validation; without the preset it does."""
+    """As in the original, ``special_token`` does not change the metrics of a validation; without the preset
+    it does."""
     metrics = []
     for compat in ("dpr", None):
         for prefix in (None, "ba"):
-            config = config_of(folder, dev_datasets=["dev"], datasets={"dev": {"file": str(folder / "dev.json"), "special_token": prefix}})
+            config = config_of(
+                folder,
+                dev_datasets=["dev"],
+                datasets={"dev": {"file": str(folder / "dev.json"), "special_token": prefix}},
+            )
             config.compat = compat
             metrics.append(run(config))
     assert metrics[0] == metrics[1]
@@ -241,7 +275,9 @@ def test_evaluation_gives_the_metrics_of_the_original(folder: Path) -> None:
     low, high, ranked = original.rank(samples, 4, 5, 2, 2)
     assert ranked == 8
     assert low < high  # there are ties
-    assert (metrics["eval/avg_rank_low"], metrics["eval/avg_rank_high"]) == pytest.approx((low, high), abs=1e-6)
+    assert (metrics["eval/avg_rank_low"], metrics["eval/avg_rank_high"]) == pytest.approx(
+        (low, high), abs=1e-6
+    )
     assert low <= metrics["eval/avg_rank"] <= high
 
 

@@ -1,4 +1,5 @@
-"""A decoder read at its end token keeps the promises: one gradient over processes, in chunks, packed or padded; with adapters too."""
+"""A decoder read at its end token keeps the promises: one gradient over processes, in chunks, packed or
+padded; with adapters too."""
 
 from __future__ import annotations
 
@@ -16,10 +17,17 @@ from tests.invariants.test_one_gradient import TOLERANCE, gradient_of_a_step
 
 SETTINGS = {"pooling": "last", "append_eos": True, "normalize": True, "sequence_length": 40}
 DIRECT: dict[str, Any] = {"settings": SETTINGS, "options": {"temperature": 0.05}}
-ADAPTERS: dict[str, Any] = {**DIRECT, "settings": {**SETTINGS, "adapter": "lora", "lora_rank": 4}, "prepare": randomize_adapters}
+ADAPTERS: dict[str, Any] = {
+    **DIRECT,
+    "settings": {**SETTINGS, "adapter": "lora", "lora_rank": 4},
+    "prepare": randomize_adapters,
+}
 CASES: dict[str, dict[str, Any]] = {"direct": DIRECT, "adapters": ADAPTERS}
 CASES |= {f"{name}, cached": {**case, "grad_cache_tokens": 100} for name, case in list(CASES.items())}
-CASES |= {f"{name}, padded": {**case, "options": {**case["options"], "packed": False}} for name, case in list(CASES.items())}
+CASES |= {
+    f"{name}, padded": {**case, "options": {**case["options"], "packed": False}}
+    for name, case in list(CASES.items())
+}
 
 
 def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -27,22 +35,36 @@ def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def by_world_size(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
+def by_world_size(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
     """A StarCoder2 with windows and shared keys, whose norms compute in the precision of the weights."""
     pytest.importorskip("peft")
     folder = tmp_path_factory.mktemp("decoder")
     byte_tokenizer().save_pretrained(str(folder))
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
-    Starcoder2Config(**sizes, vocab_size=len(VOCABULARY), max_position_embeddings=64, sliding_window=8).save_pretrained(str(folder))
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+    }
+    Starcoder2Config(
+        **sizes, vocab_size=len(VOCABULARY), max_position_embeddings=64, sliding_window=8
+    ).save_pretrained(str(folder))
     return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2)}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_gradient_is_that_of_one_process_at_once_without_chunks(by_world_size: dict[int, Any], name: str) -> None:
+def test_the_gradient_is_that_of_one_process_at_once_without_chunks(
+    by_world_size: dict[int, Any], name: str
+) -> None:
     expected = by_world_size[1][0][name.split(",")[0]]
     assert max(float(tensor.norm()) for key, tensor in expected.items() if "." in key) > 1e-4
     for world_size, ranks in by_world_size.items():
         for results in ranks:
             assert results[name].keys() == expected.keys()
             for key, tensor in expected.items():
-                torch.testing.assert_close(results[name][key], tensor, rtol=0, atol=TOLERANCE, msg=f"{key} of {world_size} ranks")
+                torch.testing.assert_close(
+                    results[name][key], tensor, rtol=0, atol=TOLERANCE, msg=f"{key} of {world_size} ranks"
+                )

@@ -1,4 +1,5 @@
-"""Whole runs by every fast path, alone and together, against the slow one: padded, each pool at once, every score held.
+"""Whole runs by every fast path, alone and together, against the slow one: padded, each pool at once, every
+score held.
 
 pytest tests/invariants/test_fast_paths.py
 """
@@ -32,7 +33,12 @@ PATHS: dict[str, dict[str, Any]] = {
     "some chunks cached": {"grad_cache_tokens": 150},
     "loss in blocks": {"max_scores": 50},
     "padded, cached in chunks": {"packed": False, "grad_cache_tokens": 150},
-    "all together": {"grad_cache_tokens": 150, "max_scores": 50, "gradient_checkpointing": True, "num_workers": 1},
+    "all together": {
+        "grad_cache_tokens": 150,
+        "max_scores": 50,
+        "gradient_checkpointing": True,
+        "num_workers": 1,
+    },
 }
 TOWERS = {"two towers": {}, "one tower": {"shared": True, "pooling": "mean", "normalize": True}}
 
@@ -58,9 +64,12 @@ def trained(
     device: str = "cpu",
     **options: Any,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """Losses, norms and final weights of 6 updates of 2 pools each; ``loss_scale`` switches fp16's scaler on."""
+    """Losses, norms and final weights of 6 updates of 2 pools each; ``loss_scale`` switches fp16's scaler
+    on."""
     tower_options = TowerOptions(packed=packed, learn_temperature=True, temperature=0.3)
-    model = tiny_model(encoder_folder(folder / "encoder"), dtype=dtype, options=tower_options, **settings).to(device)
+    model = tiny_model(encoder_folder(folder / "encoder"), dtype=dtype, options=tower_options, **settings).to(
+        device
+    )
     curve, run = Curve(), folder / f"run-{len(list(folder.iterdir()))}"
     given = {**CLIPPED, "warmup_steps": 2, "other_negatives": 1, "gradient_accumulation_steps": 2, **options}
     loss = BiEncoderNllLoss(max_scores=max_scores)
@@ -72,11 +81,15 @@ def trained(
 
 
 @pytest.mark.parametrize("towers", TOWERS)
-def test_every_fast_path_trains_as_the_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, towers: str) -> None:
+def test_every_fast_path_trains_as_the_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, towers: str
+) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)  # several packs
     monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 1)
     slow, weights = trained(tmp_path, TOWERS[towers], packed=False)
-    assert len(slow.losses) == 6 and max(slow.losses) - min(slow.losses) > 0.01, "a flat curve would prove little"
+    assert len(slow.losses) == 6 and max(slow.losses) - min(slow.losses) > 0.01, (
+        "a flat curve would prove little"
+    )
     assert min(slow.norms) > LIMIT, "every update is clipped"
     for name, path in PATHS.items():
         curve, found = trained(tmp_path, TOWERS[towers], **path)
@@ -90,7 +103,8 @@ def test_every_fast_path_trains_as_the_slow_one(tmp_path: Path, monkeypatch: pyt
 def test_a_loss_scale_changes_no_bit_of_the_weights(tmp_path: Path, grad_cache_tokens: int) -> None:
     """It is a power of two: scaled and unscaled before it is clipped, the gradient is the same number."""
     results = [
-        trained(tmp_path, {}, dtype=torch.float32, grad_cache_tokens=grad_cache_tokens, loss_scale=scale) for scale in (0.0, 2.0**10)
+        trained(tmp_path, {}, dtype=torch.float32, grad_cache_tokens=grad_cache_tokens, loss_scale=scale)
+        for scale in (0.0, 2.0**10)
     ]
     (plain, expected), (scaled, found) = results
     assert min(plain.norms) > LIMIT, "every update is clipped"

@@ -1,4 +1,5 @@
-"""Twenty pools of training against an independent loop: plain Hugging Face BERT, plain softmax over the pool, plain AdamW.
+"""Twenty pools of training against an independent loop: plain Hugging Face BERT, plain softmax over the pool,
+plain AdamW.
 
 pytest tests/invariants/test_loss_curve.py
 """
@@ -25,13 +26,19 @@ def plain_samples() -> list[TrainingSample]:
     """Every passage occurs once in the file, so that a plain softmax over the pool is the whole truth."""
     samples = []
     for number, sample in enumerate(make_samples(POOLS * BATCH, seed=3)):
-        positive, negative = (Passage(f"{sample.positives[0].text} {kind} {number}", sample.positives[0].title) for kind in ("ba", "de"))
+        positive, negative = (
+            Passage(f"{sample.positives[0].text} {kind} {number}", sample.positives[0].title)
+            for kind in ("ba", "de")
+        )
         samples.append(TrainingSample(sample.question, (positive,), (negative,)))
     return samples
 
 
-def reference_curve(folder: Path, samples: list[TrainingSample], order: list[int], accumulation: int) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of the updates; the gradient of an update is the mean over its pools, clipped once."""
+def reference_curve(
+    folder: Path, samples: list[TrainingSample], order: list[int], accumulation: int
+) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of the updates; the gradient of an update is the mean over its pools, clipped
+    once."""
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model = tiny_model(folder)
     towers = []
@@ -39,21 +46,33 @@ def reference_curve(folder: Path, samples: list[TrainingSample], order: list[int
         tower = AutoModel.from_config(trained.config, dtype=torch.float64)
         tower.load_state_dict(trained.backbone.state_dict(), strict=False)
         towers.append(tower.train())
-    parameters = [parameter for tower in towers for name, parameter in tower.named_parameters() if "pooler" not in name]
+    parameters = [
+        parameter for tower in towers for name, parameter in tower.named_parameters() if "pooler" not in name
+    ]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0)
     losses, norms = [], []
     for step in range(updates := POOLS // accumulation):
         total = 0.0
         for pool in range(step * accumulation, (step + 1) * accumulation):
             batch = [samples[row] for row in order[pool * BATCH : (pool + 1) * BATCH]]
-            texts = [(passage.title, passage.text) for sample in batch for passage in (sample.positives[0], sample.hard_negatives[0])]
+            texts = [
+                (passage.title, passage.text)
+                for sample in batch
+                for passage in (sample.positives[0], sample.hard_negatives[0])
+            ]
             vectors = []
             for tower, inputs in zip(towers, ([sample.question for sample in batch], texts), strict=True):
                 encoded = [
-                    tokenizer(*((text,) if isinstance(text, str) else text if text[0] else text[1:]), truncation=True, max_length=24)
+                    tokenizer(
+                        *((text,) if isinstance(text, str) else text if text[0] else text[1:]),
+                        truncation=True,
+                        max_length=24,
+                    )
                     for text in inputs
                 ]
-                padded = tokenizer.pad([{"input_ids": item["input_ids"]} for item in encoded], return_tensors="pt")
+                padded = tokenizer.pad(
+                    [{"input_ids": item["input_ids"]} for item in encoded], return_tensors="pt"
+                )
                 vectors.append(tower(**padded).last_hidden_state[:, 0])
             scores = vectors[0] @ vectors[1].T
             loss = torch.nn.functional.cross_entropy(scores, torch.arange(BATCH) * 2) / accumulation

@@ -1,4 +1,5 @@
-"""Every objective is one function of its pool: 1, 2 and 4 processes, direct and cached, packed and padded, whole and in blocks.
+"""Every objective is one function of its pool: 1, 2 and 4 processes, direct and cached, packed and padded,
+whole and in blocks.
 
 pytest tests/invariants/test_objectives.py
 """
@@ -55,7 +56,11 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "hardness": 0.5,
     },
     "matryoshka": {"dimensions": [16, 8, 3], "dimension_weights": [1.0, 0.5, 0.25]},
-    "matryoshka of vectors of length 1, all terms": {"dimensions": [4, 10], "kl_weight": 1.0, "symmetric_weight": 1.0},
+    "matryoshka of vectors of length 1, all terms": {
+        "dimensions": [4, 10],
+        "kl_weight": 1.0,
+        "symmetric_weight": 1.0,
+    },
     "own negatives only": {"in_batch_negatives": False},
     "own negatives only, all positives, guarded, weighed": {
         "in_batch_negatives": False,
@@ -76,7 +81,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 STORED = {name for name, settings in OBJECTIVES.items() if settings.get("teacher") == "stored"}
 QUESTIONS_TAUGHT = {"a teacher's vectors of questions, and nll"}
-NORMALIZED = {"kl alone", "matryoshka of vectors of length 1, all terms", "hard negatives weigh more", "margin to the positive"}
+NORMALIZED = {
+    "kl alone",
+    "matryoshka of vectors of length 1, all terms",
+    "hard negatives weigh more",
+    "margin to the positive",
+}
 TWO_POSITIVES = {
     "nll, kl and margin_mse",
     "own negatives only, all positives, guarded, weighed",
@@ -98,7 +108,8 @@ class HandMadeGuide(Guide):
 
 
 def with_teacher(batch: BiEncoderBatch) -> BiEncoderBatch:
-    """Scores that are a function of question and passage; some slots have none, and some questions none at all."""
+    """Scores that are a function of question and passage; some slots have none, and some questions none at
+    all."""
     rows = torch.tensor(batch.rows).repeat_interleave(len(batch.context_ids) // len(batch))
     number = (batch.context_ids[:, 0] % 1009 + 7 * rows) % 101
     scores = number.to(torch.float32) / 20
@@ -109,7 +120,9 @@ def with_teacher(batch: BiEncoderBatch) -> BiEncoderBatch:
 def pool_batch(tensorizer: Tensorizer, num_positives: int, rank: int, world_size: int) -> BiEncoderBatch:
     source = ListSource(make_samples(3 * POOL, num_passages=24))
     order = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=rank, world_size=world_size)
-    collator = Collator(tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, num_positives=num_positives, seed=5)
+    collator = Collator(
+        tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, num_positives=num_positives, seed=5
+    )
     sets = [(source, DataSetSettings(loss_scale=0.5))]
     return with_teacher(PoolDataset(sets, MultiSetDataIterator([order], seed=5), collator)[1, 0])
 
@@ -124,8 +137,13 @@ def make_model(folder: Path, normalize: bool, packed: bool) -> BiEncoder:
 def teacher_of(folder: Path, name: str) -> ModelTeacher | StoredTeacher:
     """Stored vectors are those of the very model."""
     if name in STORED:
-        saved, batch = BiEncoder.load(folder.parent / "teacher").double(), pool_batch(make_model(folder, False, True).tensorizer, 1, 0, 1)
-        chunk = saved.encode_batch(batch.contexts, encoder_type="ctx")[batch.context_row][batch.context_valid].numpy()
+        saved, batch = (
+            BiEncoder.load(folder.parent / "teacher").double(),
+            pool_batch(make_model(folder, False, True).tensorizer, 1, 0, 1),
+        )
+        chunk = saved.encode_batch(batch.contexts, encoder_type="ctx")[batch.context_row][
+            batch.context_valid
+        ].numpy()
         keys = batch.context_ids[batch.context_valid, 0].numpy()
         vectors = StoredVectors([chunk[:5], chunk[5:]], keys, np.arange(len(keys)), fingerprint="stored")
         return StoredTeacher(vectors, ["tiny"], make_model(folder, False, True))
@@ -140,13 +158,17 @@ def make_parallel(folder: Path, normalize: bool, packed: bool) -> tuple[BiEncode
     return model, data_parallel(model, current_ranks(), CPU)
 
 
-def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scores: int = 1 << 22) -> dict[str, torch.Tensor]:
+def gradient_of(
+    folder: Path, name: str, *, cached: bool, packed: bool, max_scores: int = 1 << 22
+) -> dict[str, torch.Tensor]:
     """Loss, number correct and gradient of one step, as every rank of a group sees them."""
     ranks = current_ranks()
     settings = ObjectiveSettings(**OBJECTIVES[name])
     guide = HandMadeGuide() if settings.guide else None
     teacher = teacher_of(folder, name) if settings.teacher else None
-    loss = Objective(settings, normalize=name in NORMALIZED, guide=guide, teacher=teacher, max_scores=max_scores)
+    loss = Objective(
+        settings, normalize=name in NORMALIZED, guide=guide, teacher=teacher, max_scores=max_scores
+    )
     step: Step
     if cached:
         model = make_model(folder, name in NORMALIZED, packed)
@@ -155,9 +177,21 @@ def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scor
         model, parallel = make_parallel(folder, name in NORMALIZED, packed)
         step = DirectStep(parallel, loss, ranks=ranks, device=CPU)
     model.zero_grad()
-    result = step(pool_batch(model.tensorizer, 1 + (name in TWO_POSITIVES), ranks.rank, ranks.world_size), num_pools=1, is_last=True)
-    gradient = {key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None}
-    return {"loss": sum_over_ranks(result.loss_sum) / POOL, "correct": sum_over_ranks(result.num_correct), **gradient}
+    result = step(
+        pool_batch(model.tensorizer, 1 + (name in TWO_POSITIVES), ranks.rank, ranks.world_size),
+        num_pools=1,
+        is_last=True,
+    )
+    gradient = {
+        key: parameter.grad.clone()
+        for key, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return {
+        "loss": sum_over_ranks(result.loss_sum) / POOL,
+        "correct": sum_over_ranks(result.num_correct),
+        **gradient,
+    }
 
 
 WAYS = {
@@ -171,7 +205,11 @@ WAYS = {
 
 
 def every_case(folder: Path) -> dict[tuple[str, str], dict[str, torch.Tensor]]:
-    return {(name, way): gradient_of(folder, name, **options) for name in OBJECTIVES for way, options in WAYS.items()}
+    return {
+        (name, way): gradient_of(folder, name, **options)
+        for name in OBJECTIVES
+        for way, options in WAYS.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +221,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[int, list[dict[tuple[str, str], dict[str, torch.Tensor]]]]:
-    """For 1, 2 and 4 processes: what each rank computed. One group a size, since starting processes takes seconds."""
+    """For 1, 2 and 4 processes: what each rank computed. One group a size, since starting processes takes
+    seconds."""
     return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2, 4)}
 
 
@@ -193,7 +232,13 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     model.zero_grad()
     batch = pool_batch(model.tensorizer, 1 + (name in TWO_POSITIVES), 0, 1)
     vectors = model(batch.questions, batch.contexts)
-    pool = PlainPool(vectors.questions, vectors.contexts[batch.context_row], batch, vectors.temperature.value, model.settings.normalize)
+    pool = PlainPool(
+        vectors.questions,
+        vectors.contexts[batch.context_row],
+        batch,
+        vectors.temperature.value,
+        model.settings.normalize,
+    )
     if "guide" in OBJECTIVES[name]:
         found = HandMadeGuide().vectors(batch.context_ids)
         pool.guide = {key: vector for key, vector in zip(pool.keys, found, strict=True) if vector.any()}
@@ -201,20 +246,24 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
         teacher = BiEncoder.load(folder.parent / "teacher").double()
         with torch.no_grad():
             slots = teacher.ctx_model.of_padded(*batch.contexts.padded(0))[batch.context_row]
-            questions = None if name in STORED else teacher.question_model.of_padded(*batch.questions.padded(0))
+            questions = (
+                None if name in STORED else teacher.question_model.of_padded(*batch.questions.padded(0))
+            )
             pool.taught = questions, None if name in QUESTIONS_TAUGHT else slots
     value = objective(pool, OBJECTIVES[name])
     value.backward()
-    gradient = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
+    gradient = {
+        key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None
+    }
     return {"loss": value.detach(), "correct": torch.tensor(num_correct(pool, OBJECTIVES[name])), **gradient}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_and_gradient_equal_the_slow_truth(folder: Path, found: dict[int, Any], name: str) -> None:
     expected = slow_truth(folder, name)
-    assert max(float(tensor.norm()) for key, tensor in expected.items() if key not in ("loss", "correct")) > 1e-4, (
-        "a zero gradient is equal everywhere"
-    )
+    assert (
+        max(float(tensor.norm()) for key, tensor in expected.items() if key not in ("loss", "correct")) > 1e-4
+    ), "a zero gradient is equal everywhere"
     largest = 0.0
     for world_size, ranks in found.items():
         for rank, results in enumerate(ranks):

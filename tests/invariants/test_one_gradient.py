@@ -44,7 +44,9 @@ class Symmetric(Loss):
         first = BiEncoderNllLoss()(questions, pool)
         scores = score_matrix(pool.contexts[pool.candidates.target], pool.questions, pool.temperature)
         own = torch.arange(pool.own_questions.start, pool.own_questions.stop, device=questions.device)
-        return LossResult(first.losses + torch.nn.functional.cross_entropy(scores, own, reduction="none"), first.num_correct)
+        return LossResult(
+            first.losses + torch.nn.functional.cross_entropy(scores, own, reduction="none"), first.num_correct
+        )
 
 
 class Margin(Loss):
@@ -53,7 +55,9 @@ class Margin(Loss):
     needs = frozenset()
 
     def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        assert pool.own_contexts == slice(0, len(pool.contexts)) and len(pool.contexts) == len(questions) * (1 + NUM_HARD + NUM_OTHER)
+        assert pool.own_contexts == slice(0, len(pool.contexts)) and len(pool.contexts) == len(questions) * (
+            1 + NUM_HARD + NUM_OTHER
+        )
         of_question = pool.contexts.view(len(questions), -1, pool.contexts.shape[1])
         scores = torch.einsum("bd,bnd->bn", questions, of_question) / pool.temperature
         losses = ((1 - scores + scores[:, :1]).relu() * pool.candidates.counts.view_as(scores)).sum(1)
@@ -61,7 +65,8 @@ class Margin(Loss):
 
 
 class Crowd(Term):
-    """Of each question the mean squared logit of the passages that count, and of its own slots; as a term it stands beside others."""
+    """Of each question the mean squared logit of the passages that count, and of its own slots; as a term it
+    stands beside others."""
 
     needs = frozenset({"contexts", "own_scores"})
 
@@ -76,34 +81,53 @@ class Crowd(Term):
 
 
 def with_a_term() -> Loss:
-    terms = ["nll", {"use": f"{__name__}:Crowd", "weight": 0.3, "scale": 2.0}, {"use": "symmetric", "weight": 0.5}]
+    terms = [
+        "nll",
+        {"use": f"{__name__}:Crowd", "weight": 0.3, "scale": 2.0},
+        {"use": "symmetric", "weight": 0.5},
+    ]
     return make_loss(LossSettings(terms=terms), candidates="distinct")
 
 
 def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Loss, number correct and gradient of one optimizer step of ACCUMULATION pools, as every rank of a group sees them."""
+    """Loss, number correct and gradient of one optimizer step of ACCUMULATION pools, as every rank of a group
+    sees them."""
     ranks = current_ranks()
     options = TowerOptions(**case.get("options", {}))
     model = tiny_model(folder, options=options, **case.get("settings", {})).train()
     case.get("prepare", lambda model: None)(model)
     source = ListSource(make_samples(3 * POOL))
-    iterator = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=ranks.rank, world_size=ranks.world_size)
+    iterator = ShardedDataIterator(
+        len(source), global_batch_size=POOL, seed=5, rank=ranks.rank, world_size=ranks.world_size
+    )
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
-    set_options = DataSetSettings(encoder_type=case.get("encoder_type"), loss_scale=case.get("loss_scale", 1.0))
+    set_options = DataSetSettings(
+        encoder_type=case.get("encoder_type"), loss_scale=case.get("loss_scale", 1.0)
+    )
     dataset = PoolDataset([(source, set_options)], MultiSetDataIterator([iterator], seed=5), collator)
-    loss_function: Loss = BiEncoderNllLoss(candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22))
+    loss_function: Loss = BiEncoderNllLoss(
+        candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22)
+    )
     if own := case.get("loss"):
         loss_function = own()
-    compute = TrainSettings(grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none"))
+    compute = TrainSettings(
+        grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none")
+    )
     step = make_step(model, loss_function, compute, ranks=ranks, device=torch.device("cpu"))
     loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
         loss, correct = loss + result.loss_sum, correct + result.num_correct
     gradient = {
-        name: full_tensor(parameter.grad).to_dense().clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+        name: full_tensor(parameter.grad).to_dense().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
     }
-    return {"loss": sum_over_ranks(loss) / (POOL * ACCUMULATION), "correct": sum_over_ranks(correct), **gradient}
+    return {
+        "loss": sum_over_ranks(loss) / (POOL * ACCUMULATION),
+        "correct": sum_over_ranks(correct),
+        **gradient,
+    }
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -113,19 +137,31 @@ CASES: dict[str, dict[str, Any]] = {
         "settings": {"shared": True, "normalize": True, "pooling": "mean"},
         "options": {"temperature": 0.05},
     },
-    "learned temperature": {"options": {"learn_temperature": True, "temperature": 0.5}, "settings": {"normalize": True}},
+    "learned temperature": {
+        "options": {"learn_temperature": True, "temperature": 0.5},
+        "settings": {"normalize": True},
+    },
     "both sides through the question tower": {"encoder_type": "question"},
-    "frozen context tower, projection": {"options": {"fix_ctx_encoder": True}, "settings": {"projection_dim": 6}},
+    "frozen context tower, projection": {
+        "options": {"fix_ctx_encoder": True},
+        "settings": {"projection_dim": 6},
+    },
     "loss scale": {"loss_scale": 0.25},
-    "words past the layers, learned weights of tokens": {"settings": {"shared": True, "pooling": "idf", "residual_words": True}},
+    "words past the layers, learned weights of tokens": {
+        "settings": {"shared": True, "pooling": "idf", "residual_words": True}
+    },
     "a loss of all questions too": {"loss": Symmetric, "options": {"learn_temperature": True}},
     "a loss of each question by itself": {"loss": Margin},
     "a user's term": {"loss": with_a_term, "options": {"learn_temperature": True}},
-    "two adapters over one backbone": {"settings": {"adapter": "lora", "lora_rank": 4, "projection_dim": 6}, "prepare": randomize_adapters},
+    "two adapters over one backbone": {
+        "settings": {"adapter": "lora", "lora_rank": 4, "projection_dim": 6},
+        "prepare": randomize_adapters,
+    },
 }
 
 
-# Gradient caching computes the same, in chunks of a few sequences (40), of one sequence (1), partly kept (150), kept whole (100,000).
+# Gradient caching computes the same, in chunks of a few sequences (40), of one sequence (1), partly kept
+# (150), kept whole (100,000).
 CASES |= {
     f"{name}, {tokens} tokens cached": {**CASES[name], "grad_cache_tokens": tokens, "max_scores": 50}
     for name in list(CASES)
@@ -139,14 +175,19 @@ def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def by_world_size(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
-    """For 1, 2 and 3 processes: what each rank computed in every case. One group a size, since starting processes takes seconds."""
+def by_world_size(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
+    """For 1, 2 and 3 processes: what each rank computed in every case. One group a size, since starting
+    processes takes seconds."""
     folder = encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
     return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2, 3)}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(by_world_size: dict[int, Any], name: str) -> None:
+def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(
+    by_world_size: dict[int, Any], name: str
+) -> None:
     alone = by_world_size[1][0][name]
     norms = [float(tensor.norm()) for key, tensor in alone.items() if key not in ("loss", "correct")]
     assert len(norms) > 10 and max(norms) > 1e-4, "a zero gradient would be equal everywhere"
@@ -155,7 +196,11 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(by_world_siz
             assert results[name].keys() == alone.keys()
             for key, expected in alone.items():
                 torch.testing.assert_close(
-                    results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} on rank {rank} of {world_size}"
+                    results[name][key],
+                    expected,
+                    rtol=0,
+                    atol=TOLERANCE,
+                    msg=f"{key} on rank {rank} of {world_size}",
                 )
 
 
@@ -166,7 +211,9 @@ def test_a_cached_gradient_is_the_direct_one(by_world_size: dict[int, Any], name
         for results in by_world_size[world_size]:
             assert results[name].keys() == direct.keys()
             for key, expected in direct.items():
-                torch.testing.assert_close(results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} of {world_size} ranks")
+                torch.testing.assert_close(
+                    results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} of {world_size} ranks"
+                )
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["two towers", "one tower"])
@@ -187,11 +234,17 @@ def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str,
             positives.append(len(passages))
             passages += [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives]
         tokenizer = model.tensorizer.tokenizer
-        questions = embed(model.question_model.backbone, tokenizer, [source[row].question for row in rows], 24)
+        questions = embed(
+            model.question_model.backbone, tokenizer, [source[row].question for row in rows], 24
+        )
         texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
         contexts = embed(model.ctx_model.backbone, tokenizer, texts, 24)
         known = [source.known_positives(row) for row in rows]
-        total = total + pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct") / ACCUMULATION
+        total = (
+            total
+            + pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct")
+            / ACCUMULATION
+        )
     total.backward()
     torch.testing.assert_close(fast["loss"], total.detach(), rtol=0, atol=TOLERANCE)
     for name, parameter in model.named_parameters():
@@ -202,7 +255,9 @@ def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str,
 def test_the_two_candidate_rules_differ_on_this_data(tmp_path: Path) -> None:
     folder = encoder_folder(tmp_path / "encoder")
     losses = [float(gradient_of_a_step(folder, {"candidates": kind})["loss"]) for kind in ("distinct", "dpr")]
-    assert abs(losses[0] - losses[1]) > 1e-3, "the data must hold duplicates and known positives, or the tests above prove little"
+    assert abs(losses[0] - losses[1]) > 1e-3, (
+        "the data must hold duplicates and known positives, or the tests above prove little"
+    )
 
 
 def test_file_order_selection_matches_the_plain_rule() -> None:

@@ -1,4 +1,5 @@
-"""What a log line says of each train set and of the vectors of a pool: the formulas, for any number of processes, cached or not.
+"""What a log line says of each train set and of the vectors of a pool: the formulas, for any number of
+processes, cached or not.
 
 pytest tests/invariants/test_pool_metrics.py
 """
@@ -30,14 +31,24 @@ from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_mo
 from tests.helpers.training import make_trainer
 
 EXACT = {"rel": 1e-12, "abs": 1e-12}
-CASES: dict[str, dict[str, Any]] = {"direct": {}, "cached": {"grad_cache_tokens": 40}, "sharded": {"sharding": "fsdp2"}}
+CASES: dict[str, dict[str, Any]] = {
+    "direct": {},
+    "cached": {"grad_cache_tokens": 40},
+    "sharded": {"sharding": "fsdp2"},
+}
 
 
 def trainer_of(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) -> BiEncoderTrainer:
     """Three updates of pools of 12 from two sets of different sizes."""
     model = tiny_model(folder, options=TowerOptions(learn_temperature=True, temperature=0.5)).train()
     sets = [ListSource(make_samples(size, seed=size), name) for name, size in (("small", 20), ("large", 32))]
-    given = {"global_batch_size": 12, "hard_negatives": 2, "learning_rate": 1e-2, "max_steps": 3, "log_batch_step": 1}
+    given = {
+        "global_batch_size": 12,
+        "hard_negatives": 2,
+        "learning_rate": 1e-2,
+        "max_steps": 3,
+        "log_batch_step": 1,
+    }
     return make_trainer(model, sets, [], output_dir, *callbacks, **{**given, **options})
 
 
@@ -46,14 +57,18 @@ def logged(folder: Path, output_dir: Path, **options: Any) -> list[Metrics]:
     trainer = trainer_of(folder, output_dir, **options)
     trainer.callbacks.append(FunctionCallback(lambda run, metrics: logs.append(dict(metrics)), when="log"))
     trainer.train()
-    return [{name: value for name, value in line.items() if name.startswith(("pool/", "train/"))} for line in logs]
+    return [
+        {name: value for name, value in line.items() if name.startswith(("pool/", "train/"))} for line in logs
+    ]
 
 
 def every_case(folder: Path, output_dir: Path, sample: int) -> dict[str, list[Metrics]]:
     mixed = Sampling(mixed=True, weights=[1, 1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_metrics, "SAMPLE", sample)
-        found = {name: logged(folder, output_dir / name, sampling=mixed, **case) for name, case in CASES.items()}
+        found = {
+            name: logged(folder, output_dir / name, sampling=mixed, **case) for name, case in CASES.items()
+        }
         return found | {"a set a pool": logged(folder, output_dir / "apart")}
 
 
@@ -62,18 +77,27 @@ def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path, sampl
     folder = encoder_folder(tmp_path / "encoder", initializer_range=0.5)
     (expected,) = run_on_ranks(every_case, 1, folder, tmp_path / "1", sample)
     names = {f"pool/{name}" for name in (*pool_metrics.OF_QUESTIONS, *pool_metrics.OF_PASSAGES)}
-    names |= {f"train/{name}/{kind}" for name in ("small", "large") for kind in ("loss", "in_batch_acc", "share")}
+    names |= {
+        f"train/{name}/{kind}" for name in ("small", "large") for kind in ("loss", "in_batch_acc", "share")
+    }
     assert len(expected["direct"]) == 3 and all(names <= line.keys() for line in expected["direct"])
     for world_size in (2, 3):
         for results in run_on_ranks(every_case, world_size, folder, tmp_path / f"of {world_size}", sample):
             for case, lines in results.items():
                 like = expected["direct" if case in CASES else case]
                 for number, (line, wanted) in enumerate(zip(lines, like, strict=True)):
-                    close = EXACT if number == 0 else {"rel": 1e-6, "abs": 1e-6}  # Adam makes much of differences in gradients near 0
-                    assert line.keys() == wanted.keys() and line == pytest.approx(wanted, **close), f"{case}, {world_size} ranks"
+                    # Adam makes much of differences in gradients near 0
+                    close = EXACT if number == 0 else {"rel": 1e-6, "abs": 1e-6}
+                    assert line.keys() == wanted.keys() and line == pytest.approx(wanted, **close), (
+                        f"{case}, {world_size} ranks"
+                    )
     lines = expected["a set a pool"]
-    assert [sorted(name for name in line if name.endswith("/share")) for line in lines] != [["train/large/share"]] * 3
-    assert all(line[name] == 1.0 for line in lines for name in line if name.endswith("/share")), "a pool is of one set"
+    assert [sorted(name for name in line if name.endswith("/share")) for line in lines] != [
+        ["train/large/share"]
+    ] * 3
+    assert all(line[name] == 1.0 for line in lines for name in line if name.endswith("/share")), (
+        "a pool is of one set"
+    )
 
 
 class Seen(Callback):
@@ -90,8 +114,19 @@ class Seen(Callback):
 def test_they_are_the_formulas(tmp_path: Path) -> None:
     """Question by question and passage by passage, in loops."""
     seen, logs = Seen(), list[Metrics]()
-    mixed, folder = Sampling(mixed=True, weights=[1, 1]), encoder_folder(tmp_path / "encoder", initializer_range=0.5)
-    trainer = trainer_of(folder, tmp_path / "run", seen, sampling=mixed, gradient_accumulation_steps=2, log_batch_step=2, max_steps=4)
+    mixed, folder = (
+        Sampling(mixed=True, weights=[1, 1]),
+        encoder_folder(tmp_path / "encoder", initializer_range=0.5),
+    )
+    trainer = trainer_of(
+        folder,
+        tmp_path / "run",
+        seen,
+        sampling=mixed,
+        gradient_accumulation_steps=2,
+        log_batch_step=2,
+        max_steps=4,
+    )
     trainer.callbacks.append(FunctionCallback(lambda run, metrics: logs.append(dict(metrics)), when="log"))
     trainer.train()
     assert len(seen.pools) == 8
@@ -103,20 +138,30 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
         for questions, contexts, batch, temperature in seen.pools[first : first + 4]:
             for row, number in enumerate(batch.datasets):
                 positive, rivals, _ = scores_of(row, questions, contexts, batch)
-                loss = torch.logsumexp(torch.tensor([positive, *rivals], dtype=torch.float64) / temperature, 0) - positive / temperature
+                loss = (
+                    torch.logsumexp(torch.tensor([positive, *rivals], dtype=torch.float64) / temperature, 0)
+                    - positive / temperature
+                )
                 of_sets[("small", "large")[number]].append((float(loss), positive > max(rivals)))
         for name, values in of_sets.items():
             losses, correct = zip(*values, strict=True)
             found = [line[f"train/{name}/{kind}"] for kind in ("loss", "in_batch_acc", "share")]
-            assert found == pytest.approx([sum(losses) / len(values), sum(correct) / len(values), len(values) / 48], **EXACT)
+            assert found == pytest.approx(
+                [sum(losses) / len(values), sum(correct) / len(values), len(values) / 48], **EXACT
+            )
 
 
-def scores_of(row: int, questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBatch) -> tuple[float, list[float], list[float]]:
-    """A question's score with its positive, with all that compete with it, and with those of them that were given to it."""
+def scores_of(
+    row: int, questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBatch
+) -> tuple[float, list[float], list[float]]:
+    """A question's score with its positive, with all that compete with it, and with those of them that were
+    given to it."""
     ids = [tuple(pair) for pair in batch.context_ids.tolist()]
     known = {
         tuple(pair)
-        for pair, valid in zip(batch.known_positive_ids[row].tolist(), batch.known_positive_valid[row].tolist(), strict=True)
+        for pair, valid in zip(
+            batch.known_positive_ids[row].tolist(), batch.known_positive_valid[row].tolist(), strict=True
+        )
         if valid
     }
     width, own, rivals = len(ids) // len(batch), dict[Any, float](), dict[Any, float]()
@@ -125,10 +170,16 @@ def scores_of(row: int, questions: torch.Tensor, contexts: torch.Tensor, batch: 
             rivals[passage] = float(questions[row] @ contexts[slot])
             if slot // width == row:
                 own[passage] = rivals[passage]
-    return float(questions[row] @ contexts[batch.positive_idx[row]]), list(rivals.values()), list(own.values())
+    return (
+        float(questions[row] @ contexts[batch.positive_idx[row]]),
+        list(rivals.values()),
+        list(own.values()),
+    )
 
 
-def formulas(questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBatch, temperature: float) -> dict[str, float]:
+def formulas(
+    questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBatch, temperature: float
+) -> dict[str, float]:
     columns: dict[str, list[float]] = {name: [] for name in pool_metrics.OF_QUESTIONS}
     for row in range(len(batch)):
         positive, rivals, own = scores_of(row, questions, contexts, batch)
@@ -142,12 +193,18 @@ def formulas(questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBa
         if own:
             columns["hard_above_positive"].append(sum(score > positive for score in own) / len(own))
     distinct = list(
-        {tuple(pair): slot for slot, pair in reversed(list(enumerate(batch.context_ids.tolist()))) if batch.context_valid[slot]}.values()
+        {
+            tuple(pair): slot
+            for slot, pair in reversed(list(enumerate(batch.context_ids.tolist())))
+            if batch.context_valid[slot]
+        }.values()
     )
     passages = torch.nn.functional.normalize(contexts[distinct], dim=1)
     cosines = [float(passages[one] @ passages[other]) for one in range(len(distinct)) for other in range(one)]
     potential = [
-        math.exp(-2 * float((passages[one] - passages[other]).square().sum())) for one in range(len(distinct)) for other in range(one)
+        math.exp(-2 * float((passages[one] - passages[other]).square().sum()))
+        for one in range(len(distinct))
+        for other in range(one)
     ]
     strengths = torch.linalg.svdvals(passages)
     shares = strengths[strengths > 1e-9] / strengths.sum()
@@ -160,13 +217,20 @@ def formulas(questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBa
 
 def test_one_train_set_has_no_metrics_of_its_own_and_a_users_loss_may_count_alone(tmp_path: Path) -> None:
     class Counting(BiEncoderNllLoss):
-        def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch | None = None) -> LossResult:
+        def __call__(
+            self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch | None = None
+        ) -> LossResult:
             losses, correct = super().__call__(questions, pool, batch)
             return LossResult(losses, correct.sum())
 
     folder = encoder_folder(tmp_path / "encoder")
-    which, count = (logged(folder, tmp_path / str(number), loss=loss) for number, loss in enumerate((BiEncoderNllLoss(), Counting())))
-    assert [line["train/in_batch_acc"] for line in which] == pytest.approx([line["train/in_batch_acc"] for line in count], **EXACT)
+    which, count = (
+        logged(folder, tmp_path / str(number), loss=loss)
+        for number, loss in enumerate((BiEncoderNllLoss(), Counting()))
+    )
+    assert [line["train/in_batch_acc"] for line in which] == pytest.approx(
+        [line["train/in_batch_acc"] for line in count], **EXACT
+    )
     trainer = trainer_of(folder, tmp_path / "alone")
     alone = make_trainer(trainer.model, [ListSource(make_samples(20))], [], tmp_path / "one", max_steps=1)
     alone.train()
@@ -179,30 +243,60 @@ def test_a_collapse_is_named_within_fifty_steps(tmp_path: Path, caplog: pytest.L
     folder = encoder_folder(tmp_path / "encoder", initializer_range=0.5)
     for rate, is_ruined in ((1e-3, False), (1.0, True)):
         caplog.clear()
-        trainer_of(folder, tmp_path / f"{rate}", learning_rate=rate, max_steps=50, num_train_epochs=30, log_batch_step=1000).train()
+        trainer_of(
+            folder,
+            tmp_path / f"{rate}",
+            learning_rate=rate,
+            max_steps=50,
+            num_train_epochs=30,
+            log_batch_step=1000,
+        ).train()
         found = [record.message for record in caplog.records if "collapsed" in record.message]
         assert len(found) == is_ruined, caplog.text
         assert not is_ruined or "train.learning_rate=0.1" in found[0]
 
 
-def test_nobody_waits_for_the_device_before_the_log_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The meta device has shapes and no values: whoever asks it for a value, or for how many there are, fails."""
+def test_nobody_waits_for_the_device_before_the_log_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device has shapes and no values: whoever asks it for a value, or for how many there are,
+    fails."""
     trainer, seen = trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run"), list[torch.Tensor]()
-    monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # which does not know this device
+    # which does not know this device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())
     monkeypatch.setattr(pool_metrics, "HostCopy", seen.append)
-    batch, meta, vectors = trainer.plan.dataset[0, 0], torch.device("meta"), torch.zeros(36, 16, device="meta")
-    facts = batch.positive_idx, batch.context_valid, batch.context_ids, batch.known_positive_ids, batch.known_positive_valid
+    batch, meta, vectors = (
+        trainer.plan.dataset[0, 0],
+        torch.device("meta"),
+        torch.zeros(36, 16, device="meta"),
+    )
+    facts = (
+        batch.positive_idx,
+        batch.context_valid,
+        batch.context_ids,
+        batch.known_positive_ids,
+        batch.known_positive_valid,
+    )
     candidates = find_candidates("distinct", *facts).to(meta)
-    pool = Pool(vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids)
+    pool = Pool(
+        vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids
+    )
     pool_metrics.PoolMetrics(1).on_pool(trainer, vectors[:12], pool, batch)
     trainer.metrics._device = meta
     trainer.metrics.begin()
-    trainer.metrics.add(StepResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta), 12), batch)
-    assert [tensor.shape for tensor in seen] == [(2, 7), (36, 36)] and {tensor.device for tensor in seen} == {meta}
+    trainer.metrics.add(
+        StepResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta), 12), batch
+    )
+    assert [tensor.shape for tensor in seen] == [(2, 7), (36, 36)] and {tensor.device for tensor in seen} == {
+        meta
+    }
 
 
 def test_vectors_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
-    callback, trainer = pool_metrics.PoolMetrics(1), trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run")
+    callback, trainer = (
+        pool_metrics.PoolMetrics(1),
+        trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run"),
+    )
     callback._judge(trainer, torch.eye(8))
     callback._judge(trainer, torch.full((8, 8), math.nan))
     assert callback.state_dict() == {"highest_rank": pytest.approx(8.0), "has_warned": False}

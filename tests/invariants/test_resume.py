@@ -32,7 +32,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(workplace: Path, output_dir: Path, num_processes: int, *overrides: str) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"] if num_processes > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+        if num_processes > 1
+        else []
+    )
     return [
         *(sys.executable, *launcher, str(ROOT / "train_dense_encoder.py")),
         f"train_datasets=[{workplace / 'train.json'}]",
@@ -58,11 +62,19 @@ def command(workplace: Path, output_dir: Path, num_processes: int, *overrides: s
 
 
 def environment(workplace: Path) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "DPR_CACHE": str(workplace / "cache"), "HF_HUB_OFFLINE": "1"}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "DPR_CACHE": str(workplace / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
-def run(workplace: Path, output_dir: Path, num_processes: int, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """Several processes are started; one is this one, which has torch already, with all that it may have done before."""
+def run(
+    workplace: Path, output_dir: Path, num_processes: int, *overrides: str
+) -> subprocess.CompletedProcess[str]:
+    """Several processes are started; one is this one, which has torch already, with all that it may have done
+    before."""
     words = command(workplace, output_dir, num_processes, *overrides)
     if num_processes > 1:
         return subprocess.run(words, env=environment(workplace), capture_output=True, text=True, timeout=180)
@@ -77,7 +89,10 @@ def run(workplace: Path, output_dir: Path, num_processes: int, *overrides: str) 
 def kill_after_steps(workplace: Path, output_dir: Path, num_processes: int, steps: int) -> None:
     """Starts a run and kills all of its processes as soon as ``steps`` updates are in its log."""
     process = subprocess.Popen(
-        command(workplace, output_dir, num_processes), env=environment(workplace), start_new_session=True, stderr=subprocess.DEVNULL
+        command(workplace, output_dir, num_processes),
+        env=environment(workplace),
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
     )
     log, deadline = output_dir / "metrics.jsonl", time.monotonic() + 120
     while not log.exists() or log.read_text().count("train/loss") < steps:
@@ -95,7 +110,9 @@ def kill_tree(root: int) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                children.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(int(entry.name))
+                children.setdefault(
+                    int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []
+                ).append(int(entry.name))
             except OSError:
                 continue
     doomed = [root]
@@ -108,7 +125,9 @@ def kill_tree(root: int) -> None:
 
 def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
     newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
-    tensors = checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(newest, checkpoints.OPTIMIZER_FILE)
+    tensors = checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(
+        newest, checkpoints.OPTIMIZER_FILE
+    )
     return {"step": torch.tensor(int(newest.name.rpartition("step")[2])), **tensors}
 
 
@@ -118,7 +137,8 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_pr
     result = run(workplace, whole, num_processes)
     assert result.returncode == 0, result.stderr
     expected = final_weights(whole)
-    step = random.SystemRandom().randint(3, 20)  # the checkpoint of step 2 is there before step 3 is in the log
+    # the checkpoint of step 2 is there before step 3 is in the log
+    step = random.SystemRandom().randint(3, 20)
     kill_after_steps(workplace, killed, num_processes, step)
     assert int(final_weights(killed)["step"]) < int(expected["step"])
     result = run(workplace, killed, num_processes)
@@ -129,11 +149,16 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_pr
     assert all(torch.equal(found[name], expected[name]) for name in expected), f"killed after step {step}"
     assert (killed / "metrics.json").read_text() == (whole / "metrics.json").read_text()
     # What callbacks remember (best value and patience, the highest rank) is that of the undisturbed run too.
-    memories = [(checkpoints.checkpoint_folders(folder, "dpr_biencoder")[0] / "callbacks.json").read_text() for folder in (killed, whole)]
+    memories = [
+        (checkpoints.checkpoint_folders(folder, "dpr_biencoder")[0] / "callbacks.json").read_text()
+        for folder in (killed, whole)
+    ]
     assert memories[0] == memories[1]
     assert '"bad"' in memories[0] and '"highest_rank"' in memories[0]
     steps = [
-        line.split('"step": ')[1].split(",")[0] for line in (killed / "metrics.jsonl").read_text().splitlines() if "train/loss" in line
+        line.split('"step": ')[1].split(",")[0]
+        for line in (killed / "metrics.jsonl").read_text().splitlines()
+        if "train/loss" in line
     ]
     assert [int(number) for number in steps] == list(range(1, 31))
 
@@ -150,7 +175,9 @@ def test_a_finished_run_is_left_alone(workplace: Path) -> None:
     before = {path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()}
     result = run(workplace, workplace / "whole-1", 1)
     assert result.returncode == 0, result.stderr
-    assert {path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()
+    } == before
 
 
 def test_a_different_run_is_refused_and_the_setting_is_named(workplace: Path) -> None:

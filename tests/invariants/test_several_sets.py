@@ -1,4 +1,5 @@
-"""Pools of several data sets: loss and gradient are those of the formula, for any number of processes, from text and from stored tokens.
+"""Pools of several data sets: loss and gradient are those of the formula, for any number of processes, from
+text and from stored tokens.
 
 pytest tests/invariants/test_several_sets.py
 """
@@ -38,21 +39,31 @@ from tests.helpers.training import make_trainer
 POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 8, 2, 1, 2
 TOLERANCE = 1e-10
 FIRST = DataSetSettings(loss_scale=0.3, shuffle_positives=True)
-SECOND = DataSetSettings(query_prefix="ba be ", query_special_suffix=" bo", selector=1, loss_scale=1.7, normalize=True)
+SECOND = DataSetSettings(
+    query_prefix="ba be ", query_special_suffix=" bo", selector=1, loss_scale=1.7, normalize=True
+)
 
 
 def two_sets() -> list[tuple[ListSource, DataSetSettings]]:
-    """Both have passages of the same text, some with ids, some without: one passage, whatever its id and its set."""
-    return [(ListSource(make_samples(30, seed=1), "first"), FIRST), (ListSource(make_samples(22, seed=1), "second"), SECOND)]
+    """Both have passages of the same text, some with ids, some without: one passage, whatever its id and its
+    set."""
+    return [
+        (ListSource(make_samples(30, seed=1), "first"), FIRST),
+        (ListSource(make_samples(22, seed=1), "second"), SECOND),
+    ]
 
 
 def pools_of(model: Any, *, sampling: Sampling | None = None, ranks: Ranks | None = None) -> PoolDataset:
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
     mixture = sampling or Sampling(mixed=True, weights=[1, 1])
-    return cut_into_pools(two_sets(), collator, global_batch_size=POOL, ranks=ranks or Ranks(), seed=5, sampling=mixture)
+    return cut_into_pools(
+        two_sets(), collator, global_batch_size=POOL, ranks=ranks or Ranks(), seed=5, sampling=mixture
+    )
 
 
-def gradient_of_a_step(folder: Path, grad_cache_tokens: int = 0, max_scores: int = 1 << 22) -> dict[str, torch.Tensor]:
+def gradient_of_a_step(
+    folder: Path, grad_cache_tokens: int = 0, max_scores: int = 1 << 22
+) -> dict[str, torch.Tensor]:
     ranks, device = current_ranks(), torch.device("cpu")
     model = tiny_model(folder).train()
     dataset, loss = pools_of(model, ranks=ranks), BiEncoderNllLoss(max_scores=max_scores)
@@ -60,17 +71,31 @@ def gradient_of_a_step(folder: Path, grad_cache_tokens: int = 0, max_scores: int
     if grad_cache_tokens:
         step = CachedStep(model, loss, max_tokens=grad_cache_tokens, ranks=ranks, device=device)
     else:
-        step = DirectStep(DistributedDataParallel(model) if ranks.world_size > 1 else model, loss, ranks=ranks, device=device)
+        step = DirectStep(
+            DistributedDataParallel(model) if ranks.world_size > 1 else model,
+            loss,
+            ranks=ranks,
+            device=device,
+        )
     total, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
         total, correct = total + result.loss_sum, correct + result.num_correct
-    gradient = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return {"loss": sum_over_ranks(total) / (POOL * ACCUMULATION), "correct": sum_over_ranks(correct), **gradient}
+    gradient = {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return {
+        "loss": sum_over_ranks(total) / (POOL * ACCUMULATION),
+        "correct": sum_over_ranks(correct),
+        **gradient,
+    }
 
 
 def reference(folder: Path) -> dict[str, torch.Tensor]:
-    """The formula of docs/numerics.md, question by question, from texts: sum of w_i l_i / Q, the mean over the pools of the step."""
+    """The formula of docs/numerics.md, question by question, from texts: sum of w_i l_i / Q, the mean over
+    the pools of the step."""
     model = tiny_model(folder).train()
     dataset = pools_of(model)
     encode = model.tensorizer.tokenizer
@@ -84,25 +109,45 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
             positives.append(len(passages))
             name, chosen = row.namespace, dataset.collator.select(row).in_slot_order()
             passages += chosen
-            bodies = [passage.text.removeprefix('"') if name == "second" else passage.text for passage in chosen]
-            texts += [(passage.title, body) if passage.title else body for passage, body in zip(chosen, bodies, strict=True)]
+            bodies = [
+                passage.text.removeprefix('"') if name == "second" else passage.text for passage in chosen
+            ]
+            texts += [
+                (passage.title, body) if passage.title else body
+                for passage, body in zip(chosen, bodies, strict=True)
+            ]
             question = row.sample.question
             if name == "second":
                 question = f"ba be {question}" + ("" if question.endswith(" bo") else " bo")
             ids = torch.tensor([encode(question, truncation=True, max_length=24)["input_ids"]])
-            questions.append(model.question_model.backbone(input_ids=ids).last_hidden_state[0, 1 if name == "second" else 0])
+            questions.append(
+                model.question_model.backbone(input_ids=ids).last_hidden_state[
+                    0, 1 if name == "second" else 0
+                ]
+            )
         contexts = embed(model.ctx_model.backbone, encode, texts, 24)
         keys = [key(passage) for passage in passages]
         for place, row in enumerate(rows):
             answers = {key(passage) for passage in row.known_positives}
             gold = keys[positives[place]]
-            kept = [column for column, own in enumerate(keys) if own not in keys[:column] and (own == gold or own not in answers)]
+            kept = [
+                column
+                for column, own in enumerate(keys)
+                if own not in keys[:column] and (own == gold or own not in answers)
+            ]
             scores = torch.stack([questions[place] @ contexts[column] for column in kept])
             loss = -torch.log_softmax(scores, 0)[[keys[column] for column in kept].index(gold)]
-            objective = objective + {"first": 0.3, "second": 1.7}[row.namespace] * loss / (POOL * ACCUMULATION)
+            objective = objective + {"first": 0.3, "second": 1.7}[row.namespace] * loss / (
+                POOL * ACCUMULATION
+            )
             plain = plain + loss.detach() / (POOL * ACCUMULATION)
     objective.backward()
-    return {"loss": plain, **{name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}}
+    return {
+        "loss": plain,
+        **{
+            name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+        },
+    }
 
 
 def key(passage: Passage) -> tuple[str, ...]:
@@ -116,7 +161,9 @@ def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {name: gradient_of_a_step(folder, **case) for name, case in CASES.items()}
 
 
-def test_weighted_loss_and_gradient_of_mixed_pools_are_the_formula_on_1_2_and_4_processes(tmp_path: Path) -> None:
+def test_weighted_loss_and_gradient_of_mixed_pools_are_the_formula_on_1_2_and_4_processes(
+    tmp_path: Path,
+) -> None:
     folder = encoder_folder(tmp_path / "encoder")
     expected = reference(folder)
     assert max(float(tensor.norm()) for name, tensor in expected.items() if name != "loss") > 1e-3
@@ -125,7 +172,13 @@ def test_weighted_loss_and_gradient_of_mixed_pools_are_the_formula_on_1_2_and_4_
             for case, found in results.items():
                 assert found.keys() - {"correct"} == expected.keys()
                 for name, value in expected.items():
-                    torch.testing.assert_close(found[name], value, rtol=0, atol=TOLERANCE, msg=f"{case}, {name}, {world_size} processes")
+                    torch.testing.assert_close(
+                        found[name],
+                        value,
+                        rtol=0,
+                        atol=TOLERANCE,
+                        msg=f"{case}, {name}, {world_size} processes",
+                    )
 
 
 def test_weights_really_weigh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +187,9 @@ def test_weights_really_weigh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(f"{__name__}.FIRST", replace(FIRST, loss_scale=1.0))
     even = gradient_of_a_step(folder)
     torch.testing.assert_close(weighed["loss"], even["loss"])  # what is logged is the loss as it is
-    assert any(not torch.allclose(weighed[name], even[name]) for name in weighed if name not in ("loss", "correct"))
+    assert any(
+        not torch.allclose(weighed[name], even[name]) for name in weighed if name not in ("loss", "correct")
+    )
 
 
 def test_ids_of_two_sets_are_apart_and_equal_texts_are_not(tmp_path: Path) -> None:
@@ -142,7 +197,9 @@ def test_ids_of_two_sets_are_apart_and_equal_texts_are_not(tmp_path: Path) -> No
     same = TrainingSample("ba", (Passage("be", id="7"), Passage("bi")))
     sets = [(ListSource([same] * 4, name), DataSetSettings(exclude_gold=True)) for name in ("a", "b")]
     collator = Collator(model.tensorizer, num_hard=0, num_other=0, seed=0)
-    dataset = cut_into_pools(sets, collator, global_batch_size=8, ranks=Ranks(), seed=0, sampling=Sampling(mixed=True))
+    dataset = cut_into_pools(
+        sets, collator, global_batch_size=8, ranks=Ranks(), seed=0, sampling=Sampling(mixed=True)
+    )
     batch = dataset[0, 0]
     assert len({tuple(pair) for pair in batch.context_ids.tolist()}) == 2 and len(batch.contexts) == 1
     known = {tuple(map(tuple, row)) for row in batch.known_positive_ids.tolist()}
@@ -152,19 +209,34 @@ def test_ids_of_two_sets_are_apart_and_equal_texts_are_not(tmp_path: Path) -> No
 
 def test_sets_of_different_towers_cannot_share_a_pool(tmp_path: Path) -> None:
     model = tiny_model(encoder_folder(tmp_path / "encoder"))
-    sets = [(source, replace(options, encoder_type=kind)) for (source, options), kind in zip(two_sets(), ("", "ctx"), strict=True)]
+    sets = [
+        (source, replace(options, encoder_type=kind))
+        for (source, options), kind in zip(two_sets(), ("", "ctx"), strict=True)
+    ]
     collator = Collator(model.tensorizer, num_hard=1, num_other=0, seed=0)
     shared: dict[str, Any] = {"global_batch_size": 8, "ranks": Ranks(), "seed": 0}
-    message = r"mixed=true and datasets\.first\.encoder_type=null beside datasets\.second\.encoder_type=ctx are mutually exclusive"
+    message = (
+        r"mixed=true and datasets\.first\.encoder_type=null beside datasets\.second\.encoder_type=ctx are"
+        r" mutually exclusive"
+    )
     with pytest.raises(ConfigError, match=message):
         cut_into_pools(sets, collator, **shared, sampling=Sampling(mixed=True))
-    kinds = {dataset[0, pool].encoder_type for dataset in [cut_into_pools(sets, collator, **shared)] for pool in range(5)}
+    kinds = {
+        dataset[0, pool].encoder_type
+        for dataset in [cut_into_pools(sets, collator, **shared)]
+        for pool in range(5)
+    }
     assert kinds == {"", "ctx"}, "apart they are trained as ever"
 
 
 def values(batch: BiEncoderBatch) -> str:
     parts = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    flat = {f"{name}.{item.name}": getattr(part, item.name) for name, part in parts.items() if is_dataclass(part) for item in fields(part)}
+    flat = {
+        f"{name}.{item.name}": getattr(part, item.name)
+        for name, part in parts.items()
+        if is_dataclass(part)
+        for item in fields(part)
+    }
     return repr(
         [
             (name, part.tolist() if isinstance(part, torch.Tensor) else part)
@@ -199,7 +271,9 @@ def test_batches_from_text_and_from_stored_tokens_and_with_workers_are_the_same(
     collator = Collator(tensorizer, num_hard=1, num_other=1, seed=3, augmentation=Augmentation(8, 0.2))
     runs = []
     for sets, workers in ((texts, 0), (stored, 0), (stored, 1), (stored, 2)):
-        dataset = cut_into_pools(sets, collator, global_batch_size=POOL, ranks=Ranks(), seed=5, sampling=sampling)
+        dataset = cut_into_pools(
+            sets, collator, global_batch_size=POOL, ranks=Ranks(), seed=5, sampling=sampling
+        )
         order = PoolOrder(epoch=1, pool=2, num_epochs=3, pools_per_epoch=dataset.iterator.pools_per_epoch)
         runs.append([values(batch) for batch in pool_loader(dataset, order, num_workers=workers)])
     assert len(runs[0]) > 6 and len(set(runs[0])) == len(runs[0])
@@ -218,18 +292,28 @@ class StopAfter(Callback):
 def a_trainer(folder: Path, output_dir: Path, *callbacks: Callback, **options: Any) -> BiEncoderTrainer:
     given: dict[str, Any] = {"num_train_epochs": 3, "gradient_accumulation_steps": 2, "learning_rate": 1e-3}
     return make_trainer(
-        tiny_model(folder, dropout=0.1, dtype=torch.float32), two_sets(), [], output_dir, *callbacks, **{**given, **options}
+        tiny_model(folder, dropout=0.1, dtype=torch.float32),
+        two_sets(),
+        [],
+        output_dir,
+        *callbacks,
+        **{**given, **options},
     )
 
 
 def weights_of(output_dir: Path) -> dict[str, torch.Tensor]:
     newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
-    return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(newest, checkpoints.OPTIMIZER_FILE)
+    return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(
+        newest, checkpoints.OPTIMIZER_FILE
+    )
 
 
 @pytest.mark.parametrize("mixture", [*MIXTURES, Sampling(rates=[0.5, 2.5])], ids=[*NAMES, "rates"])
 def test_a_run_stopped_in_the_middle_resumes_as_if_it_had_not_been(tmp_path: Path, mixture: Sampling) -> None:
-    folder, sampling = encoder_folder(tmp_path / "encoder"), {"sampling": mixture, "train_sampling_rates": mixture.rates}
+    folder, sampling = (
+        encoder_folder(tmp_path / "encoder"),
+        {"sampling": mixture, "train_sampling_rates": mixture.rates},
+    )
     whole = a_trainer(folder, tmp_path / "whole", **sampling)
     assert whole.steps_per_epoch >= 2, "stops are in the middle of epochs"
     whole.train()
@@ -237,11 +321,17 @@ def test_a_run_stopped_in_the_middle_resumes_as_if_it_had_not_been(tmp_path: Pat
         part = a_trainer(folder, tmp_path / "parts", StopAfter(stop), **sampling)
         part.train()
         assert part.progress.step == stop < part.total_steps
-        progress = json.loads((tmp_path / "parts" / f"dpr_biencoder.step{stop}" / checkpoints.STATE_FILE).read_text())["progress"]
-        assert progress.keys() == {item.name for item in fields(part.progress)}, "nothing of the order is stored"
+        progress = json.loads(
+            (tmp_path / "parts" / f"dpr_biencoder.step{stop}" / checkpoints.STATE_FILE).read_text()
+        )["progress"]
+        assert progress.keys() == {item.name for item in fields(part.progress)}, (
+            "nothing of the order is stored"
+        )
     a_trainer(folder, tmp_path / "parts", **sampling).train()
     expected, found = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], value) for name, value in expected.items())
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], value) for name, value in expected.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,7 +345,9 @@ def test_a_run_stopped_in_the_middle_resumes_as_if_it_had_not_been(tmp_path: Pat
         ({"epoch_pools": 5}, r"train\.sampling\.epoch_pools was 0, is now 5"),
     ],
 )
-def test_a_run_with_another_mixture_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], name: str) -> None:
+def test_a_run_with_another_mixture_is_refused_by_name(
+    tmp_path: Path, changed: dict[str, Any], name: str
+) -> None:
     folder, first = encoder_folder(tmp_path / "encoder"), Sampling(mixed=True, temperature=2.0)
     a_trainer(folder, tmp_path / "run", sampling=first, max_steps=1).train()
     with pytest.raises(CheckpointError, match=name):
@@ -295,26 +387,50 @@ def test_options_of_a_set_are_checked(tmp_path: Path, options: DataSetSettings, 
 
 
 def test_overfitting_takes_the_first_pools_of_the_mixture_over_and_over(tmp_path: Path) -> None:
-    trainer = a_trainer(encoder_folder(tmp_path / "encoder"), tmp_path / "run", sampling=MIXTURES[0], overfit_batches=2)
+    trainer = a_trainer(
+        encoder_folder(tmp_path / "encoder"), tmp_path / "run", sampling=MIXTURES[0], overfit_batches=2
+    )
     batches = list(trainer.micro_batches())
-    assert [batch.rows for batch in batches] == [batches[number % 2].rows for number in range(6)] and batches[0].rows != batches[1].rows
+    assert [batch.rows for batch in batches] == [batches[number % 2].rows for number in range(6)] and batches[
+        0
+    ].rows != batches[1].rows
 
 
 @pytest.mark.parametrize(
     ("weights", "sampling", "message"),
     [
         ((1.0, None), Sampling(), r"datasets\.first\.weight is set, but second has none"),
-        ((1.0, 2.0), Sampling(weights=[1, 2]), r"datasets\.first\.weight and train\.sampling\.weights are mutually exclusive"),
-        ((1.0, 2.0), Sampling(temperature=1.0), r"datasets\.first\.weight and train\.sampling\.temperature are mutually exclusive"),
-        ((1.0, 2.0), Sampling(rates=[1, 1]), r"datasets\.first\.weight and train_sampling_rates are mutually exclusive"),
+        (
+            (1.0, 2.0),
+            Sampling(weights=[1, 2]),
+            r"datasets\.first\.weight and train\.sampling\.weights are mutually exclusive",
+        ),
+        (
+            (1.0, 2.0),
+            Sampling(temperature=1.0),
+            r"datasets\.first\.weight and train\.sampling\.temperature are mutually exclusive",
+        ),
+        (
+            (1.0, 2.0),
+            Sampling(rates=[1, 1]),
+            r"datasets\.first\.weight and train_sampling_rates are mutually exclusive",
+        ),
     ],
 )
-def test_weights_of_sets_are_for_all_sets_and_alone(weights: tuple[float | None, float | None], sampling: Sampling, message: str) -> None:
-    sets = [(source, replace(options, weight=weight)) for (source, options), weight in zip(two_sets(), weights, strict=True)]
+def test_weights_of_sets_are_for_all_sets_and_alone(
+    weights: tuple[float | None, float | None], sampling: Sampling, message: str
+) -> None:
+    sets = [
+        (source, replace(options, weight=weight))
+        for (source, options), weight in zip(two_sets(), weights, strict=True)
+    ]
     with pytest.raises(ConfigError, match=message):
         with_weights_of_sets(sampling, sets)
 
 
 def test_weights_of_sets_are_the_shares() -> None:
-    sets = [(source, replace(options, weight=weight)) for (source, options), weight in zip(two_sets(), (1.0, 3.0), strict=True)]
+    sets = [
+        (source, replace(options, weight=weight))
+        for (source, options), weight in zip(two_sets(), (1.0, 3.0), strict=True)
+    ]
     assert with_weights_of_sets(Sampling(mixed=True), sets) == Sampling(mixed=True, weights=[1.0, 3.0])

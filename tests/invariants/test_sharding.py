@@ -43,23 +43,35 @@ CASES: dict[str, dict[str, Any]] = {
     "learned weights of tokens": {"settings": {"pooling": "idf"}},
 }
 # Ranks differ in the number of their chunks, and with 150 tokens in what they keep.
-CACHED = {40: ["a shared tower, cosine, mean pooling", "a learned temperature", *list(CASES)[4:6]], 150: ["two towers"]}
+CACHED = {
+    40: ["a shared tower, cosine, mean pooling", "a learned temperature", *list(CASES)[4:6]],
+    150: ["two towers"],
+}
 CASES |= {
-    f"{name}, {tokens} tokens cached": {**CASES[name], "grad_cache_tokens": tokens} for tokens, names in CACHED.items() for name in names
+    f"{name}, {tokens} tokens cached": {**CASES[name], "grad_cache_tokens": tokens}
+    for tokens, names in CACHED.items()
+    for name in names
 }
 
 
 def every_case(folder: Path, sharding: str) -> dict[str, dict[str, torch.Tensor]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "CPU_FORWARD_TOKENS", 60)  # a batch would be several packs, their number another one on each rank
-        return {name: gradient_of_a_step(folder, {**case, "sharding": sharding}) for name, case in CASES.items()}
+        # a batch would be several packs, their number another one on each rank
+        patch.setattr(packed, "CPU_FORWARD_TOKENS", 60)
+        return {
+            name: gradient_of_a_step(folder, {**case, "sharding": sharding}) for name, case in CASES.items()
+        }
 
 
 @pytest.fixture(scope="module")
-def by_world_size(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
+def by_world_size(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
     folder = encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
     alone = every_case(folder, "none")
-    return {1: [alone]} | {world_size: run_on_ranks(every_case, world_size, folder, "fsdp2") for world_size in (2, 4)}
+    return {1: [alone]} | {
+        world_size: run_on_ranks(every_case, world_size, folder, "fsdp2") for world_size in (2, 4)
+    }
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,19 +109,30 @@ class StopAfter(Callback):
             run.request_stop("enough")
 
 
-def train(folder: Path, out: Path, *, stop_after: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> None:
+def train(
+    folder: Path, out: Path, *, stop_after: int = 0, dtype: torch.dtype = torch.float64, **options: Any
+) -> None:
     """A run that resumes what it finds in ``out``."""
     towers = TowerOptions(learn_temperature=True, temperature=0.5)
     model = tiny_model(folder, dtype=dtype, options=towers, pooling="mean", normalize=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dev_sets, "PASSAGE_BLOCK", 8)  # ranks differ in how many of these they have
         train_sets, dev = [ListSource(make_samples(60))], [ListSource(make_samples(10, seed=1), "dev")]
-        make_trainer(model, train_sets, dev, out, *([StopAfter(stop_after)] if stop_after else []), **RUN, **options).train()
+        make_trainer(
+            model, train_sets, dev, out, *([StopAfter(stop_after)] if stop_after else []), **RUN, **options
+        ).train()
 
 
 def on_two(folder: Path, runs: Path) -> None:
     train(folder, runs / "two", sharding="fsdp2", gradient_checkpointing=True)
-    train(folder, runs / "half", sharding="fsdp2", sharded_checkpoints=True, gradient_checkpointing=True, stop_after=STOP_AT)
+    train(
+        folder,
+        runs / "half",
+        sharding="fsdp2",
+        sharded_checkpoints=True,
+        gradient_checkpointing=True,
+        stop_after=STOP_AT,
+    )
     if current_ranks().is_main:
         for name in ("half-two", "half-four", "half-one"):
             shutil.copytree(runs / "half", runs / name, ignore=shutil.ignore_patterns("run.lock"))
@@ -142,8 +165,12 @@ def on_four(folder: Path, runs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whole runs of 1, 2 and 4 processes, and a run of 2 that is stopped and resumed on 2, on 4, and on one without sharding."""
-    folder, runs = encoder_folder(tmp_path_factory.mktemp("model") / "encoder"), tmp_path_factory.mktemp("runs")
+    """Whole runs of 1, 2 and 4 processes, and a run of 2 that is stopped and resumed on 2, on 4, and on one
+    without sharding."""
+    folder, runs = (
+        encoder_folder(tmp_path_factory.mktemp("model") / "encoder"),
+        tmp_path_factory.mktemp("runs"),
+    )
     run_on_ranks(on_two, 2, folder, runs)
     run_on_ranks(on_four, 4, folder, runs)
     train(folder, runs / "one")
@@ -185,13 +212,27 @@ def test_a_run_that_is_resumed_on_as_many_processes_is_bitwise_the_same(runs: Pa
 
 def test_every_process_writes_its_part_and_nothing_is_left_beside_the_checkpoints(runs: Path) -> None:
     stopped = runs / "half" / f"dpr_biencoder.step{STOP_AT}"
-    assert len(list((stopped / checkpoints.OPTIMIZER_PARTS).iterdir())) == 2 and not (stopped / checkpoints.OPTIMIZER_FILE).exists()
-    assert len(list((runs / "half-four" / f"dpr_biencoder.step{LAST_STEP}" / checkpoints.OPTIMIZER_PARTS).iterdir())) == 4
+    assert (
+        len(list((stopped / checkpoints.OPTIMIZER_PARTS).iterdir())) == 2
+        and not (stopped / checkpoints.OPTIMIZER_FILE).exists()
+    )
+    assert (
+        len(
+            list(
+                (
+                    runs / "half-four" / f"dpr_biencoder.step{LAST_STEP}" / checkpoints.OPTIMIZER_PARTS
+                ).iterdir()
+            )
+        )
+        == 4
+    )
     assert not [path for run in runs.iterdir() for path in run.iterdir() if path.name.startswith(".")]
 
 
 def test_a_disk_that_is_full_for_one_process_costs_that_checkpoint_on_all(runs: Path) -> None:
-    assert [folder.name for folder in checkpoints.checkpoint_folders(runs / "full-disk", "dpr_biencoder")] == ["dpr_biencoder.step4"]
+    assert [
+        folder.name for folder in checkpoints.checkpoint_folders(runs / "full-disk", "dpr_biencoder")
+    ] == ["dpr_biencoder.step4"]
     expected, found = final_state(runs / "two"), final_state(runs / "full-disk")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -201,10 +242,14 @@ def test_fp16_scales_the_loss_and_skips_updates_as_it_does_on_whole_models(runs:
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-4, msg=key)
     logs = [(runs / name / "metrics.jsonl").read_text().splitlines() for name in ("whole-fp16", "fp16")]
-    scales = [[json.loads(line)["optim/loss_scale"] for line in log if "optim/loss_scale" in line] for log in logs]
+    scales = [
+        [json.loads(line)["optim/loss_scale"] for line in log if "optim/loss_scale" in line] for log in logs
+    ]
     assert scales[0] == scales[1] and len(scales[0]) == LAST_STEP
 
 
 def test_a_checkpoint_of_a_sharded_run_is_a_model_like_any_other(runs: Path) -> None:
-    vectors = [BiEncoder.load(runs / name).encode_questions(["bade cafe", "dige"]) for name in ("one", "half-four")]
+    vectors = [
+        BiEncoder.load(runs / name).encode_questions(["bade cafe", "dige"]) for name in ("one", "half-four")
+    ]
     assert numpy.abs(vectors[0] - vectors[1]).max() < 1e-6

@@ -1,4 +1,5 @@
-"""The score before the first step: the same training with and without it, the same metrics for any number of ranks, measured once.
+"""The score before the first step: the same training with and without it, the same metrics for any number of
+ranks, measured once.
 
 pytest tests/invariants/test_start.py
 """
@@ -41,10 +42,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trainer(folder: Path, output_dir: Path, *callbacks: Any, dtype: torch.dtype = torch.float32, **options: Any) -> BiEncoderTrainer:
-    """Four updates an epoch, two epochs, dropout; the NLL, the average rank from the second epoch on, and a search."""
+def trainer(
+    folder: Path, output_dir: Path, *callbacks: Any, dtype: torch.dtype = torch.float32, **options: Any
+) -> BiEncoderTrainer:
+    """Four updates an epoch, two epochs, dropout; the NLL, the average rank from the second epoch on, and a
+    search."""
     model = BiEncoder.load(folder / "base", dropout=0.1).to(dtype)
-    defaults = {"validation": [entry(folder)], "learning_rate": 1e-2, "global_batch_size": 6, "val_av_rank_start_epoch": 1}
+    defaults = {
+        "validation": [entry(folder)],
+        "learning_rate": 1e-2,
+        "global_batch_size": 6,
+        "val_av_rank_start_epoch": 1,
+    }
     defaults["eval_at_start"] = True  # so small a run would leave it out
     sets = [ListSource(make_samples(24))], [ListSource(make_samples(9, seed=1), "dev")]
     return make_trainer(model, *sets, output_dir, *callbacks, **{**defaults, **options})
@@ -64,14 +73,20 @@ def content(output_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def test_training_has_the_same_bits_with_and_without_it(folder: Path, tmp_path: Path) -> None:
-    scored, without = trainer(folder, tmp_path / "scored"), trainer(folder, tmp_path / "without", eval_at_start=False)
+    scored, without = (
+        trainer(folder, tmp_path / "scored"),
+        trainer(folder, tmp_path / "without", eval_at_start=False),
+    )
     scored.train()
     without.train()
     first, second = content(tmp_path / "scored"), content(tmp_path / "without")
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     start, *logged = lines(tmp_path / "scored")
     kept = [{key: value for key, value in line.items() if not key.startswith("perf/")} for line in logged]
-    assert kept == [{key: value for key, value in line.items() if not key.startswith("perf/")} for line in lines(tmp_path / "without")]
+    assert kept == [
+        {key: value for key, value in line.items() if not key.startswith("perf/")}
+        for line in lines(tmp_path / "without")
+    ]
     assert start["step"] == 0 and without.progress.start_metrics == {}
     model = BiEncoder.load(folder / "base")
     assert run_validations(scored.validations, model).items() <= start.items()
@@ -107,7 +122,9 @@ def test_any_number_of_ranks_has_the_same_metrics(folder: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("step", [2, 5])
-def test_a_resumed_run_does_not_measure_it_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_a_resumed_run_does_not_measure_it_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer(folder, tmp_path, KilledAt(step), save_every_steps=1).train()
     before = lines(tmp_path)[0]
@@ -130,20 +147,29 @@ def test_only_a_start_with_weights_is_measured_unless_asked_for(folder: Path, tm
     random, settings = tiny_model(folder / "encoder"), EncoderSettings(pooling="idf", shared=True)
     static = BiEncoder.from_pretrained(str(static_folder(tmp_path / "static")), settings)
     for number, (model, options, is_measured) in enumerate(
-        [(random, {}, False), (random, {"eval_at_start": True}, True), (static, {}, True), (BiEncoder.load(folder / "base"), {}, True)]
+        [
+            (random, {}, False),
+            (random, {"eval_at_start": True}, True),
+            (static, {}, True),
+            (BiEncoder.load(folder / "base"), {}, True),
+        ]
     ):
         job = make_trainer(model, *sets, tmp_path / str(number), max_steps=3, **options)
         job.train()
         assert bool(job.progress.start_metrics) == is_measured, number
 
 
-def test_a_start_that_costs_too_much_is_named_in_the_log(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_costs_too_much_is_named_in_the_log(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     sets = [ListSource(make_samples(24))], [ListSource(make_samples(300, seed=1), "dev")]
     job = make_trainer(BiEncoder.load(folder / "base"), *sets, tmp_path / "run")
     job.train()
     assert job.progress.start_metrics == {}
-    assert "the start is not measured: " in caplog.text and "train.eval_at_start=true measures it" in caplog.text
+    assert (
+        "the start is not measured: " in caplog.text and "train.eval_at_start=true measures it" in caplog.text
+    )
 
 
 def test_it_needs_a_validation() -> None:

@@ -1,4 +1,5 @@
-"""Static encoders keep the promises: one gradient and one model on any number of processes, cached as direct, resumed bit for bit.
+"""Static encoders keep the promises: one gradient and one model on any number of processes, cached as direct,
+resumed bit for bit.
 
 pytest tests/invariants/test_static.py
 """
@@ -25,7 +26,10 @@ CASES: dict[str, dict[str, Any]] = {
     "packed": {"settings": SHARED, "options": {"temperature": 0.05}},
     "padded": {"settings": SHARED, "options": {"temperature": 0.05, "packed": False}},
     "cached": {"settings": SHARED, "options": {"temperature": 0.05}, "grad_cache_tokens": 40},
-    "two towers": {"settings": {"pooling": "mean", "projection_dim": 6}, "options": {"temperature": 0.05, "learn_temperature": True}},
+    "two towers": {
+        "settings": {"pooling": "mean", "projection_dim": 6},
+        "options": {"temperature": 0.05, "learn_temperature": True},
+    },
     "two towers, cached": {
         "settings": {"pooling": "mean", "projection_dim": 6},
         "options": {"temperature": 0.05, "learn_temperature": True},
@@ -40,7 +44,10 @@ BESIDE: dict[str, Any] = {"static_questions": True, "pooling": "mean", "projecti
 FROZEN: dict[str, Any] = {"temperature": 0.5, "fix_ctx_encoder": True}
 CASES |= {
     "beside a transformer": {"settings": BESIDE, "options": {"temperature": 0.5, "learn_temperature": True}},
-    "beside a transformer, padded": {"settings": BESIDE, "options": {"temperature": 0.5, "learn_temperature": True, "packed": False}},
+    "beside a transformer, padded": {
+        "settings": BESIDE,
+        "options": {"temperature": 0.5, "learn_temperature": True, "packed": False},
+    },
     "beside a transformer, cached": {
         "settings": BESIDE,
         "options": {"temperature": 0.5, "learn_temperature": True},
@@ -56,7 +63,10 @@ SAME_AS |= {f"{name}, {how}": name for name in OTHERS for how in ("padded", "cac
 
 
 def every_gradient_and_model(folder: Path) -> dict[str, dict[str, Tensor]]:
-    places = {name: folder / "bert" if case.get("settings", {}).get("static_questions") else folder for name, case in CASES.items()}
+    places = {
+        name: folder / "bert" if case.get("settings", {}).get("static_questions") else folder
+        for name, case in CASES.items()
+    }
     found = {name: gradient_of_a_step(places[name], case) for name, case in CASES.items()}
     found["run"] = trained(folder, folder / "runs" / "direct")
     found["run, cached"] = trained(folder, folder / "runs" / "cached", grad_cache_tokens=40)
@@ -70,13 +80,33 @@ class StopAt(Callback):
 
 
 def trained(
-    folder: Path, out: Path, *callbacks: Callback, settings: dict[str, Any] = SHARED, dropout: float = 0.0, **options: Any
+    folder: Path,
+    out: Path,
+    *callbacks: Callback,
+    settings: dict[str, Any] = SHARED,
+    dropout: float = 0.0,
+    **options: Any,
 ) -> dict[str, Tensor]:
     """Weights after 8 updates of 2 pools of 8."""
     model = tiny_model(folder, options=TowerOptions(temperature=0.05), dropout=dropout, **settings)
     # The largest gradients are about 1: updates then do not magnify the rounding of small ones.
-    options = {"global_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 8, "adam_eps": 0.01, **options}
-    make_trainer(model, [ListSource(make_samples(70))], [], out, *callbacks, learning_rate=0.05, weight_decay=0.1, **options).train()
+    options = {
+        "global_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 8,
+        "adam_eps": 0.01,
+        **options,
+    }
+    make_trainer(
+        model,
+        [ListSource(make_samples(70))],
+        [],
+        out,
+        *callbacks,
+        learning_rate=0.05,
+        weight_decay=0.1,
+        **options,
+    ).train()
     return {name: weight.detach().clone() for name, weight in model.weights().items()}
 
 
@@ -93,12 +123,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, 
 @pytest.mark.parametrize("name", [*CASES, "run", "run, cached"])
 def test_gradients_and_weights_do_not_depend_on_processes_or_chunks(found: dict[int, Any], name: str) -> None:
     expected = found[1][0][SAME_AS.get(name, name.removesuffix(", cached"))]
-    assert max(float(tensor.abs().max()) for key, tensor in expected.items() if key not in ("loss", "correct")) > 1e-3
+    assert (
+        max(float(tensor.abs().max()) for key, tensor in expected.items() if key not in ("loss", "correct"))
+        > 1e-3
+    )
     for world_size, ranks in found.items():
         for results in ranks:
             assert results[name].keys() == expected.keys()
             for key, tensor in expected.items():
-                torch.testing.assert_close(results[name][key], tensor, rtol=0, atol=1e-10, msg=f"{key}, {world_size} ranks")
+                torch.testing.assert_close(
+                    results[name][key], tensor, rtol=0, atol=1e-10, msg=f"{key}, {world_size} ranks"
+                )
 
 
 @pytest.mark.parametrize("settings", [SHARED, BESIDE], ids=["static", "beside a transformer"])

@@ -1,4 +1,5 @@
-"""Training and validation from a token store against training from the text: the same losses, metrics and weights, bit for bit.
+"""Training and validation from a token store against training from the text: the same losses, metrics and
+weights, bit for bit.
 
 pytest tests/invariants/test_token_store.py
 """
@@ -51,7 +52,14 @@ def config_of(folder: Path, run: str, **train: Any) -> BiEncoderTrainConfig:
     config = BiEncoderTrainConfig(output_dir=str(folder / run))
     config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(folder / "bert"), False
     config.encoder.sequence_length = 12
-    settings = {"batch_size": 8, "num_train_epochs": 3, "warmup_steps": 2, "learning_rate": 1e-2, "log_batch_step": 1, "num_workers": 0}
+    settings = {
+        "batch_size": 8,
+        "num_train_epochs": 3,
+        "warmup_steps": 2,
+        "learning_rate": 1e-2,
+        "log_batch_step": 1,
+        "num_workers": 0,
+    }
     for key, value in {**settings, **train}.items():
         setattr(config.train, key, value)
     config.train_datasets, config.dev_datasets = [str(folder / "train.json")], [str(folder / "dev.json")]
@@ -64,7 +72,9 @@ def opened(folder: Path, name: str, config: BiEncoderTrainConfig, model: Any) ->
     return as_tokens(open_sets(resolve_training_files([str(folder / name)], {}), config), config, model)
 
 
-def trained(folder: Path, config: BiEncoderTrainConfig) -> tuple[list[Metrics], dict[str, torch.Tensor], set[type]]:
+def trained(
+    folder: Path, config: BiEncoderTrainConfig
+) -> tuple[list[Metrics], dict[str, torch.Tensor], set[type]]:
     torch.manual_seed(5)
     model = build_model(config)
     sets = [opened(folder, name, config, model) for name in ("train.json", "dev.json")]
@@ -83,7 +93,9 @@ def test_prefixes_are_those_of_the_text_in_training_and_validation(folder: Path)
         config.datasets = {name: {"file": str(folder / f"{name}.json"), **entry} for name in ("train", "dev")}
         torch.manual_seed(5)
         model = build_model(config)
-        named = [open_sets(resolve_training_files([name], config.datasets), config) for name in ("train", "dev")]
+        named = [
+            open_sets(resolve_training_files([name], config.datasets), config) for name in ("train", "dev")
+        ]
         trainer = build_trainer(config, model, *(as_tokens(sets, config, model) for sets in named))
         curve = Curve()
         trainer.callbacks.insert(0, curve)
@@ -95,7 +107,9 @@ def test_prefixes_are_those_of_the_text_in_training_and_validation(folder: Path)
 
 
 @pytest.mark.parametrize(("crop", "mask"), [(0, 0.0), (9, 0.15)], ids=["plain", "augmented"])
-def test_curve_metrics_and_weights_are_bitwise_those_of_the_text(folder: Path, crop: int, mask: float) -> None:
+def test_curve_metrics_and_weights_are_bitwise_those_of_the_text(
+    folder: Path, crop: int, mask: float
+) -> None:
     results = []
     for number, setting in enumerate(("off", "auto", "auto", str(folder / "tokens"))):
         config = config_of(folder, f"run-{number}", token_store=setting)
@@ -115,7 +129,9 @@ def test_nothing_is_tokenised_in_training(folder: Path, monkeypatch: pytest.Monk
     model = build_model(config)
     sets = [opened(folder, name, config, model) for name in ("train.json", "dev.json")]
     monkeypatch.setattr(Tensorizer, "bare_tokens", None)
-    monkeypatch.setattr(Tensorizer, "_encode", lambda self, texts, *_: pytest.fail("tokenised") if texts else [])
+    monkeypatch.setattr(
+        Tensorizer, "_encode", lambda self, texts, *_: pytest.fail("tokenised") if texts else []
+    )
     build_trainer(config, model, *sets).train()
 
 
@@ -123,10 +139,23 @@ def test_a_trainer_that_is_given_a_file_stores_its_tokens_too(folder: Path) -> N
     results = []
     for number, (setting, kind) in enumerate((("off", TrainingSet), ("auto", StoredTokens))):
         model, curve = build_model(config_of(folder, "run")), Curve()
-        model.load_state_dict({name: weight if number == 0 else results[0][0][name] for name, weight in model.state_dict().items()})
+        model.load_state_dict(
+            {
+                name: weight if number == 0 else results[0][0][name]
+                for name, weight in model.state_dict().items()
+            }
+        )
         first = {name: weight.clone() for name, weight in model.state_dict().items()}
-        options = {"output_dir": folder / f"run-{number}", "token_store": setting, "batch_size": 8, "warmup_steps": 2, "log_batch_step": 1}
-        trainer = BiEncoderTrainer(model, folder / "train.json", folder / "dev.json", callbacks=[curve], **options)
+        options = {
+            "output_dir": folder / f"run-{number}",
+            "token_store": setting,
+            "batch_size": 8,
+            "warmup_steps": 2,
+            "log_batch_step": 1,
+        }
+        trainer = BiEncoderTrainer(
+            model, folder / "train.json", folder / "dev.json", callbacks=[curve], **options
+        )
         opened = [*trainer.plan.dataset.sources, *(each.source for each in trainer._dev_sets)]
         assert {type(source) for source in opened} == {kind} and len(opened) == 2
         trainer.train()
@@ -146,7 +175,9 @@ def test_a_trainer_that_is_given_a_file_stores_its_tokens_too(folder: Path) -> N
         ({"token_store": "False"}, TrainingSet),
     ],
 )
-def test_when_tokens_are_stored(folder: Path, monkeypatch: pytest.MonkeyPatch, train: dict[str, Any], kind: type) -> None:
+def test_when_tokens_are_stored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, train: dict[str, Any], kind: type
+) -> None:
     monkeypatch.chdir(folder)
     config = config_of(folder, "run", **train)
     model = build_model(config)
@@ -154,4 +185,6 @@ def test_when_tokens_are_stored(folder: Path, monkeypatch: pytest.MonkeyPatch, t
     assert type(source) is kind
     config = config_of(folder, "run", max_steps=1)
     is_there = kind is StoredTokens and "token_store" not in train
-    assert isinstance(opened(folder, "train.json", config, model)[0][0], StoredTokens) == is_there, "a store that is there is used by all"
+    assert isinstance(opened(folder, "train.json", config, model)[0][0], StoredTokens) == is_there, (
+        "a store that is there is used by all"
+    )

@@ -1,4 +1,5 @@
-"""Validation metrics do not depend on the number of processes or on how the work is cut, and equal the slow truth.
+"""Validation metrics do not depend on the number of processes or on how the work is cut, and equal the slow
+truth.
 
 pytest tests/invariants/test_validation_figures.py
 """
@@ -19,7 +20,13 @@ from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 
-OPTIONS = {"dev_batch_size": 6, "val_av_rank_hard_neg": 2, "val_av_rank_other_neg": 2, "val_av_rank_bsz": 7, "other_negatives": 1}
+OPTIONS = {
+    "dev_batch_size": 6,
+    "val_av_rank_hard_neg": 2,
+    "val_av_rank_other_neg": 2,
+    "val_av_rank_bsz": 7,
+    "other_negatives": 1,
+}
 
 
 def figures(folder: Path, candidates: str, collapsed: bool = False, **options: int) -> Metrics:
@@ -30,7 +37,10 @@ def figures(folder: Path, candidates: str, collapsed: bool = False, **options: i
                 if "LayerNorm" in name:
                     torch.nn.init.constant_(parameter, 1.0 if name.endswith("bias") else 0.0)
     # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a pool.
-    devs = [DevSet(name, ListSource(make_samples(count, seed=count), name), DataSetSettings()) for name, count in (("a", 13), ("b", 3))]
+    devs = [
+        DevSet(name, ListSource(make_samples(count, seed=count), name), DataSetSettings())
+        for name, count in (("a", 13), ("b", 3))
+    ]
     settings = TrainingSettings.of(None, **{**OPTIONS, **options})
     return run_validations(dev_validations(devs, settings, candidates=candidates), model)
 
@@ -64,11 +74,18 @@ def test_nll_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
             positives.append(len(passages))
             passages += sample_passages(source[row], 1, 1)
         with torch.no_grad():
-            questions = embed(model.question_model.backbone, model.tensorizer.tokenizer, [source[row].question for row in rows], 24)
+            questions = embed(
+                model.question_model.backbone,
+                model.tensorizer.tokenizer,
+                [source[row].question for row in rows],
+                24,
+            )
             texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
             contexts = embed(model.ctx_model.backbone, model.tensorizer.tokenizer, texts, 24)
         known = [source.known_positives(row) for row in rows]
-        total += float(pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct")) * len(rows)
+        total += float(
+            pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct")
+        ) * len(rows)
     assert metrics["eval/a/nll_loss"] == pytest.approx(total / 13, abs=1e-10)
 
 
@@ -82,7 +99,12 @@ def test_average_rank_equals_the_slow_truth(tmp_path: Path, candidates: str) -> 
         positives.append(len(passages))
         passages += sample_passages(source[row], 2, 2)
     with torch.no_grad():
-        questions = embed(model.question_model.backbone, model.tensorizer.tokenizer, [sample.question for sample in source.samples], 24)
+        questions = embed(
+            model.question_model.backbone,
+            model.tensorizer.tokenizer,
+            [sample.question for sample in source.samples],
+            24,
+        )
         texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
         contexts = embed(model.ctx_model.backbone, model.tensorizer.tokenizer, texts, 24)
     ranks = []
@@ -91,7 +113,9 @@ def test_average_rank_equals_the_slow_truth(tmp_path: Path, candidates: str) -> 
         gold_score, higher, ties = float(questions[row] @ contexts[positive]), 0, 0
         for column, passage in enumerate(passages):
             repeated = any(key_of(earlier) == key_of(passage) for earlier in passages[:column])
-            if column == positive or (candidates == "distinct" and (repeated or key_of(passage) in answers | {key_of(gold)})):
+            if column == positive or (
+                candidates == "distinct" and (repeated or key_of(passage) in answers | {key_of(gold)})
+            ):
                 continue
             score = float(questions[row] @ contexts[column])
             tied = abs(score - gold_score) < 1e-6

@@ -36,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus to search, and a base that has learned its questions."""
     folder = write_retrieval_set(tmp_path_factory.mktemp("verdict"))
     model = tiny_model(folder / "encoder", dtype=torch.float32)
-    make_trainer(model, [ListSource(SAMPLES)], [], folder / "first", num_train_epochs=12, learning_rate=1e-2).train()
+    make_trainer(
+        model, [ListSource(SAMPLES)], [], folder / "first", num_train_epochs=12, learning_rate=1e-2
+    ).train()
     model.save(folder / "base")
     return folder
 
@@ -44,9 +46,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) -> BiEncoderTrainer:
     """Two epochs of five updates from the base, at a rate that ruins it, on other questions."""
     model = BiEncoder.load(folder / "base")
-    defaults = {"validation": [entry(folder)], "learning_rate": 1.0, "global_batch_size": 6, "eval_at_start": True, "max_steps": 9}
+    defaults = {
+        "validation": [entry(folder)],
+        "learning_rate": 1.0,
+        "global_batch_size": 6,
+        "eval_at_start": True,
+        "max_steps": 9,
+    }
     sets = [ListSource(make_samples(30))], [ListSource(SAMPLES, "dev")]
-    return make_trainer(model, *sets, output_dir, *callbacks, **{**defaults, "eval_every_steps": 2, "keep_last": 1, **options})
+    return make_trainer(
+        model, *sets, output_dir, *callbacks, **{**defaults, "eval_every_steps": 2, "keep_last": 1, **options}
+    )
 
 
 def verdict_of(folder: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
@@ -59,17 +69,36 @@ def are_those_of(model: BiEncoder, other: Path) -> bool:
     return all(torch.equal(tensor, weights[name]) for name, tensor in model.weights().items())
 
 
-def test_a_ruined_model_is_found_worse_and_opening_it_says_so(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_ruined_model_is_found_worse_and_opening_it_says_so(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found = verdict_of(folder, tmp_path)
     first = found["comparisons"][0]
-    assert (found["verdict"], first["metric"], first["against"], first["num_questions"]) == ("worse", "eval/nll_loss", "the start", 40)
+    assert (found["verdict"], first["metric"], first["against"], first["num_questions"]) == (
+        "worse",
+        "eval/nll_loss",
+        "the start",
+        40,
+    )
     values = []
     for source in (folder / "base", tmp_path / found["best_checkpoint"]):
-        nll = NllValidation([DevSet("dev", ListSource(SAMPLES, "dev"), trainer(folder, tmp_path).validations[0].dev_sets[0].options)])
-        assert run_validations([nll], BiEncoder.load(source))["eval/nll_loss"] == pytest.approx(sum(nll.values["eval/nll_loss"]) / 40)
+        nll = NllValidation(
+            [
+                DevSet(
+                    "dev",
+                    ListSource(SAMPLES, "dev"),
+                    trainer(folder, tmp_path).validations[0].dev_sets[0].options,
+                )
+            ]
+        )
+        assert run_validations([nll], BiEncoder.load(source))["eval/nll_loss"] == pytest.approx(
+            sum(nll.values["eval/nll_loss"]) / 40
+        )
         values.append(nll.values["eval/nll_loss"])
     test = paired_test((values[0], values[1]), flips=10_000)
-    assert (first["difference"], first["low"], first["p"]) == pytest.approx((test.difference, test.low, test.p_flips), rel=1e-5)
+    assert (first["difference"], first["low"], first["p"]) == pytest.approx(
+        (test.difference, test.low, test.p_flips), rel=1e-5
+    )
     assert first["low"] > 0, "a loss is worse where it is higher"
     assert {(one["metric"], one["against"]) for one in found["comparisons"][1:]} == {
         ("eval/own/ndcg@10", "the start"),
@@ -108,7 +137,10 @@ def test_a_run_that_learns_is_better_and_is_kept(folder: Path, tmp_path: Path) -
     job = make_trainer(model, *sets, tmp_path, num_train_epochs=10, learning_rate=1e-2, keep="better")
     job.train()
     found = json.loads((tmp_path / "verdict.json").read_text())
-    assert found["verdict"] == "better" and found["opens"] == found["best_checkpoint"] == job.progress.best_checkpoint
+    assert (
+        found["verdict"] == "better"
+        and found["opens"] == found["best_checkpoint"] == job.progress.best_checkpoint
+    )
 
 
 class Scripted(Validation):
@@ -134,15 +166,37 @@ class Scripted(Validation):
         (
             [0.0, 0.0],
             [1.0, 1.0],
-            "too few questions to tell whether it is better than the start (mine 0.000 -> 1.000, +1.000, 2 questions)",
+            (
+                "too few questions to tell whether it is better than the start (mine 0.000 -> 1.000, +1.000,"
+                " 2 questions)"
+            ),
         ),
-        ([2.5591] * 40, [2.5592, 2.5593] * 20, "no difference to the start (mine 2.559 -> 2.559, +0.000, 95 % interval +0.000 to +0.000"),
-        ([0.1] * 40, [0.2, 0.3] * 20, "better than the start (mine 0.100 -> 0.250, +0.150, 95 % interval +0.134 to +0.166, 40 questions)"),
+        (
+            [2.5591] * 40,
+            [2.5592, 2.5593] * 20,
+            "no difference to the start (mine 2.559 -> 2.559, +0.000, 95 % interval +0.000 to +0.000",
+        ),
+        (
+            [0.1] * 40,
+            [0.2, 0.3] * 20,
+            (
+                "better than the start (mine 0.100 -> 0.250, +0.150, 95 % interval +0.134 to +0.166, 40"
+                " questions)"
+            ),
+        ),
         ([math.nan] * 40, [0.2, 0.3] * 20, "not tested against the start (mine nan -> 0.250, +nan)"),
     ],
 )
-def test_a_verdict_says_no_more_than_its_figures(folder: Path, tmp_path: Path, start: list[float], end: list[float], line: str) -> None:
-    options = {"validations": [Scripted(start, end)], "best_metric": "eval/mine", "keep": "better", "eval_every_steps": 0, "max_steps": 2}
+def test_a_verdict_says_no_more_than_its_figures(
+    folder: Path, tmp_path: Path, start: list[float], end: list[float], line: str
+) -> None:
+    options = {
+        "validations": [Scripted(start, end)],
+        "best_metric": "eval/mine",
+        "keep": "better",
+        "eval_every_steps": 0,
+        "max_steps": 2,
+    }
     model = BiEncoder.load(folder / "base")
     job = make_trainer(model, [ListSource(SAMPLES)], [], tmp_path, eval_per_epoch=1, **options)
     job.train()
@@ -160,19 +214,27 @@ def test_the_verdict_is_that_of_any_number_of_ranks(folder: Path, tmp_path: Path
             assert ours["before"] == pytest.approx(theirs["before"], rel=1e-6)
 
 
-def test_a_checkpoint_that_breaks_a_guard_is_never_the_best(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_that_breaks_a_guard_is_never_the_best(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It learns its questions, the best by the NLL, and forgets how to search."""
     questions, qrels = read_questions(folder / "questions.jsonl"), read_qrels(folder / "qrels.tsv")
     texts = {str(passage.id): passage for passage in read_passages(folder / "corpus.tsv")}
     searched = [TrainingSample(one.text, tuple(texts[key] for key in qrels[one.id])) for one in questions]
     model = BiEncoder.load(folder / "base")
-    make_trainer(model, [ListSource(searched)], [], tmp_path / "first", num_train_epochs=20, learning_rate=1e-2).train()
+    make_trainer(
+        model, [ListSource(searched)], [], tmp_path / "first", num_train_epochs=20, learning_rate=1e-2
+    ).train()
     model.save(tmp_path / "base")
 
     def learn(name: str, **options: Any) -> BiEncoderTrainer:
         sets = [ListSource(make_samples(40, seed=9))], [ListSource(make_samples(40, seed=9), "dev")]
         job = make_trainer(
-            BiEncoder.load(tmp_path / "base"), *sets, tmp_path / name, learning_rate=1e-2, **{"num_train_epochs": 4, **options}
+            BiEncoder.load(tmp_path / "base"),
+            *sets,
+            tmp_path / name,
+            learning_rate=1e-2,
+            **{"num_train_epochs": 4, **options},
         )
         job.train()
         return job
@@ -183,12 +245,18 @@ def test_a_checkpoint_that_breaks_a_guard_is_never_the_best(folder: Path, tmp_pa
     wide = learn("wide", validation=[entry(folder, guard=1.0)])
     assert wide.progress.best_value == free.progress.best_value
     caplog.clear()
-    kept = learn("kept", validation=[entry(folder, guard=0.0), entry(folder, name="far", guard=0.0)], keep="better")
+    kept = learn(
+        "kept", validation=[entry(folder, guard=0.0), entry(folder, name="far", guard=0.0)], keep="better"
+    )
     found = json.loads((tmp_path / "kept" / "verdict.json").read_text())
     assert found["guards"].keys() == {"eval/own/ndcg@10", "eval/far/ndcg@10"}
     assert kept.progress.start_metrics["eval/own/guard/ndcg@10"] == found["guards"]["eval/own/ndcg@10"]
     checked = [json.loads(line) for line in (tmp_path / "kept" / "metrics.jsonl").read_text().splitlines()]
-    fine = [line["step"] for line in checked[1:] if line.get("eval/own/ndcg@10", -1) >= found["guards"]["eval/own/ndcg@10"]]
+    fine = [
+        line["step"]
+        for line in checked[1:]
+        if line.get("eval/own/ndcg@10", -1) >= found["guards"]["eval/own/ndcg@10"]
+    ]
     if fine:
         assert found["best_checkpoint"] in {f"dpr_biencoder.step{step}" for step in fine}
     else:
@@ -199,5 +267,8 @@ def test_a_checkpoint_that_breaks_a_guard_is_never_the_best(folder: Path, tmp_pa
 
 
 def test_a_guard_needs_the_start(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.validation\[0\]\.guard=0\.01 has no effect with train\.eval_at_start=false"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train\.validation\[0\]\.guard=0\.01 has no effect with train\.eval_at_start=false",
+    ):
         trainer(folder, tmp_path, validation=[entry(folder, guard=0.01)], eval_at_start=False)

@@ -84,7 +84,10 @@ EVIL: dict[str, Callable[[Path, Path], None]] = {
         f"manifest lists {name!r}": listed(name)
         for name in ("../secret", "SECRET", "a/../../secret", "encoder/../../secret", "..", ".", "")
     },
-    **{f"manifest lists {name!r}": listed(name) for name in ("..\\secret", "secret\0", "/", "//secret", "nowhere", "x/" * 500)},
+    **{
+        f"manifest lists {name!r}": listed(name)
+        for name in ("..\\secret", "secret\0", "/", "//secret", "nowhere", "x/" * 500)
+    },
     **{
         f"{name} is a link": linked(name)
         for name in ("model.safetensors", "encoder_settings.json", "encoder/config.json", "encoder", MANIFEST)

@@ -13,8 +13,26 @@ from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 
 NAMES = [
-    *("os.system", "posix.system", "subprocess.Popen", "subprocess.run", "builtins.eval", "builtins.exec", "builtins.__import__", "eval"),
-    *("importlib.import_module", "pickle.loads", "pickle.load", "torch.load", "yaml.load", "shutil.rmtree", "pathlib.Path.unlink", "open"),
+    *(
+        "os.system",
+        "posix.system",
+        "subprocess.Popen",
+        "subprocess.run",
+        "builtins.eval",
+        "builtins.exec",
+        "builtins.__import__",
+        "eval",
+    ),
+    *(
+        "importlib.import_module",
+        "pickle.loads",
+        "pickle.load",
+        "torch.load",
+        "yaml.load",
+        "shutil.rmtree",
+        "pathlib.Path.unlink",
+        "open",
+    ),
     *(
         "hydra.utils.instantiate",
         "hydra._internal.utils._locate",
@@ -23,7 +41,14 @@ NAMES = [
         "operator.attrgetter",
         "code.interact",
     ),
-    *("dpr.data.biencoder_data.os.system", "dpr.cli.main.main", "dpr.core.errors.DprError", "ctypes.CDLL", "runpy.run_path", "pty.spawn"),
+    *(
+        "dpr.data.biencoder_data.os.system",
+        "dpr.cli.main.main",
+        "dpr.core.errors.DprError",
+        "ctypes.CDLL",
+        "runpy.run_path",
+        "pty.spawn",
+    ),
     *("code.interact", "socket.create_connection", "", "..", "os:system"),
 ]
 
@@ -42,7 +67,15 @@ def test_a_catalogue_entry_with_a_target_is_refused(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "key", ["_target_", "train._target_", "encoder._target_", "loss._target_", "_partial_", "train.optimizer._target_"]
+    "key",
+    [
+        "_target_",
+        "train._target_",
+        "encoder._target_",
+        "loss._target_",
+        "_partial_",
+        "train.optimizer._target_",
+    ],
 )
 @pytest.mark.parametrize("sign", ["", "+", "++"])
 def test_a_setting_cannot_be_a_target(
@@ -55,7 +88,9 @@ def test_a_setting_cannot_be_a_target(
     assert len(capsys.readouterr().err.strip().splitlines()) <= 5
 
 
-@pytest.mark.parametrize("value", ["${oc.env:HOME}/x", "${hydra:runtime.cwd}", "${now:%Y}", "${python:os.system}"])
+@pytest.mark.parametrize(
+    "value", ["${oc.env:HOME}/x", "${hydra:runtime.cwd}", "${now:%Y}", "${python:os.system}"]
+)
 def test_interpolation_calls_nothing_but_what_omegaconf_brings(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

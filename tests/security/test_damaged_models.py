@@ -1,4 +1,5 @@
-"""Model folders damaged in any way end in one line that names the file; nothing in them chooses code, kernels or the network."""
+"""Model folders damaged in any way end in one line that names the file; nothing in them chooses code, kernels
+or the network."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def header(change: Callable[[dict[str, Any]], Any], *, length: int | None = None
         entries = json.loads(data[8 : 8 + size])
         change(entries)
         text = json.dumps(entries).encode()
-        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data[8 + size :])
+        (folder / WEIGHTS).write_bytes(
+            struct.pack("<Q", len(text) if length is None else length) + text + data[8 + size :]
+        )
 
     return damage
 
@@ -95,7 +98,9 @@ DAMAGES: dict[str, Damage] = {
     "config: model_type is a list": changed(CONFIG, model_type=["bert"]),
     "config: another model_type": changed(CONFIG, model_type="distilbert"),
     "config: a million layers": changed(CONFIG, num_hidden_layers=10**6),
-    "config: a million layers of another family": changed(CONFIG, model_type="modernbert", num_hidden_layers=10**12),
+    "config: a million layers of another family": changed(
+        CONFIG, model_type="modernbert", num_hidden_layers=10**12
+    ),
     "config: layers of a part": changed(CONFIG, text_config={"num_hidden_layers": 10**12}),
     "config: no layers": changed(CONFIG, num_hidden_layers=0),
     "config: negative layers": changed(CONFIG, num_hidden_layers=-1),
@@ -125,7 +130,9 @@ DAMAGES: dict[str, Damage] = {
     "weights: header longer than the file": header(lambda entries: None, length=1 << 40),
     "weights: header too short": header(lambda entries: None, length=10),
     "weights: no tensors": header(lambda entries: entries.clear()),
-    "weights: offsets behind the end": header(lambda entries: first_weight(entries).update(data_offsets=[0, 1 << 40])),
+    "weights: offsets behind the end": header(
+        lambda entries: first_weight(entries).update(data_offsets=[0, 1 << 40])
+    ),
     "weights: another shape": header(lambda entries: first_weight(entries).update(shape=[8, 32])),
     "weights: negative shape": header(lambda entries: first_weight(entries).update(shape=[-16, -16])),
     "weights: a huge shape": header(lambda entries: first_weight(entries).update(shape=[1 << 40, 1 << 40])),
@@ -147,17 +154,29 @@ DAMAGES: dict[str, Damage] = {
     "tokenizer: unknown normalizer": changed(TOKENIZER, normalizer={"type": "Nonsense"}),
     "tokenizer: unknown model": changed(TOKENIZER, model__type="Nonsense"),
     "tokenizer: added tokens are a number": changed(TOKENIZER, added_tokens=7),
-    "tokenizer: post-processor is broken": changed(TOKENIZER, post_processor={"type": "TemplateProcessing", "single": 7}),
-    "tokenizer: charsmap is a number": changed(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": 7}),
-    "tokenizer: charsmap is empty": changed(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": ""}),
-    "tokenizer: charsmap is not base64": changed(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}),
+    "tokenizer: post-processor is broken": changed(
+        TOKENIZER, post_processor={"type": "TemplateProcessing", "single": 7}
+    ),
+    "tokenizer: charsmap is a number": changed(
+        TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": 7}
+    ),
+    "tokenizer: charsmap is empty": changed(
+        TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": ""}
+    ),
+    "tokenizer: charsmap is not base64": changed(
+        TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}
+    ),
     "tokenizer: charsmap of one unit": changed(TOKENIZER, normalizer=charsmap(trie=bytes(4))),
     "tokenizer: charsmap claims 4 GB": changed(TOKENIZER, normalizer=charsmap(size=0xFFFFFFFC)),
-    "tokenizer: charsmap points outside": changed(TOKENIZER, normalizer=charsmap(trie=struct.pack("<I", 0x7FFFFC00) * 256)),
+    "tokenizer: charsmap points outside": changed(
+        TOKENIZER, normalizer=charsmap(trie=struct.pack("<I", 0x7FFFFC00) * 256)
+    ),
     "tokenizer: charsmap without texts": changed(
         TOKENIZER, normalizer=charsmap(trie=struct.pack("<512I", *[256 << 10] * 512), texts=b"\xff")
     ),
-    "tokenizer: charsmap in a sequence": changed(TOKENIZER, normalizer={"type": "Sequence", "normalizers": [charsmap(trie=bytes(4))]}),
+    "tokenizer: charsmap in a sequence": changed(
+        TOKENIZER, normalizer={"type": "Sequence", "normalizers": [charsmap(trie=bytes(4))]}
+    ),
     "tokenizer: settings cut": cut("tokenizer_config.json", 0.5),
     "tokenizer: settings are a list": content("tokenizer_config.json", b"[]"),
     "tokenizer: class is a number": changed("tokenizer_config.json", tokenizer_class=7),
@@ -208,8 +227,17 @@ def message_of(load: Callable[[], object]) -> str:
 
 def uses(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "bi-encoder", lambda: BiEncoder.load(folder).encode_questions(["ba be"])
-    yield "tokenizer and backbone", lambda: (Tensorizer.load(folder, sequence_length=8), load_backbone(str(folder)))
-    yield "backbone", lambda: (load_backbone(str(folder)), Tensorizer.load(folder, sequence_length=8).question_tokens(["ba be"]))
+    yield (
+        "tokenizer and backbone",
+        lambda: (Tensorizer.load(folder, sequence_length=8), load_backbone(str(folder))),
+    )
+    yield (
+        "backbone",
+        lambda: (
+            load_backbone(str(folder)),
+            Tensorizer.load(folder, sequence_length=8).question_tokens(["ba be"]),
+        ),
+    )
 
 
 def test_undamaged_folders_are_read(folders: dict[str, Path]) -> None:
@@ -229,7 +257,9 @@ def test_each_damage_of_an_encoder_is_one_line(case: str, folders: dict[str, Pat
 
 
 @pytest.mark.parametrize("case", DAMAGES)
-def test_each_damage_of_a_cross_encoder_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_each_damage_of_a_cross_encoder_is_one_line(
+    case: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
     folder = damaged(folders["classifier"], tmp_path / "model", DAMAGES[case])
     message = message_of(lambda: CrossEncoder.load(folder))
     assert str(folder) in message or case in HARMLESS, message or "read"
@@ -238,7 +268,9 @@ def test_each_damage_of_a_cross_encoder_is_one_line(case: str, folders: dict[str
 @pytest.mark.parametrize("case", [case for case in DAMAGES if not case.startswith("weights")])
 def test_each_damage_of_a_checkpoint_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Also where its manifest was made again."""
-    folder = damaged(folders["checkpoint"], tmp_path / "model", lambda folder: DAMAGES[case](folder / "encoder"))
+    folder = damaged(
+        folders["checkpoint"], tmp_path / "model", lambda folder: DAMAGES[case](folder / "encoder")
+    )
     (folder / MANIFEST).unlink()
     write_manifest(folder, {})
     message = message_of(lambda: BiEncoder.load(folder))

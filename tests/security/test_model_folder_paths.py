@@ -1,4 +1,5 @@
-"""A model folder leads nowhere else: not by links, nor by names in its files; and none of its texts may be of any size."""
+"""A model folder leads nowhere else: not by links, nor by names in its files; and none of its texts may be of
+any size."""
 
 from __future__ import annotations
 
@@ -62,14 +63,17 @@ def linked(name: str) -> Change:
 
 
 def sharded(*, name: str = "model.safetensors.index.json", **files: str) -> Change:
-    """The weights in two files, by an index that finds some of them elsewhere; a decoy of the right shapes lies beside it."""
+    """The weights in two files, by an index that finds some of them elsewhere; a decoy of the right shapes
+    lies beside it."""
 
     def change(folder: Path, elsewhere: Path) -> None:
         weights = load_file(str(folder / "model.safetensors"))
         save_file(weights, str(elsewhere / "w2.safetensors"))
         torch.save(weights, folder / "evil.bin")
         (folder / "model.safetensors").rename(folder / "w1.safetensors")
-        places = dict.fromkeys(weights, "w1.safetensors") | {next(iter(weights)): files["other"].replace("ELSEWHERE", str(elsewhere))}
+        places = dict.fromkeys(weights, "w1.safetensors") | {
+            next(iter(weights)): files["other"].replace("ELSEWHERE", str(elsewhere))
+        }
         (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
     return change
@@ -91,21 +95,33 @@ def normalizer(folder: Path, elsewhere: Path) -> None:
 
 
 LEADS_OUT: dict[str, Change] = {
-    **{f"link: {name}": linked(name) for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")},
+    **{
+        f"link: {name}": linked(name)
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    },
     "index: above": sharded(other="../w2.safetensors"),
     "index: absolute": sharded(other="ELSEWHERE/w2.safetensors"),
     "index: a pickle": sharded(other="evil.bin"),
     "index: of pickles": sharded(other="evil.bin", name="pytorch_model.bin.index.json"),
-    "tokenizer: a file that the map of special tokens names": stated("special_tokens_map.json", vocab_file="/etc/hostname"),
-    "tokenizer: a version elsewhere": stated("tokenizer_config.json", fast_tokenizer_files=["../tokenizer.4.0.0.json"]),
+    "tokenizer: a file that the map of special tokens names": stated(
+        "special_tokens_map.json", vocab_file="/etc/hostname"
+    ),
+    "tokenizer: a version elsewhere": stated(
+        "tokenizer_config.json", fast_tokenizer_files=["../tokenizer.4.0.0.json"]
+    ),
     "long: settings of the tokenizer": stated("tokenizer_config.json", chat_template="x" * (33 << 20)),
     "long: a text of the tokenizer": normalizer,
 }
 OF_MODULES: dict[str, Change] = {
     **{f"link: {name}": linked(name) for name in ("modules.json", "config_sentence_transformers.json")},
-    **{f"link: {name}": linked(name) for name in ("1_Pooling", "1_Pooling/config.json", "2_Dense", "2_Dense/model.safetensors")},
+    **{
+        f"link: {name}": linked(name)
+        for name in ("1_Pooling", "1_Pooling/config.json", "2_Dense", "2_Dense/model.safetensors")
+    },
     "long: a prompt": stated("config_sentence_transformers.json", prompts={"query": "ba be " * 10_000_000}),
-    "long: a prompt below the size of the file": stated("config_sentence_transformers.json", prompts={"query": "ba be " * 100_000}),
+    "long: a prompt below the size of the file": stated(
+        "config_sentence_transformers.json", prompts={"query": "ba be " * 100_000}
+    ),
 }
 
 
@@ -133,7 +149,12 @@ def test_a_model_stays_in_its_folder(case: str, kind: str, good: Path, tmp_path:
         "backbone and tokenizer": lambda folder: (load_tokenizer(folder), load_backbone(str(folder))),
         "cross-encoder": CrossEncoder.load,
     }
-    found = refused(good if kind != "cross-encoder" else good.parent / "classifier", tmp_path, LEADS_OUT[case], loads[kind])
+    found = refused(
+        good if kind != "cross-encoder" else good.parent / "classifier",
+        tmp_path,
+        LEADS_OUT[case],
+        loads[kind],
+    )
     expected = {
         "link": "is a link",
         "index": "expected safetensors files beside it|nothing elsewhere|has no model.safetensors",
@@ -181,8 +202,12 @@ def test_a_bad_pickle_is_not_answered_with_advice_to_run_it(good: Path, tmp_path
 
 
 DISAGREE: dict[str, Change] = {
-    "more tokens than rows": lambda folder, _: (folder / "vocab.txt").write_text("\n".join([*VOCABULARY, "xa", "xe"]) + "\n"),
-    "no unknown token": lambda folder, _: (folder / "vocab.txt").write_text("\n".join(VOCABULARY).replace("[UNK]", "[NUN]") + "\n"),
+    "more tokens than rows": lambda folder, _: (folder / "vocab.txt").write_text(
+        "\n".join([*VOCABULARY, "xa", "xe"]) + "\n"
+    ),
+    "no unknown token": lambda folder, _: (folder / "vocab.txt").write_text(
+        "\n".join(VOCABULARY).replace("[UNK]", "[NUN]") + "\n"
+    ),
 }
 
 
@@ -199,7 +224,9 @@ def test_a_tokenizer_of_another_model_is_one_line(case: str, kind: str, good: Pa
     loads: dict[str, Callable[[Path], Any]] = {
         "bi-encoder": BiEncoder.load,
         "cross-encoder": CrossEncoder.load,
-        "new": lambda folder: BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=32), pretrained=False),
+        "new": lambda folder: BiEncoder.from_pretrained(
+            str(folder), EncoderSettings(sequence_length=32), pretrained=False
+        ),
     }
     found = refused(source, tmp_path, change, loads[kind])
     assert "its tokenizer has tokens up to number" in found or "UNK" in found

@@ -1,4 +1,5 @@
-"""Whatever name a JSON file of a folder gives, made to lead elsewhere: nothing there is written, removed or shown."""
+"""Whatever name a JSON file of a folder gives, made to lead elsewhere: nothing there is written, removed or
+shown."""
 
 from __future__ import annotations
 
@@ -27,43 +28,97 @@ Place = tuple[Any, ...]
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of every kind that name files: a run that can be searched, a training run, an evaluation, an exported model."""
+    """Folders of every kind that name files: a run that can be searched, a training run, an evaluation, an
+    exported model."""
     place = tmp_path_factory.mktemp("good")
     names = "river mountain planet cheese bridge whale poem tennis engine tree clock island".split()
     gift = place / "gift"
     (gift / "set" / "qrels").mkdir(parents=True)
-    texts = {f"d{row}": f"The {name} of region {row} is long and near the {names[row - 1]}." for row, name in enumerate(names)}
-    corpus = "".join(json.dumps({"_id": key, "title": "", "text": text}) + "\n" for key, text in texts.items())
+    texts = {
+        f"d{row}": f"The {name} of region {row} is long and near the {names[row - 1]}."
+        for row, name in enumerate(names)
+    }
+    corpus = "".join(
+        json.dumps({"_id": key, "title": "", "text": text}) + "\n" for key, text in texts.items()
+    )
     for file in (gift / "corpus.jsonl", gift / "set" / "corpus.jsonl"):
         file.write_text(corpus)
-    asked = "".join(json.dumps({"_id": f"q{row}", "text": f"which {name} is long"}) + "\n" for row, name in enumerate(names))
+    asked = "".join(
+        json.dumps({"_id": f"q{row}", "text": f"which {name} is long"}) + "\n"
+        for row, name in enumerate(names)
+    )
     (gift / "set" / "queries.jsonl").write_text(asked)
     rows = "".join(f"q{row}\td{row}\t1\n" for row in range(len(names)))
     (gift / "set" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
     passages = [{"title": "", "text": text} for text in texts.values()]
-    pairs = [{"question": f"which {name} is long", "positive_ctxs": [passage]} for name, passage in zip(names, passages, strict=True)]
+    pairs = [
+        {"question": f"which {name} is long", "positive_ctxs": [passage]}
+        for name, passage in zip(names, passages, strict=True)
+    ]
     (place / "train.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    new_encoder(place / "enc", gift / "corpus.jsonl", shape=EncoderShape(num_layers=0, hidden_size=16, vocab_size=300))
-    BiEncoder.from_pretrained(str(place / "enc"), EncoderSettings(pooling="mean", shared=True)).save(gift / "model")
+    new_encoder(
+        place / "enc", gift / "corpus.jsonl", shape=EncoderShape(num_layers=0, hidden_size=16, vocab_size=300)
+    )
+    BiEncoder.from_pretrained(str(place / "enc"), EncoderSettings(pooling="mean", shared=True)).save(
+        gift / "model"
+    )
     read = [f"model_file={gift / 'model'}", "device=cpu"]
     run(place, *TRAIN, f"output_dir={gift / 'run'}")
     run(place, "embed", *read, f"ctx_src={gift / 'corpus.jsonl'}", f"out_file={gift / 'vectors'}")
-    files = [f"qa_dataset={gift / 'set/queries.jsonl'}", f"qrels={gift / 'set/qrels/test.tsv'}", f"ctx_datasets={gift / 'corpus.jsonl'}"]
-    index = [f"bm25_index_path={gift / 'bm25'}", "hybrid=linear", f"search_folder={gift}", f"encoded_ctx_files={gift / 'vectors_0'}"]
+    files = [
+        f"qa_dataset={gift / 'set/queries.jsonl'}",
+        f"qrels={gift / 'set/qrels/test.tsv'}",
+        f"ctx_datasets={gift / 'corpus.jsonl'}",
+    ]
+    index = [
+        f"bm25_index_path={gift / 'bm25'}",
+        "hybrid=linear",
+        f"search_folder={gift}",
+        f"encoded_ctx_files={gift / 'vectors_0'}",
+    ]
     run(place, "retrieve", *read, *files, *index)
     run(place, "evaluate", f"set={gift / 'set'}", "systems=[bm25]", f"output_dir={gift / 'evaluation'}")
-    run(place, "export", f"model_file={gift / 'model'}", "to=sentence-transformers", f"out={gift / 'exported'}")
+    run(
+        place,
+        "export",
+        f"model_file={gift / 'model'}",
+        "to=sentence-transformers",
+        f"out={gift / 'exported'}",
+    )
     return place
 
 
-TRAIN = ["train", "train_datasets=train.jsonl", "encoder.pretrained_model_cfg=enc", "encoder.pooling=mean", "encoder.shared=true"]
+TRAIN = [
+    "train",
+    "train_datasets=train.jsonl",
+    "encoder.pretrained_model_cfg=enc",
+    "encoder.pooling=mean",
+    "encoder.shared=true",
+]
 TRAIN += ["train.batch_size=4", "train.max_steps=2", "train.num_workers=0", "device=cpu", "train.keep_last=1"]
 OPENED: dict[str, list[list[str]]] = {
-    "search.json": [["search", "gift", ASKED], ["search", "gift", ASKED, "mode=bm25"], ["search", "gift", ASKED, "mode=dense"]],
-    "run": [[*TRAIN, "train.max_steps=3", "output_dir=gift/run"], ["export", "model_file=gift/run", "to=model", "out=gift/whole"]],
+    "search.json": [
+        ["search", "gift", ASKED],
+        ["search", "gift", ASKED, "mode=bm25"],
+        ["search", "gift", ASKED, "mode=dense"],
+    ],
+    "run": [
+        [*TRAIN, "train.max_steps=3", "output_dir=gift/run"],
+        ["export", "model_file=gift/run", "to=model", "out=gift/whole"],
+    ],
     "evaluation": [["compare", "gift/evaluation"]],
-    "exported": [["embed", "model_file=gift/exported", "ctx_src=gift/corpus.jsonl", "out_file=gift/others", "device=cpu"]],
-    "model": [["embed", "model_file=gift/model", "ctx_src=gift/corpus.jsonl", "out_file=gift/others", "device=cpu"]],
+    "exported": [
+        [
+            "embed",
+            "model_file=gift/exported",
+            "ctx_src=gift/corpus.jsonl",
+            "out_file=gift/others",
+            "device=cpu",
+        ]
+    ],
+    "model": [
+        ["embed", "model_file=gift/model", "ctx_src=gift/corpus.jsonl", "out_file=gift/others", "device=cpu"]
+    ],
     "vectors_0": [["search", "gift", ASKED, "mode=dense"]],
     "bm25": [["search", "gift", ASKED, "mode=bm25"]],
 }
@@ -81,9 +136,17 @@ def names_in(file: Path) -> Iterator[Place]:
     """Where a JSON file names what lies beside it, as a value or as a key."""
 
     def walk(value: Any, at: Place) -> Iterator[Place]:
-        if isinstance(value, str) and value and len(value) < 200 and value[0] != "/" and (file.parent / value).exists():
+        if (
+            isinstance(value, str)
+            and value
+            and len(value) < 200
+            and value[0] != "/"
+            and (file.parent / value).exists()
+        ):
             yield at
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        for key, item in (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        ):
             yield from walk(item, (*at, key))
             if isinstance(value, dict) and key and (file.parent / key).is_file():
                 yield (*at, key, "the key")
@@ -109,18 +172,30 @@ def renamed(file: Path, at: Place, change: Callable[[str], str]) -> None:
         note.write_text(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
     if (manifest := file.with_name(MANIFEST)).is_file():
         stated = json.loads(manifest.read_text())
-        stated["files"][file.name] = {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        stated["files"][file.name] = {
+            "bytes": file.stat().st_size,
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        }
         write_manifest(file.parent, stated["metadata"], files=stated["files"])
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
 
 
 @pytest.mark.parametrize("how", ["above", "absolute", "a link", "absent"])
 @pytest.mark.parametrize("part", OPENED)
-def test_a_name_leads_nowhere_else(part: str, how: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [path for path in sorted((good / "gift").rglob("*.json")) if path.relative_to(good / "gift").parts[0] == part]
+def test_a_name_leads_nowhere_else(
+    part: str, how: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [
+        path
+        for path in sorted((good / "gift").rglob("*.json"))
+        if path.relative_to(good / "gift").parts[0] == part
+    ]
     places = [(file.relative_to(good), at) for file in files for at in names_in(file)]
     assert places, "this part names nothing"
     for number, (file, at) in enumerate(places):
@@ -135,13 +210,17 @@ def test_a_name_leads_nowhere_else(part: str, how: str, good: Path, tmp_path: Pa
                 shutil.copytree(within, target) if within.is_dir() else shutil.copy(within, target)
                 if target.suffix == ".jsonl":
                     target.write_text(
-                        target.read_text() + json.dumps({"_id": "x", "title": "", "text": f"The {SECRET} river is long."}) + "\n"
+                        target.read_text()
+                        + json.dumps({"_id": "x", "title": "", "text": f"The {SECRET} river is long."})
+                        + "\n"
                     )
             if how == "a link":
                 within.rename(outside / "moved")
                 within.symlink_to(target)
                 return name
-            return str(target) if how == "absolute" else f"{'../' * (len(file.parts) - 1)}outside/{target.name}"
+            return (
+                str(target) if how == "absolute" else f"{'../' * (len(file.parts) - 1)}outside/{target.name}"
+            )
 
         renamed(place / file, at, elsewhere)
         before = snapshot(outside)
@@ -158,7 +237,11 @@ def test_passages_outside_are_searched_where_the_folder_says_what_they_held(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
-    files = ["qa_dataset=gift/set/queries.jsonl", "qrels=gift/set/qrels/test.tsv", "ctx_datasets=gift/corpus.jsonl"]
+    files = [
+        "qa_dataset=gift/set/queries.jsonl",
+        "qrels=gift/set/qrels/test.tsv",
+        "ctx_datasets=gift/corpus.jsonl",
+    ]
     run(tmp_path, "retrieve", "indexer=bm25", *files, "search_folder=mine")
     run(tmp_path, "search", "mine", ASKED)
     stated = json.loads((tmp_path / "mine" / "search.json").read_text())
@@ -173,7 +256,23 @@ def test_passages_outside_are_searched_where_the_folder_says_what_they_held(
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/../..", "/etc/passwd", "../x", "a\\b", "a\0b", "link", "link/x", None, 3, ["a"], "x" * 5000]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "a/../..",
+        "/etc/passwd",
+        "../x",
+        "a\\b",
+        "a\0b",
+        "link",
+        "link/x",
+        None,
+        3,
+        ["a"],
+        "x" * 5000,
+    ],
 )
 def test_what_is_no_name_inside_a_folder(name: Any, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()

@@ -53,7 +53,9 @@ def test_a_typed_name_is_looked_up(asked: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("params", [flat_params, nested_params])
-def test_the_encoder_that_a_checkpoint_of_the_original_names_is_not(tmp_path: Path, asked: list[Any], params: Any) -> None:
+def test_the_encoder_that_a_checkpoint_of_the_original_names_is_not(
+    tmp_path: Path, asked: list[Any], params: Any
+) -> None:
     file = original(tmp_path, params("bert-base-uncased"))
     with pytest.raises(InputError, match="encoder is 'bert-base-uncased'"):
         BiEncoder.load(file)
@@ -66,16 +68,35 @@ def test_the_encoder_that_a_checkpoint_of_the_original_names_is_not(tmp_path: Pa
 def test_models_that_a_search_folder_names_are_not(tmp_path: Path, asked: list[Any]) -> None:
     file = original(tmp_path, flat_params("bert-base-uncased"))
     write_passages(tmp_path / "c.tsv", [Passage("a", "b", "1")])
-    stored = {"schema": 1, "indexer": "exact", "encoded_ctx_files": [str(tmp_path / "v_*")], "hybrid": "none", "hybrid_weight": 0.5}
-    for model in ({"model_file": str(file), "pretrained_model_cfg": "org/from-the-file"}, {"model_file": "org/from-the-file"}):
-        (tmp_path / "search.json").write_text(json.dumps(stored | model | {"passages": [passage_source(tmp_path / "c.tsv")]}))
+    stored = {
+        "schema": 1,
+        "indexer": "exact",
+        "encoded_ctx_files": [str(tmp_path / "v_*")],
+        "hybrid": "none",
+        "hybrid_weight": 0.5,
+    }
+    for model in (
+        {"model_file": str(file), "pretrained_model_cfg": "org/from-the-file"},
+        {"model_file": "org/from-the-file"},
+    ):
+        (tmp_path / "search.json").write_text(
+            json.dumps(stored | model | {"passages": [passage_source(tmp_path / "c.tsv")]})
+        )
         with pytest.raises(InputError):
             Retriever.open(tmp_path)
     assert not asked
 
 
 def passage_source(file: Path) -> dict[str, Any]:
-    return {"file": str(file), "name": "c", "id_col": 0, "text_col": 1, "title_col": 2, "id_prefix": "", "normalize": False}
+    return {
+        "file": str(file),
+        "name": "c",
+        "id_col": 0,
+        "text_col": 1,
+        "title_col": 2,
+        "id_prefix": "",
+        "normalize": False,
+    }
 
 
 EVIL_CONFIG = {
@@ -92,7 +113,11 @@ EVIL_CONFIG = {
     "base_model_tp_plan": {"layers.*": "colwise"},
     "device_map": "auto",
     "distributed_config": {"tp_size": 2},
-    "auto_map": {"AutoConfig": "org/code--code.Config", "AutoModel": "org/code--code.Model", "AutoTokenizer": ["code.T", None]},
+    "auto_map": {
+        "AutoConfig": "org/code--code.Config",
+        "AutoModel": "org/code--code.Model",
+        "AutoTokenizer": ["code.T", None],
+    },
     "_name_or_path": "org/from-the-file",
     "output_attentions": True,
     "return_dict": False,
@@ -117,12 +142,18 @@ def evil_folder(folder: Path, kind: str, values: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("key", [*EVIL_CONFIG, "all"])
-def test_a_folder_chooses_neither_kernels_nor_quantisation_nor_code(tmp_path: Path, asked: list[Any], key: str) -> None:
+def test_a_folder_chooses_neither_kernels_nor_quantisation_nor_code(
+    tmp_path: Path, asked: list[Any], key: str
+) -> None:
     # The tokenizer's loader reads the config too, and refuses the two together.
     values = (
-        {name: value for name, value in EVIL_CONFIG.items() if name != "output_attentions"} if key == "all" else {key: EVIL_CONFIG[key]}
+        {name: value for name, value in EVIL_CONFIG.items() if name != "output_attentions"}
+        if key == "all"
+        else {key: EVIL_CONFIG[key]}
     )
-    clean, evil = (evil_folder(tmp_path / name, "AutoModel", given) for name, given in (("clean", {}), ("evil", values)))
+    clean, evil = (
+        evil_folder(tmp_path / name, "AutoModel", given) for name, given in (("clean", {}), ("evil", values))
+    )
     vectors = [BiEncoder.load(folder).encode_questions(["ba be"]) for folder in (clean, evil)]
     assert vectors[0].tobytes() == vectors[1].tobytes()
     load_backbone(str(evil))
@@ -131,7 +162,8 @@ def test_a_folder_chooses_neither_kernels_nor_quantisation_nor_code(tmp_path: Pa
     assert random.question_model.config._attn_implementation in ("sdpa", "eager", "dpr_packed")
     assert random.encode_questions(["ba be"]).shape == (1, 16)
     classifiers = [
-        evil_folder(tmp_path / f"{name}-c", "AutoModelForSequenceClassification", given) for name, given in (("a", {}), ("b", values))
+        evil_folder(tmp_path / f"{name}-c", "AutoModelForSequenceClassification", given)
+        for name, given in (("a", {}), ("b", values))
     ]
     scores = [CrossEncoder.load(folder).score([("ba be", Passage("bi bo"))]) for folder in classifiers]
     assert scores[0] == scores[1]

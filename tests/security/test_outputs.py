@@ -1,4 +1,5 @@
-"""What a run writes reveals nothing about the person who started it: no tokens, no environment, no home folder."""
+"""What a run writes reveals nothing about the person who started it: no tokens, no environment, no home
+folder."""
 
 from __future__ import annotations
 
@@ -37,13 +38,21 @@ def test_neither_training_nor_embedding_writes_them(tmp_path: Path, monkeypatch:
     write_training_set("train.json", make_samples(16))
     write_passages("corpus.tsv", (Passage("ba be", "bi", str(row)) for row in range(8)))
     torch.manual_seed(0)
-    config = BiEncoderTrainConfig(train_datasets="train.json", dev_datasets="train.json", output_dir="run", no_cuda=True)
-    config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = "encoder", False, 24
+    config = BiEncoderTrainConfig(
+        train_datasets="train.json", dev_datasets="train.json", output_dir="run", no_cuda=True
+    )
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = (
+        "encoder",
+        False,
+        24,
+    )
     config.train.batch_size, config.train.num_train_epochs, config.train.num_workers = 8, 1, 0
     train.run(config)
     embed.run(EmbedConfig(model_file="run", ctx_src="corpus.tsv", out_file="run/vectors", no_cuda=True))
     files = [path for path in (work / "run").rglob("*") if path.is_file()]
-    assert {"model.safetensors", "report.html", "metrics.jsonl", "vectors-00000.npy"} <= {path.name for path in files}
+    assert {"model.safetensors", "report.html", "metrics.jsonl", "vectors-00000.npy"} <= {
+        path.name for path in files
+    }
     for path in files:
         content = path.read_bytes()
         found = [name for name, value in SECRETS.items() if value.encode() in content]

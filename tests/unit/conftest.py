@@ -12,7 +12,8 @@ from dpr.core.logs import LOGGER_NAME
 
 @pytest.fixture(autouse=True)
 def logging_of_a_library_user() -> Iterator[None]:
-    """A command that ran in this process has sent the log to the standard error of its test, which is closed by now."""
+    """A command that ran in this process has sent the log to the standard error of its test, which is closed
+    by now."""
     _reset()
     yield
     _reset()

@@ -26,7 +26,9 @@ class Axis:
 
     def place(self, value: float) -> float:
         """Where a value lies."""
-        low, high, at = (math.log(number) if self.is_log else number for number in (self.low, self.high, value))
+        low, high, at = (
+            math.log(number) if self.is_log else number for number in (self.low, self.high, value)
+        )
         return self.start + (self.end - self.start) * (at - low) / (high - low)
 
 
@@ -40,10 +42,12 @@ def line_chart(
     log_x: bool = False,
     bands: Sequence[Mapping[float, Point]] = (),
 ) -> Chart:
-    """Labelled curves over a common x; a curve of one point is a dot. Shares (``percent``) start at zero. ``bands``: the interval at each
-    x, one mapping for each of ``series``."""
+    """Labelled curves over a common x; a curve of one point is a dot. Shares (``percent``) start at zero.
+    ``bands``: the interval at each x, one mapping for each of ``series``."""
     with_bands = [(*one, bands[index] if bands else {}) for index, one in enumerate(series)]
-    kept = [(label, found, band) for label, points, band in with_bands if (found := finite(points, log_x=log_x))]
+    kept = [
+        (label, found, band) for label, points, band in with_bands if (found := finite(points, log_x=log_x))
+    ]
     drawn = [(label, points) for label, points, _ in kept]
     if not drawn:
         return {"title": title, "labels": []}
@@ -51,7 +55,11 @@ def line_chart(
     xs, ys = zip(*(point for _, points in drawn for point in points), *ends, strict=True)
     x_axis = _x_axis(min(xs), max(xs), log_x)
     is_whole_range = percent and max(ys) > 0.5 and min(ys) >= 0 and max(ys) <= 1
-    y_ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] if is_whole_range else nice_ticks([0.0, *ys] if percent or from_zero else ys)
+    y_ticks = (
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+        if is_whole_range
+        else nice_ticks([0.0, *ys] if percent or from_zero else ys)
+    )
     y_axis = Axis(y_ticks[0], y_ticks[-1], BASE, TOP)
 
     def text(label: str, x: float, y: float) -> str:
@@ -62,9 +70,14 @@ def line_chart(
         "labels": [label for label, _ in drawn],
         "groups": [],
         "x_label": x_label,
-        "x_ticks": [(x_axis.place(x), number_text(x)) for x in (_log_ticks(x_axis) if log_x else _round_ticks(x_axis))],
+        "x_ticks": [
+            (x_axis.place(x), number_text(x)) for x in (_log_ticks(x_axis) if log_x else _round_ticks(x_axis))
+        ],
         "y_ticks": [(y_axis.place(y), f"{y * 100:.4g}%" if percent else number_text(y)) for y in y_ticks],
-        "curves": [[{"x": x_axis.place(x), "y": y_axis.place(y), "text": text(label, x, y)} for x, y in points] for label, points in drawn],
+        "curves": [
+            [{"x": x_axis.place(x), "y": y_axis.place(y), "text": text(label, x, y)} for x, y in points]
+            for label, points in drawn
+        ],
         "bands": [_outline(points, band, x_axis, y_axis) for _, points, band in kept],
     }
 
@@ -76,7 +89,9 @@ def _outline(points: Sequence[Point], band: Mapping[float, Point], x_axis: Axis,
     return [(x_axis.place(x), y_axis.place(y)) for x, y in corners] if len(ends) > 1 else []
 
 
-def bar_chart(title: str, groups: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], *, x_label: str) -> Chart:
+def bar_chart(
+    title: str, groups: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], *, x_label: str
+) -> Chart:
     """Shares (0 to 1) as bars side by side: one bar of every series in each group."""
     ticks = nice_ticks([0.0, *(value for _, values in series for value in values)])
     axis = Axis(ticks[0], ticks[-1], BASE, TOP)
@@ -89,10 +104,23 @@ def bar_chart(title: str, groups: Sequence[str], series: Sequence[tuple[str, Seq
         for index, (label, values) in enumerate(series):
             y = axis.place(values[place])
             size = {"width": max(width - 1, 1), "height": max(BASE - y, 0)}
-            bars.append({"x": start + room * 0.08 + width * index, "y": y, **size, "text": f"{label}, {group}: {values[place]:.1%}"})
+            bars.append(
+                {
+                    "x": start + room * 0.08 + width * index,
+                    "y": y,
+                    **size,
+                    "text": f"{label}, {group}: {values[place]:.1%}",
+                }
+            )
         drawn.append({"name": group, "middle": start + room / 2, "bars": bars})
     y_ticks = [(axis.place(value), f"{value * 100:.4g}%") for value in ticks]
-    return {"title": title, "labels": [label for label, _ in series], "x_label": x_label, "y_ticks": y_ticks, "groups": drawn}
+    return {
+        "title": title,
+        "labels": [label for label, _ in series],
+        "x_label": x_label,
+        "y_ticks": y_ticks,
+        "groups": drawn,
+    }
 
 
 def finite(points: Sequence[Point], *, log_x: bool = False) -> list[Point]:

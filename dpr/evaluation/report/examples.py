@@ -1,4 +1,5 @@
-"""Example questions with their first hits: chosen evenly over a question set, and cut so that they fit on a page."""
+"""Example questions with their first hits: chosen evenly over a question set, and cut so that they fit on a
+page."""
 
 from __future__ import annotations
 
@@ -61,13 +62,19 @@ def spread(items: Iterable[Any], number: int) -> list[Any]:
 def example_of(result: RetrievedQuestion) -> Example:
     """The example that a results record gives."""
     first = next((rank for rank, hit in enumerate(result.hits, 1) if hit.has_answer), None)
-    hits = [ExampleHit(hit.title or hit.id, hit.text, hit.score, hit.has_answer) for hit in result.hits[:NUM_HITS]]
+    hits = [
+        ExampleHit(hit.title or hit.id, hit.text, hit.score, hit.has_answer) for hit in result.hits[:NUM_HITS]
+    ]
     return _cut_example(result.question, result.id, result.answers, first, hits)
 
 
 def example_record(value: Any) -> Example | None:
     """An example read back from a metrics file; None where it is not one."""
-    if not isinstance(value, dict) or not isinstance(value.get("hits"), list) or not isinstance(value.get("question"), str):
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("hits"), list)
+        or not isinstance(value.get("question"), str)
+    ):
         return None
     rank, answers = value.get("first_right_rank"), value.get("answers")
     rank = rank if isinstance(rank, int) and not isinstance(rank, bool) else None
@@ -86,7 +93,11 @@ def _hit(value: dict[str, Any]) -> ExampleHit:
     )
 
 
-def _cut_example(question: str, name: str, answers: Sequence[str], rank: int | None, hits: Iterable[ExampleHit]) -> Example:
-    shown = tuple(replace(hit, title=cut(hit.title, _TITLE_LIMIT), text=cut(hit.text, TEXT_LIMIT)) for hit in hits)
+def _cut_example(
+    question: str, name: str, answers: Sequence[str], rank: int | None, hits: Iterable[ExampleHit]
+) -> Example:
+    shown = tuple(
+        replace(hit, title=cut(hit.title, _TITLE_LIMIT), text=cut(hit.text, TEXT_LIMIT)) for hit in hits
+    )
     answers = tuple(cut(answer, _TITLE_LIMIT) for answer in answers[:5])
     return Example(cut(question, TEXT_LIMIT), cut(name, _TITLE_LIMIT), answers, rank, shown)

@@ -1,4 +1,5 @@
-"""What a report says first: one sentence, one picture, and the questions on which a model and BM25 differ most."""
+"""What a report says first: one sentence, one picture, and the questions on which a model and BM25 differ
+most."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def interval(share: float, count: int) -> Point:
 
 
 def headline(runs: Sequence[Retrieval]) -> dict[str, Any] | None:
-    """Sentence, note and bars about runs over the same questions; None where they have no accuracy in common."""
+    """Sentence, note and bars about runs over the same questions; None where they have no accuracy in
+    common."""
     depth = next((k for k in _DEPTHS if runs and all(f"accuracy@{k}" in one.metrics for one in runs)), None)
     if depth is None:
         return None
@@ -37,15 +39,25 @@ def headline(runs: Sequence[Retrieval]) -> dict[str, Any] | None:
     best = max(runs, key=lambda one: one.metrics[name])
     rival = _rival(runs, best, name)
     place = f"among its first {depth}" if depth > 1 else "first"
-    sentence = f"Of 100 questions, {_label(best)} has a right passage {place} for {_of_hundred(best.metrics[name])}"
+    sentence = (
+        f"Of 100 questions, {_label(best)} has a right passage {place} for {_of_hundred(best.metrics[name])}"
+    )
     bars = []
     for style, one in enumerate(runs):
         low, high = interval(one.metrics[name], one.num_judged)
         bars.append(
-            {"label": _label(one), "style": style % 6, "share": one.metrics[name], "low": low, "high": high, "is_best": one is best}
+            {
+                "label": _label(one),
+                "style": style % 6,
+                "share": one.metrics[name],
+                "low": low,
+                "high": high,
+                "is_best": one is best,
+            }
         )
     return {
-        "sentence": sentence + (f", {_label(rival)} for {_of_hundred(rival.metrics[name])}." if rival else "."),
+        "sentence": sentence
+        + (f", {_label(rival)} for {_of_hundred(rival.metrics[name])}." if rival else "."),
         "note": _difference(best, rival, name) if rival else "",
         "title": f"Questions with a right passage {place}, with 95 % intervals",
         "bars": bars,
@@ -53,13 +65,18 @@ def headline(runs: Sequence[Retrieval]) -> dict[str, Any] | None:
 
 
 def duel(runs: Sequence[Retrieval]) -> dict[str, Any] | None:
-    """BM25, or else the first run, against the best model alone, question by question; None where values of questions are missing."""
+    """BM25, or else the first run, against the best model alone, question by question; None where values of
+    questions are missing."""
     first = next((one for one in runs if one.way == "bm25"), runs[0])
     others = [one for one in runs if one is not first and one.each is not None]
     model = max(others, key=lambda one: (one.way == "dense", one.metrics.get("mrr@10", 0.0)), default=None)
     if model is None or model.each is None or first.each is None:
         return None
-    name = max((key for key in first.each.values if key.startswith("mrr@") and key in model.each.values), key=_depth, default=None)
+    name = max(
+        (key for key in first.each.values if key.startswith("mrr@") and key in model.each.values),
+        key=_depth,
+        default=None,
+    )
     if name is None:
         return None
     ours, theirs = first.each.judged(name), model.each.judged(name)
@@ -89,14 +106,20 @@ def _rival(runs: Sequence[Retrieval], best: Retrieval, name: str) -> Retrieval |
 
 def _difference(best: Retrieval, rival: Retrieval, name: str) -> str:
     """How sure the difference is, by the values of each question."""
-    if best.each is None or rival.each is None or not {name} <= best.each.values.keys() & rival.each.values.keys():
+    if (
+        best.each is None
+        or rival.each is None
+        or not {name} <= best.each.values.keys() & rival.each.values.keys()
+    ):
         return ""
     ours, theirs = best.each.judged(name), rival.each.judged(name)
     changes = [value - theirs[key] for key, value in ours.items() if key in theirs]
     if not changes:
         return ""
     one = estimate(changes)
-    sentence = f"{_label(best)} against {_label(rival)} on {len(changes):,} questions: {100 * one.mean:+.1f} points"
+    sentence = (
+        f"{_label(best)} against {_label(rival)} on {len(changes):,} questions: {100 * one.mean:+.1f} points"
+    )
     if one.outcome == TOO_FEW:
         return f"{sentence}; {TOO_FEW} to tell whether that is chance."
     sentence += f", 95 % interval {100 * one.low:+.1f} to {100 * one.high:+.1f}"

@@ -1,4 +1,5 @@
-"""The report page, rendered from templates/. It is small enough for a mail and loads nothing from the network."""
+"""The report page, rendered from templates/. It is small enough for a mail and loads nothing from the
+network."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ _METRICS = {
     "ndcg@10": "nDCG@10",
 }
 # Characters that XML cannot hold, and controls that change the reading direction of everything after them.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
+)
 
 
 @dataclass
@@ -50,7 +53,8 @@ class Report:
 
 
 def build_page(report: Report) -> str:
-    """The HTML text, below ``LARGEST`` bytes: if it would be longer, hits of the examples are shortened and finally omitted."""
+    """The HTML text, below ``LARGEST`` bytes: if it would be longer, hits of the examples are shortened and
+    finally omitted."""
     training = report.training
     content = {
         "title": cut(report.title, 150) or "run",
@@ -79,7 +83,9 @@ def build_page(report: Report) -> str:
 def _contents(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Anchors and headings of the page's sections."""
     sections = [(group["anchor"], f"Retrieval: {group['heading']}") for group in content["retrievals"]]
-    sections += [("examples", "Example questions")] * bool(content["examples"]) + [("training", "Training")] * bool(content["training"])
+    sections += [("examples", "Example questions")] * bool(content["examples"]) + [
+        ("training", "Training")
+    ] * bool(content["training"])
     return sections + [(heading.lower(), heading) for heading, _, groups in content["settings"] if groups]
 
 
@@ -126,7 +132,10 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
         name, value = run.best.get("best_metric"), run.best.get("best_value")
         if isinstance(name, str) and isinstance(value, int | float):
             tiles.append((f"best {_metric_words(name)}", number_text(value)))
-        for key, words in (("perf/questions_per_s", "questions/s, median"), ("perf/tokens_per_s", "tokens/s, median")):
+        for key, words in (
+            ("perf/questions_per_s", "questions/s, median"),
+            ("perf/tokens_per_s", "tokens/s, median"),
+        ):
             if values := _column(run.logs, key):
                 tiles.append((words, number_text(median(value for _, value in values))))
         if values := _column(run.logs, "perf/padding_share"):
@@ -140,7 +149,12 @@ def _training_section(run: Training) -> dict[str, Any]:
     if not run.logs and not run.validations:
         return {"charts": []}
 
-    def chart(title: str, *sources: tuple[str, Sequence[Mapping[str, float]], str], is_kept: bool = False, **options: Any) -> list[Chart]:
+    def chart(
+        title: str,
+        *sources: tuple[str, Sequence[Mapping[str, float]], str],
+        is_kept: bool = False,
+        **options: Any,
+    ) -> list[Chart]:
         series = [(label, points) for label, entries, key in sources if (points := _column(entries, key))]
         return [line_chart(title, series, **options)] if series or is_kept else []
 
@@ -150,21 +164,45 @@ def _training_section(run: Training) -> dict[str, Any]:
         head, _, kind = key.rpartition("/")
         names = {"start": key, **{words: f"{head}/{name}/{kind}" for name, words in BESIDE.items()}}
         return [
-            (words, [{"step": step, name: first[name]} for step in (0, run.step)], name) for words, name in names.items() if name in first
+            (words, [{"step": step, name: first[name]} for step in (0, run.step)], name)
+            for words, name in names.items()
+            if name in first
         ]
 
     logs, validations = run.logs, run.validations
-    nll, accuracy = ("validation (NLL)", validations, "eval/nll_loss"), ("validation", validations, "eval/in_batch_acc")
+    nll, accuracy = (
+        ("validation (NLL)", validations, "eval/nll_loss"),
+        ("validation", validations, "eval/in_batch_acc"),
+    )
     charts = chart("Loss", ("training", logs, "train/loss"), nll, *levels(nll[2]), is_kept=True)
-    charts += chart("In-batch accuracy", ("training", logs, "train/in_batch_acc"), accuracy, *levels(accuracy[2]), percent=True)
+    charts += chart(
+        "In-batch accuracy",
+        ("training", logs, "train/in_batch_acc"),
+        accuracy,
+        *levels(accuracy[2]),
+        percent=True,
+    )
     charts += chart("Loss by train set", *((name.split("/")[1], logs, name) for name in _of_sets(logs)))
-    similarities = (("positives", logs, "pool/positive_similarity"), ("negatives", logs, "pool/negative_similarity"))
-    charts += chart("Similarity", *similarities) + chart("Effective rank", ("passages", logs, "pool/effective_rank"), from_zero=True)
-    charts += chart("Average rank (validation)", ("average rank", validations, "eval/avg_rank"), *levels("eval/avg_rank"))
+    similarities = (
+        ("positives", logs, "pool/positive_similarity"),
+        ("negatives", logs, "pool/negative_similarity"),
+    )
+    charts += chart("Similarity", *similarities) + chart(
+        "Effective rank", ("passages", logs, "pool/effective_rank"), from_zero=True
+    )
+    charts += chart(
+        "Average rank (validation)", ("average rank", validations, "eval/avg_rank"), *levels("eval/avg_rank")
+    )
     newest = validations[::-1]
-    names = [key for key in dict.fromkeys(key for entry in newest for key in entry) if key.startswith("eval/") and not is_beside(key)]
+    names = [
+        key
+        for key in dict.fromkeys(key for entry in newest for key in entry)
+        if key.startswith("eval/") and not is_beside(key)
+    ]
     for key in finest(names)[:_MOST_RUNS]:
-        charts += chart(f"{_metric_words(key)} (validation)", ("validation", validations, key), *levels(key), percent=True)
+        charts += chart(
+            f"{_metric_words(key)} (validation)", ("validation", validations, key), *levels(key), percent=True
+        )
     charts += chart("Learning rate", ("learning rate", logs, "optim/lr"), is_kept=True)
     charts += chart("Gradient norm", ("gradient norm", logs, "optim/grad_norm"))
     speed = chart("Questions per second", ("questions/s", logs, "perf/questions_per_s"), from_zero=True)
@@ -179,7 +217,11 @@ def _training_section(run: Training) -> dict[str, Any]:
 def _of_sets(logs: Sequence[Mapping[str, float]]) -> list[str]:
     """The losses of single train sets."""
     names = dict.fromkeys(name for line in logs for name in line)
-    return [name for name in names if name.startswith("train/") and name.endswith("/loss") and name.count("/") == 2][:_MOST_RUNS]
+    return [
+        name
+        for name in names
+        if name.startswith("train/") and name.endswith("/loss") and name.count("/") == 2
+    ][:_MOST_RUNS]
 
 
 def _column(entries: Sequence[Mapping[str, float]], key: str) -> list[tuple[float, float]]:
@@ -187,7 +229,11 @@ def _column(entries: Sequence[Mapping[str, float]], key: str) -> list[tuple[floa
 
 
 def _metric_words(name: str) -> str:
-    words = cut(name.removeprefix("eval/"), 60).replace("nll_loss", "NLL").replace("in_batch_acc", "in-batch accuracy")
+    words = (
+        cut(name.removeprefix("eval/"), 60)
+        .replace("nll_loss", "NLL")
+        .replace("in_batch_acc", "in-batch accuracy")
+    )
     return words.replace("avg_rank", "average rank").replace("_", " ").replace("/", ": ")
 
 
@@ -195,7 +241,9 @@ def _groups(retrievals: Sequence[Retrieval]) -> list[list[Retrieval]]:
     """Runs over the same questions together."""
     groups: dict[tuple[str, int, int, str], list[Retrieval]] = {}
     for one in retrievals:
-        groups.setdefault((one.question_set, one.num_questions, one.num_judged, one.fingerprint), []).append(one)
+        groups.setdefault((one.question_set, one.num_questions, one.num_judged, one.fingerprint), []).append(
+            one
+        )
     return list(groups.values())
 
 
@@ -203,10 +251,14 @@ def _retrieval_sections(retrievals: Sequence[Retrieval]) -> list[dict[str, Any]]
     sections: list[dict[str, Any]] = []
     for runs in _groups(retrievals):
         name, number, judged = runs[0].question_set, runs[0].num_questions, runs[0].num_judged
-        counted = f"{number:,} questions" if judged == number else f"{judged:,} of {number:,} questions judged"
+        counted = (
+            f"{number:,} questions" if judged == number else f"{judged:,} of {number:,} questions judged"
+        )
         heading = f"{cut(name, 80) + ', ' if name else ''}{counted}"
         anchor = f"retrieval-{len(sections) + 1}"
-        sections.append({"heading": heading, "anchor": anchor, "runs": runs, "duel": duel(runs), **_comparison(runs)})
+        sections.append(
+            {"heading": heading, "anchor": anchor, "runs": runs, "duel": duel(runs), **_comparison(runs)}
+        )
     return sections
 
 
@@ -224,24 +276,37 @@ def _comparison(runs: Sequence[Retrieval]) -> dict[str, Any]:
     if ranked:
         groups, shares = rank_histogram([one for _, one in ranked])
         bars = [(label, share) for (label, _), share in zip(ranked, shares, strict=True)]
-        charts.append(bar_chart("Rank of the first right passage", groups, bars, x_label="rank; share of the questions"))
-    columns = {name: heading for name, heading in _METRICS.items() if any(name in one.metrics for one in runs)}
-    if all(one.metrics.get(f"recall@{k}") == one.metrics.get(f"accuracy@{k}") for one in runs for k in (20, 100)):
+        charts.append(
+            bar_chart("Rank of the first right passage", groups, bars, x_label="rank; share of the questions")
+        )
+    columns = {
+        name: heading for name, heading in _METRICS.items() if any(name in one.metrics for one in runs)
+    }
+    if all(
+        one.metrics.get(f"recall@{k}") == one.metrics.get(f"accuracy@{k}") for one in runs for k in (20, 100)
+    ):
         columns = {name: heading for name, heading in columns.items() if not name.startswith("recall")}
     columns = columns or {name: name for name in sorted({name for one in runs for name in one.metrics})[:8]}
-    best = {name: max(one.metrics.get(name, -math.inf) for one in runs) for name in columns} if len(runs) > 1 else {}
+    best = (
+        {name: max(one.metrics.get(name, -math.inf) for one in runs) for name in columns}
+        if len(runs) > 1
+        else {}
+    )
     return {"charts": charts, "columns": columns, "best": best, "lacks_ranks": len(ranked) < len(drawn)}
 
 
 def rank_histogram(runs: Sequence[Retrieval]) -> tuple[list[str], list[list[float]]]:
-    """Names of the groups of ranks, and for each run the share of its questions in each; the last group is those without."""
+    """Names of the groups of ranks, and for each run the share of its questions in each; the last group is
+    those without."""
     deepest = max(len(one.rank_counts or ()) for one in runs)
     spans = [(low, high) for low, high in _RANK_GROUPS if low <= deepest]
     shares = []
     for one in runs:
         counts = one.rank_counts or []
         total = max(sum(counts) + one.num_without, 1)
-        shares.append([sum(counts[low - 1 : high]) / total for low, high in spans] + [one.num_without / total])
+        shares.append(
+            [sum(counts[low - 1 : high]) / total for low, high in spans] + [one.num_without / total]
+        )
     names = [str(low) if low == min(high, deepest) else f"{low}-{min(high, deepest)}" for low, high in spans]
     return [*names, "none"], shares
 
@@ -249,14 +314,19 @@ def rank_histogram(runs: Sequence[Retrieval]) -> tuple[list[str], list[list[floa
 def _examples(retrievals: Sequence[Retrieval]) -> list[list[tuple[str, Example]]]:
     """Each question with what the runs found for it."""
     runs = [one for one in retrievals if one.examples][:_MOST_RUNS]
-    by_run = [(cut(one.label, 40), {(example.id, example.question): example for example in one.examples}) for one in runs]
+    by_run = [
+        (cut(one.label, 40), {(example.id, example.question): example for example in one.examples})
+        for one in runs
+    ]
     wanted = list(dict.fromkeys(key for _, examples in by_run for key in examples))[:NUM_EXAMPLES]
     return [[(label, examples[key]) for label, examples in by_run if key in examples] for key in wanted]
 
 
 def _pieces(text: str, answers: Sequence[str]) -> list[str]:
     """The text cut at the answers in it; every second piece is an answer."""
-    wanted = "|".join(re.escape(answer) for answer in sorted(answers, key=len, reverse=True) if answer.strip())
+    wanted = "|".join(
+        re.escape(answer) for answer in sorted(answers, key=len, reverse=True) if answer.strip()
+    )
     return re.split(f"(?i)(?<!\\w)({wanted})(?!\\w)", text) if wanted else [text]
 
 
@@ -282,5 +352,11 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     auto_reload=False,
 )
-_TEMPLATES.filters |= {"cut": cut, "metric_words": _metric_words, "number": number_text, "pieces": _pieces, "place": place_text}
+_TEMPLATES.filters |= {
+    "cut": cut,
+    "metric_words": _metric_words,
+    "number": number_text,
+    "pieces": _pieces,
+    "place": place_text,
+}
 _TEMPLATES.tests["finite"] = math.isfinite

@@ -1,4 +1,5 @@
-"""The data of a report, read from run folders, metrics files and results. Whatever is missing or damaged becomes a note."""
+"""The data of a report, read from run folders, metrics files and results. Whatever is missing or damaged
+becomes a note."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from typing import Any
 
 from dpr.core.errors import DprError, InputError
 from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
-from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, VERDICT_FILE, metrics_lines, metrics_problems
+from dpr.formats.checkpoints import (
+    CONFIG_FILE,
+    METRICS_LINES,
+    RUN_FILE,
+    STATE_FILE,
+    VERDICT_FILE,
+    metrics_lines,
+    metrics_problems,
+)
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.metrics_files import PerQuestion, per_question, require_consistent
 from dpr.formats.results import RetrievedQuestion, iter_results
@@ -25,11 +34,14 @@ from dpr.storage.strict_json import parsed
 METRICS_FILE = "metrics.json"
 _CATALOGUES = ("datasets", "ctx_sources")
 _SECRET_KEY = re.compile(
-    r"secret|passw|credential|(?:^|[_.])(?:api|auth|access|hf|wandb|hub)_?(?:key|token)|(?:^|[_.])token$", re.IGNORECASE
+    r"secret|passw|credential|(?:^|[_.])(?:api|auth|access|hf|wandb|hub)_?(?:key|token)|(?:^|[_.])token$",
+    re.IGNORECASE,
 )
 _SECRET_TEXT = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s@]+@")
 # The last part of an absolute path names the file; the rest reveals whose machine it is on.
-_ABSOLUTE = re.compile(r"(?<![\w.:/~*-])(?:~|[A-Za-z]:)?[/\\]+(?:[^/\\\s\"',\[\]]+[/\\]+)*(?=[^/\\\s\"',\[\]])")
+_ABSOLUTE = re.compile(
+    r"(?<![\w.:/~*-])(?:~|[A-Za-z]:)?[/\\]+(?:[^/\\\s\"',\[\]]+[/\\]+)*(?=[^/\\\s\"',\[\]])"
+)
 
 
 @dataclass
@@ -55,7 +67,8 @@ class Training:
 
 @dataclass
 class Retrieval:
-    """Metrics of one retrieval run. ``rank_counts[r]``: questions whose first right passage has rank r + 1."""
+    """Metrics of one retrieval run. ``rank_counts[r]``: questions whose first right passage has rank r +
+    1."""
 
     label: str
     question_set: str
@@ -76,7 +89,8 @@ class Retrieval:
         return self.num_questions if self.rank_counts is None else sum(self.rank_counts) + self.num_without
 
     def accuracy_curve(self) -> list[tuple[float, float]]:
-        """(k, share of questions with a right passage among the first k); from the stored cut-offs where ranks were not kept."""
+        """(k, share of questions with a right passage among the first k); from the stored cut-offs where
+        ranks were not kept."""
         if self.rank_counts is None:
             return self.metric_curve("accuracy")
         total = max(sum(self.rank_counts) + self.num_without, 1)
@@ -97,19 +111,25 @@ class Retrieval:
 
 
 def read_training(folder: Path) -> Training | None:
-    """The training run in ``folder``; of several one level below, the one with the most steps; else the evaluation in it, if any."""
+    """The training run in ``folder``; of several one level below, the one with the most steps; else the
+    evaluation in it, if any."""
     folder = Path(folder)
     names = (METRICS_LINES, RUN_FILE)
     if any((folder / name).is_file() for name in names):
         return _read_run(folder)
-    runs = [_read_run(path) for path in sorted({path.parent for name in names for path in folder.glob(f"*/{name}")})]
+    runs = [
+        _read_run(path)
+        for path in sorted({path.parent for name in names for path in folder.glob(f"*/{name}")})
+    ]
     return max(runs, key=lambda run: run.step, default=_read_evaluation(folder))
 
 
 def _read_evaluation(folder: Path) -> Training | None:
     """The result of evaluation-only mode: one validation, no steps."""
     notes: list[str] = []
-    metrics = {key: value for key, value in _object(folder / METRICS_FILE, notes).items() if key.startswith("eval/")}
+    metrics = {
+        key: value for key, value in _object(folder / METRICS_FILE, notes).items() if key.startswith("eval/")
+    }
     if not metrics:
         return None
     numbers = {key: float(value) if is_finite_number(value) else math.nan for key, value in metrics.items()}
@@ -141,7 +161,9 @@ def _read_run(folder: Path) -> Training:
         run.verdict = _object(folder / VERDICT_FILE, run.notes)
         numbers = "before", "after"
         compared = [each for each in _list(run.verdict.get("comparisons")) if isinstance(each, dict)]
-        run.verdict["comparisons"] = [each for each in compared if all(is_finite_number(each.get(name)) for name in numbers)]
+        run.verdict["comparisons"] = [
+            each for each in compared if all(is_finite_number(each.get(name)) for name in numbers)
+        ]
     name = facts.get("last_checkpoint")
     if is_below(name) and leads_inside(folder, folder / name):
         step = name.rpartition(".step")[2]
@@ -154,12 +176,20 @@ def _read_run(folder: Path) -> Training:
 
 def _read_settings(checkpoint: Path, run: Training) -> None:
     identity = _object(checkpoint / STATE_FILE, run.notes).get("identity")
-    fixed, free = ((identity.get(part) or {}) if isinstance(identity, dict) else {} for part in ("fixed", "free"))
+    fixed, free = (
+        (identity.get(part) or {}) if isinstance(identity, dict) else {} for part in ("fixed", "free")
+    )
     config = _object(checkpoint / CONFIG_FILE, run.notes)
     # A run started from Python has no configuration; its identity names the settings that matter.
     chosen = {key: value for key, value in config.items() if key not in _CATALOGUES} or {**fixed, **free}
-    run.settings = {key: value for key, value in flatten(chosen).items() if not key.startswith("environment.")}
-    run.environment = {key.removeprefix("environment."): value for key, value in flatten(free).items() if key.startswith("environment.")}
+    run.settings = {
+        key: value for key, value in flatten(chosen).items() if not key.startswith("environment.")
+    }
+    run.environment = {
+        key.removeprefix("environment."): value
+        for key, value in flatten(free).items()
+        if key.startswith("environment.")
+    }
     if pool := fixed.get("train.global_batch_size"):
         run.settings["train.global_batch_size"] = printable(pool)  # what a 0 in the configuration came to
 
@@ -177,7 +207,11 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
     report = read_json(file)
     metrics = report.get("metrics") if isinstance(report, dict) else None
     if not isinstance(metrics, dict):
-        raise InputError("not a metrics file", file=file, expected="what dpr retrieve metrics_file=... or out_file=... writes")
+        raise InputError(
+            "not a metrics file",
+            file=file,
+            expected="what dpr retrieve metrics_file=... or out_file=... writes",
+        )
     metrics = {str(key): float(value) for key, value in metrics.items() if is_finite_number(value)}
     each = _each(report, file)
     require_consistent({**report, "metrics": metrics}, each, file)
@@ -189,7 +223,11 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
         metrics=metrics,
         rank_counts=counts,
         num_without=without,
-        examples=[example for entry in _list(report.get("examples")) if (example := example_record(entry)) is not None],
+        examples=[
+            example
+            for entry in _list(report.get("examples"))
+            if (example := example_record(entry)) is not None
+        ],
         way=_way(report),
         each=each,
     )
@@ -231,9 +269,13 @@ def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
             yield result
 
     examples = [example_of(result) for result in spread(counted(), NUM_EXAMPLES)]
-    retrieval = Retrieval(label, "", total, {}, counts if judged else None, without, examples, digest.hexdigest())
+    retrieval = Retrieval(
+        label, "", total, {}, counts if judged else None, without, examples, digest.hexdigest()
+    )
     if judged:
-        retrieval.metrics = {f"accuracy@{k:.0f}": value for k, value in retrieval.accuracy_curve() if k in (1, 5, 10, 20, 100)}
+        retrieval.metrics = {
+            f"accuracy@{k:.0f}": value for k, value in retrieval.accuracy_curve() if k in (1, 5, 10, 20, 100)
+        }
     return retrieval
 
 
@@ -268,7 +310,9 @@ def _metrics_of(line: str) -> dict[str, float] | None:
         step = float(entry["step"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-    numbers = {str(key): float(value) if is_finite_number(value) else math.nan for key, value in entry.items()}
+    numbers = {
+        str(key): float(value) if is_finite_number(value) else math.nan for key, value in entry.items()
+    }
     return numbers if math.isfinite(step) else None
 
 

@@ -15,11 +15,23 @@ from dpr.storage.durable import durable_file
 from dpr.storage.outputs import require_writable
 
 REPORT_FILE = "report.html"
-_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "faiss-cpu", "bm25s", "pytrec-eval-terrier")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "faiss-cpu",
+    "bm25s",
+    "pytrec-eval-terrier",
+)
 
 
-def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Path | None = None, title: str | None = None) -> Path:
-    """Writes ``report.html`` about a run folder and the retrieval runs given as (label, file); returns its path.
+def write_report(
+    folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Path | None = None, title: str | None = None
+) -> Path:
+    """Writes ``report.html`` about a run folder and the retrieval runs given as (label, file); returns its
+    path.
 
     Raises:
         InputError: a retrieval file is missing or is not one.
@@ -36,7 +48,9 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
         environment=versions(),
     )
     if training is None:
-        report.notes.append("No training run found: neither the folder nor a folder in it has a metrics.jsonl.")
+        report.notes.append(
+            "No training run found: neither the folder nor a folder in it has a metrics.jsonl."
+        )
     write_page(target, report)
     return target
 
@@ -49,6 +63,11 @@ def write_page(target: Path, report: Report) -> None:
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the host."""
-    known = {"dpr": __version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the
+    host."""
+    known = {
+        "dpr": __version__,
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
     return known | {name: version for name in _PACKAGES if (version := version_of(name)) is not None}

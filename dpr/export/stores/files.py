@@ -1,6 +1,8 @@
-"""Rows as folders of files that other programs load: Parquet, Milvus' Parquet, Qdrant's JSON lines, and a faiss index.
+"""Rows as folders of files that other programs load: Parquet, Milvus' Parquet, Qdrant's JSON lines, and a
+faiss index.
 
-A format writes one step of rows after the other. What a killed process had written of a step is gone when the step is written again.
+A format writes one step of rows after the other. What a killed process had written of a step is gone when the
+step is written again.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class FileFormat(Protocol):
 
 
 def write_files(rows: VectorRows, target: Path, kind: FileFormat) -> bool:
-    """Writes all rows into the new folder ``target``, or continues where a killed process ended. Returns whether it had to.
+    """Writes all rows into the new folder ``target``, or continues where a killed process ended. Returns
+    whether it had to.
 
     Raises:
         InputError: ``target`` is made of something else; a passage is missing; the format cannot hold a row.
@@ -61,7 +64,9 @@ def write_files(rows: VectorRows, target: Path, kind: FileFormat) -> bool:
             kind.write(folder, number, batches, rows)
             folder.commit()
         if (count := kind.count(folder.folder, rows)) != rows.num_rows:
-            raise InputError(f"holds {count} rows", file=folder.folder, expected=f"{rows.num_rows}, one a vector")
+            raise InputError(
+                f"holds {count} rows", file=folder.folder, expected=f"{rows.num_rows}, one a vector"
+            )
         folder.finish({"num_rows": rows.num_rows, **rows.facts()})
         return True
 
@@ -76,7 +81,12 @@ class ParquetFiles:
         schema = self._schema(rows)
         with folder.appended(_part(number)) as out:
             vector_tables.write_parquet(
-                out, schema, (vector_tables.record_batch(schema, item.ids, item.vectors, item.columns) for item in batches)
+                out,
+                schema,
+                (
+                    vector_tables.record_batch(schema, item.ids, item.vectors, item.columns)
+                    for item in batches
+                ),
             )
 
     def count(self, folder: Path, rows: VectorRows) -> int:
@@ -88,8 +98,8 @@ class ParquetFiles:
 
 
 class MilvusFiles(ParquetFiles):
-    """The same with what Milvus' bulk import takes (plain lists of float32, texts of at most 65,535 bytes), and ``collection.json``, the
-    body of the request that creates the collection."""
+    """The same with what Milvus' bulk import takes (plain lists of float32, texts of at most 65,535 bytes),
+    and ``collection.json``, the body of the request that creates the collection."""
 
     name = "milvus-parquet"
 
@@ -104,15 +114,28 @@ class MilvusFiles(ParquetFiles):
     def _checked(self, batch: RowBatch, rows: VectorRows) -> RowBatch:
         for name, kind in rows.columns.items():
             for key, text in zip(batch.ids, batch.columns[name], strict=True) if kind == "text" else ():
-                if text is not None and 4 * len(text) > _MILVUS_TEXT_BYTES and (size := len(text.encode())) > _MILVUS_TEXT_BYTES:
+                if (
+                    text is not None
+                    and 4 * len(text) > _MILVUS_TEXT_BYTES
+                    and (size := len(text.encode())) > _MILVUS_TEXT_BYTES
+                ):
                     found = f"{name} of passage {key!r} has {size} bytes"
-                    raise InputError(found, expected=f"at most {_MILVUS_TEXT_BYTES}, as Milvus holds", hint="cut the corpus finer")
+                    raise InputError(
+                        found,
+                        expected=f"at most {_MILVUS_TEXT_BYTES}, as Milvus holds",
+                        hint="cut the corpus finer",
+                    )
         return RowBatch(batch.ids, batch.vectors.astype(np.float32), batch.columns)
 
     def _collection(self, rows: VectorRows) -> dict[str, Any]:
         kinds = {"text": "VarChar", "int": "Int64", "float": "Double", "bool": "Bool"}
         fields: list[dict[str, Any]] = [
-            {"fieldName": "id", "dataType": "VarChar", "isPrimary": True, "elementTypeParams": {"max_length": MAX_ID_BYTES}},
+            {
+                "fieldName": "id",
+                "dataType": "VarChar",
+                "isPrimary": True,
+                "elementTypeParams": {"max_length": MAX_ID_BYTES},
+            },
             {"fieldName": "vector", "dataType": "FloatVector", "elementTypeParams": {"dim": rows.dimension}},
         ]
         for name, kind in rows.columns.items():
@@ -125,22 +148,27 @@ class MilvusFiles(ParquetFiles):
 
 
 class QdrantFiles:
-    """``points-00000.jsonl`` ..., a point a line, and ``collection.json``, the body of the request that creates the collection.
+    """``points-00000.jsonl`` ..., a point a line, and ``collection.json``, the body of the request that
+    creates the collection.
 
-    Qdrant takes no texts as ids: a point has the UUID (version 5) of its passage id, so that loading it again replaces it.
+    Qdrant takes no texts as ids: a point has the UUID (version 5) of its passage id, so that loading it again
+    replaces it.
     """
 
     name = "qdrant-jsonl"
 
     def write(self, folder: StepsInOrder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
         if number == 0:
-            vectors = {"size": rows.dimension, "distance": "Dot"} | ({"datatype": "float16"} if rows.is_half else {})
+            vectors = {"size": rows.dimension, "distance": "Dot"} | (
+                {"datatype": "float16"} if rows.is_half else {}
+            )
             _write_json(folder, "collection.json", {"vectors": vectors})
         with folder.appended(_points(number)) as out:
             for batch in batches:
                 for row, key in enumerate(batch.ids):
                     payload = {"id": key, **{name: values[row] for name, values in batch.columns.items()}}
-                    # The shortest texts that are read as the same float32; what json writes of a float64 is twice as long.
+                    # The shortest texts that are read as the same float32; what json writes of a float64 is
+                    # twice as long.
                     numbers = ",".join(batch.vectors[row].astype(np.float32).astype(str).tolist())
                     point = f'{{"id":"{point_id(key)}","vector":[{numbers}],"payload":{json.dumps(payload, ensure_ascii=False)}}}\n'
                     out.write(point.encode())
@@ -150,25 +178,37 @@ class QdrantFiles:
 
 
 class FaissFiles:
-    """``index``, a flat inner-product index of faiss, and ``docid`` and ``passages.jsonl``, whose line n is of its vector n."""
+    """``index``, a flat inner-product index of faiss, and ``docid`` and ``passages.jsonl``, whose line n is
+    of its vector n."""
 
     name = "faiss"
 
     def write(self, folder: StepsInOrder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
-        with folder.appended("index") as index, folder.appended("docid") as ids, folder.appended("passages.jsonl") as texts:
+        with (
+            folder.appended("index") as index,
+            folder.appended("docid") as ids,
+            folder.appended("passages.jsonl") as texts,
+        ):
             if number == 0:
                 index.write(flat_header(rows.dimension, rows.num_rows))
             for batch in batches:
                 index.write(batch.vectors.astype("<f4").data)
                 for row, key in enumerate(batch.ids):
                     if key.splitlines() != [key]:
-                        raise InputError(f"the id {key!r} holds a line break", expected="ids of one line; docid has one a line")
+                        raise InputError(
+                            f"the id {key!r} holds a line break",
+                            expected="ids of one line; docid has one a line",
+                        )
                     ids.write(f"{key}\n".encode())
                     values = {"id": key, **{name: column[row] for name, column in batch.columns.items()}}
                     texts.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
 
     def count(self, folder: Path, rows: VectorRows) -> int:
-        counts = {read_engine(folder / "index").ntotal, _count_lines(folder / "docid"), _count_lines(folder / "passages.jsonl")}
+        counts = {
+            read_engine(folder / "index").ntotal,
+            _count_lines(folder / "docid"),
+            _count_lines(folder / "passages.jsonl"),
+        }
         return int(counts.pop()) if len(counts) == 1 else -1
 
 
@@ -195,4 +235,6 @@ def _count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_READ_BYTES), b""))
 
 
-FILE_FORMATS: dict[str, FileFormat] = {kind.name: kind for kind in (ParquetFiles(), MilvusFiles(), QdrantFiles(), FaissFiles())}
+FILE_FORMATS: dict[str, FileFormat] = {
+    kind.name: kind for kind in (ParquetFiles(), MilvusFiles(), QdrantFiles(), FaissFiles())
+}

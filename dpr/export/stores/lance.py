@@ -1,4 +1,5 @@
-"""Rows as a table of LanceDB. Each step is one version of the table, so the number of its rows says how many steps it holds."""
+"""Rows as a table of LanceDB. Each step is one version of the table, so the number of its rows says how many
+steps it holds."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _MADE_OF = "dpr.made_of"
 
 
 def load_lance(rows: VectorRows, address: str, table: str) -> bool:
-    """Adds all rows to ``table`` in the folder (or object store) ``address``, or those that are missing. Returns whether any were.
+    """Adds all rows to ``table`` in the folder (or object store) ``address``, or those that are missing.
+    Returns whether any were.
 
     Raises:
         InputError: the table is made of something else, or holds other rows.
@@ -34,9 +36,14 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
     is_remote = "://" in address
     if not is_remote:
         folder.mkdir(parents=True, exist_ok=True)
-    with nullcontext() if is_remote else held(folder / table, file=lock_of(folder / f"{table}.lance")), _lance_errors(f"{address}/{table}"):
+    with (
+        nullcontext() if is_remote else held(folder / table, file=lock_of(folder / f"{table}.lance")),
+        _lance_errors(f"{address}/{table}"),
+    ):
         made_of = {"kind": "lancedb", **rows.made_of()}
-        note = {_MADE_OF: json.dumps(made_of, sort_keys=True)} | {f"dpr.{key}": str(value) for key, value in rows.facts().items()}
+        note = {_MADE_OF: json.dumps(made_of, sort_keys=True)} | {
+            f"dpr.{key}": str(value) for key, value in rows.facts().items()
+        }
         schema = row_schema(rows.columns, rows.dimension, is_half=rows.is_half, note=note)
         database = lancedb.connect(address if is_remote else str(folder))
         try:
@@ -47,7 +54,9 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
         for _, batches in rows.steps(done):
             _add(opened, schema, batches)
         if (count := opened.count_rows()) != rows.num_rows:
-            raise InputError(f"holds {count} rows", file=f"{address}/{table}", expected=f"{rows.num_rows}, one a vector")
+            raise InputError(
+                f"holds {count} rows", file=f"{address}/{table}", expected=f"{rows.num_rows}, one a vector"
+            )
         return done < rows.num_steps
 
 
@@ -57,14 +66,21 @@ def _steps_in(table: Any, rows: VectorRows, made_of: str, name: str) -> int:
         keys = ""
         if stated:
             old, new = json.loads(stated), json.loads(made_of)
-            keys = ", made with another " + ", ".join(sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)))
+            keys = ", made with another " + ", ".join(
+                sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+            )
         raise InputError(f"exists already{keys}", file=name, hint="choose another table=, or drop this one")
     count = table.count_rows()
     if count == rows.num_rows:
         return rows.num_steps
     if count > rows.num_rows or count % rows.step_rows:
         expected = f"a multiple of {rows.step_rows} up to {rows.num_rows}"
-        raise InputError(f"holds {count} rows", file=name, expected=expected, hint="rows were added or removed; drop the table and rerun")
+        raise InputError(
+            f"holds {count} rows",
+            file=name,
+            expected=expected,
+            hint="rows were added or removed; drop the table and rerun",
+        )
     if count:
         logger.info("%s: %d of %d rows exist already", name, count, rows.num_rows)
     return count // rows.step_rows
@@ -90,7 +106,8 @@ def _add(table: Any, schema: Any, batches: Iterator[RowBatch]) -> None:
 
 @contextmanager
 def _lance_errors(name: str) -> Iterator[None]:
-    """LanceDB raises RuntimeError, ValueError and OSError for what goes wrong on its disk or in its tables."""
+    """LanceDB raises RuntimeError, ValueError and OSError for what goes wrong on its disk or in its
+    tables."""
     try:
         yield
     except DprError:

@@ -1,7 +1,8 @@
 """Vectors joined with the passages they were made from, as a stream of batches; neither is ever held whole.
 
-Vectors stand in their shards in the order of the corpus, so one pass over the corpus finds the passage of each. Rows come in steps of the
-same size whatever happens, so that a store that says how many steps it holds says where to continue.
+Vectors stand in their shards in the order of the corpus, so one pass over the corpus finds the passage of
+each. Rows come in steps of the same size whatever happens, so that a store that says how many steps it holds
+says where to continue.
 """
 
 from __future__ import annotations
@@ -88,10 +89,15 @@ class VectorRows:
     def facts(self) -> dict[str, Any]:
         """What a store should say of its vectors: the model that made them, and how they are compared."""
         first = self.shards[0].metadata
-        return {"dimension": self.dimension, "similarity": "dot", "model_fingerprint": str(first.get("model_fingerprint", ""))}
+        return {
+            "dimension": self.dimension,
+            "similarity": "dot",
+            "model_fingerprint": str(first.get("model_fingerprint", "")),
+        }
 
     def steps(self, done: int = 0) -> Iterator[tuple[int, Iterator[RowBatch]]]:
-        """Number and batches of every step from ``done`` on. The batches of one have to be used up before the next.
+        """Number and batches of every step from ``done`` on. The batches of one have to be used up before the
+        next.
 
         Raises:
             InputError: a passage of the vectors is not in the corpus, or they are in another order.
@@ -130,20 +136,34 @@ class VectorRows:
             wanted = {key, *(prefix + key for prefix in prefixes)}
             match = next((item for item in passages if item[0].id in wanted), None)
             if match is None:
-                hint = "ctx_datasets must name the files the vectors were made from, in their order, with the same id_prefix"
+                hint = (
+                    "ctx_datasets must name the files the vectors were made from, in their order, with the"
+                    " same id_prefix"
+                )
                 files = ", ".join(str(source.file) for source in self.sources)
-                raise InputError(f"no passage {key!r} after those of the vectors before it in {shard.path}", file=files, hint=hint)
+                raise InputError(
+                    f"no passage {key!r} after those of the vectors before it in {shard.path}",
+                    file=files,
+                    hint=hint,
+                )
             matches.append(match)
         return matches
 
-    def _batch(self, ids: list[str], vectors: np.ndarray, matches: list[_Found], shard: VectorShard) -> RowBatch:
+    def _batch(
+        self, ids: list[str], vectors: np.ndarray, matches: list[_Found], shard: VectorShard
+    ) -> RowBatch:
         numbers = np.ascontiguousarray(vectors, dtype=np.float16 if self.is_half else np.float32)
         if not np.isfinite(numbers).all():
-            raise InputError("holds NaN or infinity", file=shard.path, hint="embed the corpus again with an intact model")
+            raise InputError(
+                "holds NaN or infinity", file=shard.path, hint="embed the corpus again with an intact model"
+            )
         if not matches:
             return RowBatch(ids, numbers, {})
         passages, values = zip(*matches, strict=True)
-        columns: dict[str, list[Any]] = {"title": [item.title for item in passages], "text": [item.text for item in passages]}
+        columns: dict[str, list[Any]] = {
+            "title": [item.title for item in passages],
+            "text": [item.text for item in passages],
+        }
         columns |= {name: [row[place] for row in values] for place, name in enumerate(self.metadata)}
         return RowBatch([str(item.id) for item in passages], numbers, columns)
 

@@ -1,1 +1,2 @@
-"""Documents of people: Markdown, reStructuredText, HTML, text, Python, PDF and tables, read as headings with what stands under them."""
+"""Documents of people: Markdown, reStructuredText, HTML, text, Python, PDF and tables, read as headings with
+what stands under them."""

@@ -22,7 +22,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands between one heading and the next. ``headings`` are those it stands under, outermost first, without the title."""
+    """What stands between one heading and the next. ``headings`` are those it stands under, outermost first,
+    without the title."""
 
     headings: tuple[str, ...]
     blocks: tuple[Block, ...]
@@ -70,7 +71,8 @@ class DocumentBuilder:
             self._blocks.append(Block(text, is_prose))
 
     def finish(self, title: str = "") -> Document:
-        """The document. Without a title, the outermost heading is it where there is only one and the text begins with it."""
+        """The document. Without a title, the outermost heading is it where there is only one and the text
+        begins with it."""
         self._end_section()
         title = one_line(title)
         outermost = {headings[0] for headings, _, _ in self._sections if headings}
@@ -81,7 +83,12 @@ class DocumentBuilder:
             drop = 1 if not title or title == level_one else 0
             title = title or level_one
         sections = [
-            Section(tuple(text for _, text in headings[drop:]), blocks, line, bool(headings[drop:]) and headings[-1][1].endswith("?"))
+            Section(
+                tuple(text for _, text in headings[drop:]),
+                blocks,
+                line,
+                bool(headings[drop:]) and headings[-1][1].endswith("?"),
+            )
             for headings, blocks, line in self._sections
         ]
         return Document(title, tuple(sections))
@@ -95,7 +102,11 @@ class DocumentBuilder:
 def one_line(text: str) -> str:
     """White space and what cannot be printed become single spaces."""
     joined = " ".join(text.split())
-    return joined if joined.isprintable() else " ".join("".join(sign if sign.isprintable() else " " for sign in joined).split())
+    return (
+        joined
+        if joined.isprintable()
+        else " ".join("".join(sign if sign.isprintable() else " " for sign in joined).split())
+    )
 
 
 def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:

@@ -1,7 +1,7 @@
 """Markdown and HTML.
 
-Markdown: headings of both kinds, front matter, code, tables, lists and the HTML inside. HTML: headings, paragraphs, lists and tables of a
-page, without its navigation, scripts and styles.
+Markdown: headings of both kinds, front matter, code, tables, lists and the HTML inside. HTML: headings,
+paragraphs, lists and tables of a page, without its navigation, scripts and styles.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ _EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|(?<!\w)__|(?<!\w)_)(?=\S)(.+?)(?<=\S)(?
 _ESCAPE = re.compile(r"\\([\\`*_{}\[\]()#+.!|<>-])")
 _MAX_SETEXT_LINES = 2
 
-_SKIPPED_TAGS = frozenset("script style noscript template svg nav footer aside form select button head".split())
+_SKIPPED_TAGS = frozenset(
+    "script style noscript template svg nav footer aside form select button head".split()
+)
 _BLOCK_TAGS = frozenset(
-    "p div section article main header li ul ol dl dd blockquote table tr caption figure figcaption details br hr pre".split()
+    "p div section article main header li ul ol dl dd blockquote table tr caption figure figcaption details"
+    " br hr pre".split()
 )
 _HEADING_TAGS = {f"h{level}": level for level in range(1, 7)} | {"dt": BELOW_ALL, "summary": BELOW_ALL}
 _NOT_PROSE_TAGS = frozenset(("li", "tr", "pre", "td"))
@@ -110,7 +113,9 @@ class _Reader:
         elif line.lstrip().startswith("|"):
             self.flush()
             if not _TABLE_RULE.fullmatch(line):
-                self.builder.add(plain_text(" ".join(line.strip().strip("|").split("|"))), is_prose=False, line=number)
+                self.builder.add(
+                    plain_text(" ".join(line.strip().strip("|").split("|"))), is_prose=False, line=number
+                )
         else:
             if item := _ITEM.match(line):
                 self.flush()

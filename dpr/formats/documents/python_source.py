@@ -16,7 +16,8 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def read_python(code: str | bytes, path: PurePath) -> Document:
-    """A section for every docstring, headed by the name of what it documents, as words; the title is that of the module.
+    """A section for every docstring, headed by the name of what it documents, as words; the title is that of
+    the module.
 
     Raises:
         SyntaxError: it is not Python of this interpreter's version; also ValueError and RecursionError.
@@ -30,8 +31,18 @@ def read_python(code: str | bytes, path: PurePath) -> Document:
         paragraphs = [one_line(clean_markup(part)) for part in inspect.cleandoc(text).split("\n\n")]
         inner = name[len(module) :].lstrip(".")
         line = node.body[0].lineno
-        sections.append(Section((name_as_words(inner),) if inner else (), tuple(Block(part) for part in paragraphs if part), line))
-    return Document(name_as_words(module), tuple(section for section in sections if section.blocks), has_written_headings=False)
+        sections.append(
+            Section(
+                (name_as_words(inner),) if inner else (),
+                tuple(Block(part) for part in paragraphs if part),
+                line,
+            )
+        )
+    return Document(
+        name_as_words(module),
+        tuple(section for section in sections if section.blocks),
+        has_written_headings=False,
+    )
 
 
 def parse(code: str | bytes, name: str) -> ast.Module:
@@ -42,7 +53,8 @@ def parse(code: str | bytes, name: str) -> ast.Module:
 
 
 def documented(tree: ast.Module, module: str) -> Iterator[tuple[str, Documented]]:
-    """The module, its classes, functions and methods, also those under ``if`` and ``try``; not what functions define inside."""
+    """The module, its classes, functions and methods, also those under ``if`` and ``try``; not what functions
+    define inside."""
     yield module, tree
     stack: list[tuple[str, Iterable[ast.stmt]]] = [(module, tree.body)]
     while stack:

@@ -42,7 +42,8 @@ _BROWSER_NAMES = {
     "x-cp1252": "cp1252",
     "unicode": "utf-8",
 }
-# Browsers take some names for the larger encoding that pages of this name are in. What could be searched for <meta is not UTF-16.
+# Browsers take some names for the larger encoding that pages of this name are in. What could be searched for
+# <meta is not UTF-16.
 _AS_IN_BROWSERS = {
     **dict.fromkeys(("ascii", "iso8859-1"), "cp1252"),
     **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
@@ -59,7 +60,8 @@ _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff",
 def read_text(text: str) -> Document:
     """Plain text: paragraphs between blank lines.
 
-    A heading is a line over a row of ``=`` (outer) or of other signs (inner), or a line of capitals that stands alone.
+    A heading is a line over a row of ``=`` (outer) or of other signs (inner), or a line of capitals that
+    stands alone.
     """
     builder = DocumentBuilder()
     for number, lines in paragraphs(text.split("\n")):
@@ -74,11 +76,14 @@ def read_text(text: str) -> Document:
 
 
 def _is_shouted(line: str) -> bool:
-    return line.isupper() and len(_NOT_LETTERS.sub("", line)) >= 4 and len(line.split()) <= _MOST_SHOUTED_WORDS
+    return (
+        line.isupper() and len(_NOT_LETTERS.sub("", line)) >= 4 and len(line.split()) <= _MOST_SHOUTED_WORDS
+    )
 
 
 def read_pdf(data: bytes) -> Document:
-    """PDF, by the package pypdf (extra ``pdf``): a section for every page that has text, headed by its number.
+    """PDF, by the package pypdf (extra ``pdf``): a section for every page that has text, headed by its
+    number.
 
     Words that a line end cut in two are joined.
 
@@ -160,10 +165,12 @@ def read_document(file: Path, name: PurePath) -> Document:
 
 
 def decoded(data: bytes, charset: str = "") -> str:
-    """The text of a file: by its byte order mark, else in ``charset``, else UTF-8, or else the Western European of Windows.
+    """The text of a file: by its byte order mark, else in ``charset``, else UTF-8, or else the Western
+    European of Windows.
 
     Raises:
-        InputError: it is not in ``charset``, holds bytes that no text has, or is neither UTF-8 nor Western European.
+        InputError: it is not in ``charset``, holds bytes that no text has, or is neither UTF-8 nor Western
+        European.
     """
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), charset or "utf-8")
     try:
@@ -171,19 +178,25 @@ def decoded(data: bytes, charset: str = "") -> str:
     except UnicodeDecodeError as error:
         if encoding != "utf-8" or charset:
             raise InputError(
-                f"byte {error.start + 1} (0x{data[error.start]:02x}) is not {encoding}, which the file says it is in"
+                f"byte {error.start + 1} (0x{data[error.start]:02x}) is not {encoding}, which the file says"
+                " it is in"
             ) from None
         text = data.decode("cp1252", errors="replace")
         letters = [sign for sign in text if sign.isalpha() or sign == "\ufffd"]
-        if sum(not sign.isascii() for sign in letters) > _MOST_ACCENTS * len(letters):  # Cyrillic, Chinese ... would become gibberish
-            raise InputError("neither UTF-8 nor Western European text", hint="save the file as UTF-8") from None
+        if sum(not sign.isascii() for sign in letters) > _MOST_ACCENTS * len(
+            letters
+        ):  # Cyrillic, Chinese ... would become gibberish
+            raise InputError(
+                "neither UTF-8 nor Western European text", hint="save the file as UTF-8"
+            ) from None
     if match := _BINARY.search(text):
         raise InputError(f"not text: it holds the byte 0x{ord(match[0]):02x}")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def declared_charset(data: bytes) -> str:
-    """The encoding that a page declares, as browsers read the name; empty where it declares none, or has a byte order mark.
+    """The encoding that a page declares, as browsers read the name; empty where it declares none, or has a
+    byte order mark.
 
     Raises:
         InputError: nothing of this name is known.
@@ -198,5 +211,7 @@ def declared_charset(data: bytes) -> str:
     except (LookupError, ValueError):
         name = ""
     if not _CHARSETS.fullmatch(name):
-        raise InputError(f"declares the charset {label[:40]!a}, which is not known", hint="save the file as UTF-8")
+        raise InputError(
+            f"declares the charset {label[:40]!a}, which is not known", hint="save the file as UTF-8"
+        )
     return _AS_IN_BROWSERS.get(name, name)

@@ -1,4 +1,5 @@
-"""reStructuredText: adorned titles, directives, literal blocks, roles; and the cleaning of its markup, which docstrings need too."""
+"""reStructuredText: adorned titles, directives, literal blocks, roles; and the cleaning of its markup, which
+docstrings need too."""
 
 from __future__ import annotations
 
@@ -11,14 +12,19 @@ _DIRECTIVE_LINE = re.compile(r"\.\. +([\w:+.-]+)::\s*(.*)")
 _EXPLICIT = re.compile(r"\.\.(?: |$)")
 _OPTION = re.compile(r":[\w -]+:(?:\s.*)?")
 _SHOWN = frozenset(
-    "note warning tip important hint caution danger attention error admonition seealso versionadded versionchanged deprecated "
-    "topic sidebar glossary epigraph function class method attribute data exception describe option envvar module "
-    "py:function py:class py:method py:attribute py:data py:exception rubric".split()
+    "note warning tip important hint caution danger attention error admonition seealso versionadded"
+    " versionchanged deprecated topic sidebar glossary epigraph function class method attribute data"
+    " exception describe option envvar module py:function py:class py:method py:attribute py:data"
+    " py:exception rubric".split()
 )
-_CODE = frozenset("code code-block sourcecode parsed-literal prompt console ipython math doctest testcode".split())
+_CODE = frozenset(
+    "code code-block sourcecode parsed-literal prompt console ipython math doctest testcode".split()
+)
 _TARGET = re.compile(r"`([^`<]+?)\s*<[^`>]+>`_{1,2}")
 _RULE = re.compile(r"[-=~^*+#\"'`.:_|\s]{3,}")
-_VERSION_NOTE = re.compile(r"\.\. *(versionadded|versionchanged|deprecated|index|currentmodule|module|autosummary|plot)::")
+_VERSION_NOTE = re.compile(
+    r"\.\. *(versionadded|versionchanged|deprecated|index|currentmodule|module|autosummary|plot)::"
+)
 _DIRECTIVE = re.compile(r"\.\. *[\w:-]+::|^:(param|type|return|returns|rtype|raises|keyword|arg)\b")
 _ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
 RULE = _RULE
@@ -26,7 +32,8 @@ RULE = _RULE
 
 
 def clean_markup(text: str) -> str:
-    """Keeps the prose: takes out interpreter sessions, reStructuredText roles, directives and rules, and back-quotes."""
+    """Keeps the prose: takes out interpreter sessions, reStructuredText roles, directives and rules, and
+    back-quotes."""
     lines = []
     in_session = False
     for line in text.split("\n"):
@@ -35,7 +42,10 @@ def clean_markup(text: str) -> str:
         if in_session or _RULE.fullmatch(stripped) or _VERSION_NOTE.match(stripped):
             continue
         lines.append(_DIRECTIVE.sub("", stripped))
-    lines = [line if line.isprintable() else "".join(sign if sign.isprintable() else " " for sign in line) for line in lines]
+    lines = [
+        line if line.isprintable() else "".join(sign if sign.isprintable() else " " for sign in line)
+        for line in lines
+    ]
     return _TARGET.sub(r"\1", _ROLE.sub(r"\1", "\n".join(lines))).replace("`", "")
 
 
@@ -90,7 +100,12 @@ class _Reader:
         is_over = bool(_ADORNMENT.fullmatch(self.lines[index])) and index + 2 < len(self.lines)
         under = self.lines[index + 1 + is_over] if index + 1 + is_over < len(self.lines) else ""
         title = self.lines[index + is_over]
-        if not _ADORNMENT.fullmatch(under) or _ADORNMENT.fullmatch(title) or not title or (not is_over and title[0] == " "):
+        if (
+            not _ADORNMENT.fullmatch(under)
+            or _ADORNMENT.fullmatch(title)
+            or not title
+            or (not is_over and title[0] == " ")
+        ):
             return 0
         if len(under) + 2 < len(title) or (is_over and self.lines[index][0] != under[0]):
             return 0
@@ -116,7 +131,9 @@ class _Reader:
     def _end_of_indented(self, index: int) -> int:
         own = len(self.lines[index]) - len(self.lines[index].lstrip())
         end = index + 1
-        while end < len(self.lines) and (not self.lines[end] or len(self.lines[end]) - len(self.lines[end].lstrip()) > own):
+        while end < len(self.lines) and (
+            not self.lines[end] or len(self.lines[end]) - len(self.lines[end].lstrip()) > own
+        ):
             end += 1
         return end
 

@@ -1,4 +1,5 @@
-"""CSV and TSV with a header: a question and an answer in each row, a title and a text, or columns of any names."""
+"""CSV and TSV with a header: a question and an answer in each row, a title and a text, or columns of any
+names."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def read_table(text: str, *, delimiter: str) -> Document:
             headings, texts, is_question = ("",), [". ".join(named)], False
         blocks = tuple(Block(text) for text in texts if text)
         if blocks:
-            sections.append(Section(tuple(filter(None, headings)), blocks, line, is_question and bool(headings[0])))
+            sections.append(
+                Section(tuple(filter(None, headings)), blocks, line, is_question and bool(headings[0]))
+            )
     return Document("", tuple(sections))
 
 

@@ -1,11 +1,14 @@
-"""The original DPR's checkpoint files (``torch.save`` of one dictionary), read without running anything in them, and written back.
+"""The original DPR's checkpoint files (``torch.save`` of one dictionary), read without running anything in
+them, and written back.
 
-    model_dict        weights: `question_model.` and `ctx_model.` + names of a Hugging Face BertModel, `encode_proj.` with a projection
-    encoder_params    2021: do_lower_case, encoder (an OmegaConf object that drags the run's whole configuration along); 2020: one flat dict
-    optimizer_dict, scheduler_dict, offset, epoch
+    model_dict        weights: `question_model.` and `ctx_model.` + names of a Hugging Face BertModel,
+    `encode_proj.` with a projection encoder_params    2021: do_lower_case, encoder (an OmegaConf object that
+    drags the run's whole configuration along); 2020: one flat dict optimizer_dict, scheduler_dict, offset,
+    epoch
 
-Both containers of ``torch.save`` are read: the zip archive, and the plain sequence of pickles that came before it. Tensors are looked up
-only when asked for, so the optimizer's state, twice the size of the weights, is never loaded.
+Both containers of ``torch.save`` are read: the zip archive, and the plain sequence of pickles that came
+before it. Tensors are looked up only when asked for, so the optimizer's state, twice the size of the weights,
+is never loaded.
 """
 
 from __future__ import annotations
@@ -30,10 +33,20 @@ if TYPE_CHECKING:
 
 EXPECTED = "a checkpoint of the original DPR"
 # What zipfile and torch raise for damaged containers.
-_DAMAGED = (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, OverflowError, struct.error)
+_DAMAGED = (
+    zipfile.BadZipFile,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    OverflowError,
+    struct.error,
+)
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _KINDS = "Double Float Half BFloat16 Long Int Short Char Byte Bool".split()
-_TYPES = dict(zip(_KINDS, "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split(), strict=True))
+_TYPES = dict(
+    zip(_KINDS, "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split(), strict=True)
+)
 _NAMES = re.compile(
     r"collections\.(OrderedDict|defaultdict)"
     r"|(builtins|__builtin__)\.(dict|list|tuple|set|frozenset|str|unicode|int|long|float|bool|bytes|object|type)"
@@ -47,7 +60,8 @@ _NAMES = re.compile(
 
 @dataclass(frozen=True)
 class DprCheckpoint:
-    """What is used of a file: ``weights`` by the file's own names (without poolers and position numbers), and what the towers are."""
+    """What is used of a file: ``weights`` by the file's own names (without poolers and position numbers), and
+    what the towers are."""
 
     weights: dict[str, Tensor]
     pretrained_model_cfg: str | None
@@ -68,20 +82,29 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
     """Reads the weights and the encoder's settings.
 
     Raises:
-        CheckpointError: the file is not such a checkpoint, is damaged, or names something that has no place in one.
+        CheckpointError: the file is not such a checkpoint, is damaged, or names something that has no place
+        in one.
     """
     if other := _other_kind(path):
         raise CheckpointError(f"is {other}", file=path, expected=f"{EXPECTED}, or the folder of a model")
     try:
         with path.open("rb") as file, _open_container(file, path.stat().st_size) as (root, storages):
-            weights = {name: storages.tensor(value, name) for name, value in _section(root, "model_dict").items() if not _is_unused(name)}
+            weights = {
+                name: storages.tensor(value, name)
+                for name, value in _section(root, "model_dict").items()
+                if not _is_unused(name)
+            }
             return _checkpoint(weights, _section(root, "encoder_params"))
     except MalformedPickle as error:
         raise CheckpointError(f"{error}; nothing in it was run", file=path, expected=EXPECTED) from None
     except _DAMAGED as error:
-        raise CheckpointError(f"damaged ({type(error).__name__}); nothing in it was run", file=path, expected=EXPECTED) from None
+        raise CheckpointError(
+            f"damaged ({type(error).__name__}); nothing in it was run", file=path, expected=EXPECTED
+        ) from None
     except OSError as error:
-        raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, expected=EXPECTED) from None
+        raise CheckpointError(
+            f"cannot be read ({error.strerror or error})", file=path, expected=EXPECTED
+        ) from None
 
 
 def _other_kind(path: Path) -> str:
@@ -101,9 +124,13 @@ def _other_kind(path: Path) -> str:
 
 
 def write_dpr_checkpoint(
-    path: Path, weights: Mapping[str, Tensor], encoder_params: Mapping[str, Any], note: Mapping[str, Any] | None = None
+    path: Path,
+    weights: Mapping[str, Tensor],
+    encoder_params: Mapping[str, Any],
+    note: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint that the original reads: plain dictionaries, numbers, texts and tensors only. Step and optimizer are fresh."""
+    """Writes a checkpoint that the original reads: plain dictionaries, numbers, texts and tensors only. Step
+    and optimizer are fresh."""
     import torch
 
     state = {
@@ -126,9 +153,21 @@ def _checkpoint(weights: dict[str, Tensor], params: dict[Any, Any]) -> DprCheckp
     flat = {**params, **(_dictionary(params.get("encoder")) or {})}
     plain = ((str(key), value.state.get("_val") if _is_node(value) else value) for key, value in flat.items())
     settings = {key: value for key, value in plain if value is None or isinstance(value, str | int | float)}
-    name, length, lower = settings.get("pretrained_model_cfg"), settings.get("sequence_length", 256), settings.get("do_lower_case", True)
-    if not (name is None or isinstance(name, str)) or isinstance(length, bool) or not isinstance(length, int) or not 3 <= length <= 1 << 20:
-        raise MalformedPickle("pretrained_model_cfg in encoder_params is not a text, or sequence_length not a number from 3 to 1048576")
+    name, length, lower = (
+        settings.get("pretrained_model_cfg"),
+        settings.get("sequence_length", 256),
+        settings.get("do_lower_case", True),
+    )
+    if (
+        not (name is None or isinstance(name, str))
+        or isinstance(length, bool)
+        or not isinstance(length, int)
+        or not 3 <= length <= 1 << 20
+    ):
+        raise MalformedPickle(
+            "pretrained_model_cfg in encoder_params is not a text, or sequence_length not a number from 3 to"
+            " 1048576"
+        )
     return DprCheckpoint(weights, name, lower if isinstance(lower, bool) else True, length, settings)
 
 
@@ -144,7 +183,13 @@ def _section(root: Any, name: str) -> dict[Any, Any]:
 def _dictionary(value: Any) -> dict[Any, Any] | None:
     """A dictionary, or what is inside an OmegaConf container or an argparse.Namespace."""
     if isinstance(value, Record):
-        value = value.state.get("_content") if _is_node(value) else value.state if value.of == "argparse.Namespace" else None
+        value = (
+            value.state.get("_content")
+            if _is_node(value)
+            else value.state
+            if value.of == "argparse.Namespace"
+            else None
+        )
     return value if isinstance(value, dict) else None
 
 
@@ -153,8 +198,8 @@ def _is_node(value: Any) -> bool:
 
 
 class _Storages:
-    """Reads storages once each, with ``read`` (storage, bytes); tensors of one storage share its memory, so that no file can ask for more
-    than its own size."""
+    """Reads storages once each, with ``read`` (storage, bytes); tensors of one storage share its memory, so
+    that no file can ask for more than its own size."""
 
     def __init__(self, read: Callable[[_Storage, int], bytes]) -> None:
         self._read = read
@@ -165,12 +210,18 @@ class _Storages:
 
         storage, offset, shape, stride = _tensor_parts(value, name)
         highest = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        if min(offset, *shape, *stride, storage.count) < 0 or prod(shape) > storage.count or highest >= max(storage.count, 1):
+        if (
+            min(offset, *shape, *stride, storage.count) < 0
+            or prod(shape) > storage.count
+            or highest >= max(storage.count, 1)
+        ):
             raise MalformedPickle(f"model_dict: {name} reaches beyond its data")
         if storage.key not in self._loaded:
             dtype = getattr(torch, storage.dtype)
             data = bytearray(self._read(storage, storage.count * dtype.itemsize))
-            self._loaded[storage.key] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            self._loaded[storage.key] = (
+                torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            )
         return self._loaded[storage.key].as_strided(shape, stride, offset)
 
 
@@ -178,13 +229,24 @@ def _tensor_parts(value: Any, name: Any) -> tuple[_Storage, int, tuple[int, ...]
     """Data, offset, shape and stride."""
     if isinstance(value, Record) and value.of == "torch._utils._rebuild_parameter" and value.arguments:
         value = value.arguments[0]
-    is_tensor = isinstance(value, Record) and value.of == "torch._utils._rebuild_tensor_v2" and len(value.arguments) >= 4
+    is_tensor = (
+        isinstance(value, Record)
+        and value.of == "torch._utils._rebuild_tensor_v2"
+        and len(value.arguments) >= 4
+    )
     if not isinstance(name, str) or not is_tensor:
-        raise MalformedPickle(f"model_dict: {ascii(name)[:80] if isinstance(name, str) else 'a key'} is not a tensor")
+        raise MalformedPickle(
+            f"model_dict: {ascii(name)[:80] if isinstance(name, str) else 'a key'} is not a tensor"
+        )
     storage, offset, shape, stride = value.arguments[:4]
     if isinstance(shape, Record) and shape.of == "torch.Size":
         shape = shape.arguments[0] if shape.arguments else ()
-    is_whole = isinstance(storage, _Storage) and isinstance(shape, tuple) and isinstance(stride, tuple) and len(shape) == len(stride) <= 8
+    is_whole = (
+        isinstance(storage, _Storage)
+        and isinstance(shape, tuple)
+        and isinstance(stride, tuple)
+        and len(shape) == len(stride) <= 8
+    )
     if not is_whole or any(type(number) is not int for number in (offset, *shape, *stride)):
         raise MalformedPickle(f"model_dict: {name} is damaged")
     return storage, offset, shape, stride
@@ -203,12 +265,17 @@ def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages
         if len(members) != 1:
             raise MalformedPickle("an archive without one data.pkl")
         prefix = members[0].removesuffix("data.pkl")
-        if f"{prefix}byteorder" in archive.namelist() and _member(archive, f"{prefix}byteorder", range(17)) != b"little":
+        if (
+            f"{prefix}byteorder" in archive.namelist()
+            and _member(archive, f"{prefix}byteorder", range(17)) != b"little"
+        ):
             raise MalformedPickle("written on a big-endian machine")
         structure = _member(archive, members[0], range(MAX_STRUCTURE_BYTES + 1))
         yield (
             _reader(io.BytesIO(structure), {}).load(),
-            _Storages(lambda storage, size: _member(archive, f"{prefix}data/{storage.key}", range(size, size + 1))),
+            _Storages(
+                lambda storage, size: _member(archive, f"{prefix}data/{storage.key}", range(size, size + 1))
+            ),
         )
 
 
@@ -225,7 +292,8 @@ def _member(archive: zipfile.ZipFile, name: str, sizes: range) -> bytes:
 
 
 def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
-    """The container before the zip archive: magic, version, machine, the dictionary, the keys of the data, then count and data of each."""
+    """The container before the zip archive: magic, version, machine, the dictionary, the keys of the data,
+    then count and data of each."""
     head = io.BytesIO(file.read(MAX_STRUCTURE_BYTES))
     seen: dict[str, _Storage] = {}
     reader = _reader(head, seen)
@@ -261,8 +329,14 @@ def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
 
 def _reader(stream: io.BytesIO, seen: dict[str, _Storage]) -> StructureReader:
     def reference(value: Any) -> _Storage:
-        """('storage', type, key, device, count), in old files with a sixth member for views, which is None."""
-        if not isinstance(value, tuple) or len(value) not in (5, 6) or value[0] != "storage" or (len(value) == 6 and value[5] is not None):
+        """('storage', type, key, device, count), in old files with a sixth member for views, which is
+        None."""
+        if (
+            not isinstance(value, tuple)
+            or len(value) not in (5, 6)
+            or value[0] != "storage"
+            or (len(value) == 6 and value[5] is not None)
+        ):
             raise MalformedPickle("refers to something that is not the data of a tensor")
         kind, key, count = value[1], value[2], value[4]
         name = kind.of if isinstance(kind, type) and issubclass(kind, Record) else ""

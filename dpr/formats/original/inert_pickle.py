@@ -1,14 +1,17 @@
 """Pickles read by Python's unpickler, restricted so that a file can cause nothing to be imported or called.
 
-A name in the stream becomes a subclass of ``Record``, made for this one reading, which keeps the arguments and the state it is given; the
-caller's allow-list decides which names may occur at all. So ``Record`` classes are all that a stream can call. Memory is bounded:
+A name in the stream becomes a subclass of ``Record``, made for this one reading, which keeps the arguments
+and the state it is given; the caller's allow-list decides which names may occur at all. So ``Record`` classes
+are all that a stream can call. Memory is bounded:
 
-* ``load_vectors`` (the C unpickler, for files of gigabytes) first walks through the operations: only those that make numbers, texts, bytes,
-  lists and tuples pass, a length may not exceed the bytes that are left, and a memo number not the count of operations.
-* ``StructureReader`` (the Python unpickler, for at most 16 MB) reads dictionaries too. It checks every key before it is hashed: hashing
-  tuples within tuples that share each other would never end.
+* ``load_vectors`` (the C unpickler, for files of gigabytes) first walks through the operations: only those
+  that make numbers, texts, bytes, lists and tuples pass, a length may not exceed the bytes that are left, and
+  a memo number not the count of operations.
+* ``StructureReader`` (the Python unpickler, for at most 16 MB) reads dictionaries too. It checks every key
+  before it is hashed: hashing tuples within tuples that share each other would never end.
 
-Both need at most a few hundred bytes per operation, so memory grows with the size of the file and not with what it claims.
+Both need at most a few hundred bytes per operation, so memory grows with the size of the file and not with
+what it claims.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ MAX_STRUCTURE_BYTES = 16 << 20
 _MAX_NAMES = 1000
 _MAX_KEY_PARTS = 16
 
-# Operations by code: the bytes of their argument, or of the length before it. What calls by another road (INST, OBJ, NEWOBJ_EX), extension
-# codes, outside buffers and the text forms of protocol 0 are missing.
+# Operations by code: the bytes of their argument, or of the length before it. What calls by another road
+# (INST, OBJ, NEWOBJ_EX), extension codes, outside buffers and the text forms of protocol 0 are missing.
 _FIXED = {
     **dict.fromkeys(b"(01N\x88\x89)\x85\x86\x87t]ae\x94\x93Rb", 0),
     **dict.fromkeys(b"\x80Kqh", 1),
@@ -61,7 +64,8 @@ class Record:
 
 
 class _Dictionary(dict[Any, Any]):
-    """An OrderedDict or defaultdict. Its arguments and its state are dropped; its items come one by one, with their keys checked."""
+    """An OrderedDict or defaultdict. Its arguments and its state are dropped; its items come one by one, with
+    their keys checked."""
 
     __slots__ = ()
 
@@ -84,7 +88,9 @@ class _Inert:
             if not self._is_allowed(name) or len(self._found) == _MAX_NAMES:
                 raise MalformedPickle(f"names {name[:120]!r}, which has no place in such a file")
             is_dictionary = name in ("collections.OrderedDict", "collections.defaultdict")
-            self._found[name] = _Dictionary if is_dictionary else type("Record", (Record,), {"__slots__": (), "of": name})
+            self._found[name] = (
+                _Dictionary if is_dictionary else type("Record", (Record,), {"__slots__": (), "of": name})
+            )
         return self._found[name]
 
 
@@ -98,7 +104,9 @@ class StructureReader(_Inert, _Unpickler):
 
     stack: list[Any]
 
-    def __init__(self, stream: io.BytesIO, is_allowed: Callable[[str], bool], reference: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, stream: io.BytesIO, is_allowed: Callable[[str], bool], reference: Callable[[Any], Any]
+    ) -> None:
         super().__init__(stream)
         self._is_allowed, self._found, self._reference = is_allowed, {}, reference
 
@@ -131,7 +139,9 @@ def _operation(code: int) -> Callable[[Any], None]:
     return checked
 
 
-StructureReader.dispatch = {code: _operation(code) for code in (*_FIXED, *_COUNTED, _FRAME, _GLOBAL, _STOP, *_OF_STRUCTURES)}
+StructureReader.dispatch = {
+    code: _operation(code) for code in (*_FIXED, *_COUNTED, _FRAME, _GLOBAL, _STOP, *_OF_STRUCTURES)
+}
 
 
 class _VectorReader(_Inert, Unpickler):
@@ -162,7 +172,8 @@ def _refusing_damage() -> Iterator[None]:
 
 
 def _check_operations(data: mmap.mmap) -> None:
-    """Walks through the operations up to the last. A vector has some thirty, so the usual ones only look up a number and add it."""
+    """Walks through the operations up to the last. A vector has some thirty, so the usual ones only look up a
+    number and add it."""
     sizes = [_FIXED.get(code, -1) for code in range(256)]
     offset, end, count = 0, len(data), 0
     while (code := data[offset]) != _STOP:
@@ -170,7 +181,11 @@ def _check_operations(data: mmap.mmap) -> None:
         count += 1
         size = sizes[code]
         if size >= 0:
-            if size == 4 and code == _LONG_PUT and int.from_bytes(data[offset : offset + 4], "little") > count:
+            if (
+                size == 4
+                and code == _LONG_PUT
+                and int.from_bytes(data[offset : offset + 4], "little") > count
+            ):
                 raise MalformedPickle("damaged (a memo number too high)")
             offset += size
         elif (size := 8 if code == _FRAME else _COUNTED.get(code, 0)) > 0:

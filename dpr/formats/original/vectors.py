@@ -1,4 +1,5 @@
-"""The original DPR's embedding files: a pickled list of (id, float32 vector), read as data. The whole file is held in memory."""
+"""The original DPR's embedding files: a pickled list of (id, float32 vector), read as data. The whole file is
+held in memory."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class PickledVectors:
 
 
 def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (n,) and vectors (n, D). ``size``, of the file, bounds both: a pickle may hold a value once and refer to it a million times."""
+    """Ids (n,) and vectors (n, D). ``size``, of the file, bounds both: a pickle may hold a value once and
+    refer to it a million times."""
     if not isinstance(items, list) or not items:
         raise MalformedPickle("the file does not hold a list, or an empty one")
     ids: list[bytes] = []
@@ -80,12 +82,17 @@ def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
             raise MalformedPickle(f"entry {row} is not an (id, vector)")
         key = str(item[0]).encode("utf-8", "replace")
         if not 0 < len(key) <= MAX_ID_BYTES or b"\0" in key:
-            raise MalformedPickle(f"the id of entry {row} is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
+            raise MalformedPickle(
+                f"the id of entry {row} is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
+            )
         ids.append(key)
         vector = _vector(item[1], row)
         if row == 0:
             if len(items) * len(vector) * 4 > size:
-                raise MalformedPickle(f"{len(items)} vectors of {len(vector)} numbers are more than the file's {size} bytes can hold")
+                raise MalformedPickle(
+                    f"{len(items)} vectors of {len(vector)} numbers are more than the file's {size} bytes can"
+                    " hold"
+                )
             vectors = np.empty((len(items), len(vector)), dtype=np.float32)
         if len(vector) != vectors.shape[1]:
             raise MalformedPickle(f"entry {row} has {len(vector)} numbers, the first has {vectors.shape[1]}")
@@ -94,15 +101,24 @@ def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _vector(value: Any, row: int) -> np.ndarray:
-    of, state, arguments = (value.of, value.state, value.arguments) if isinstance(value, Record) else ("", None, ())
+    of, state, arguments = (
+        (value.of, value.state, value.arguments) if isinstance(value, Record) else ("", None, ())
+    )
     if of in _RECONSTRUCT and isinstance(state, tuple) and len(state) == 5:
         _, shape, dtype, _, data = state
     elif of in _FROM_BUFFER and len(arguments) == 4:
         data, dtype, shape, _ = arguments
     else:
         raise MalformedPickle(f"entry {row} does not hold a vector")
-    numbers = [size for size in shape if size != 1] if isinstance(shape, tuple) and len(shape) <= 8 else [-1, -1]
-    if not isinstance(data, bytes | bytearray) or len(numbers) > 1 or not _is_float32(dtype) or len(data) != 4 * (*numbers, 1)[0]:
+    numbers = (
+        [size for size in shape if size != 1] if isinstance(shape, tuple) and len(shape) <= 8 else [-1, -1]
+    )
+    if (
+        not isinstance(data, bytes | bytearray)
+        or len(numbers) > 1
+        or not _is_float32(dtype)
+        or len(data) != 4 * (*numbers, 1)[0]
+    ):
         raise MalformedPickle(f"entry {row} is not a float32 vector")
     return np.frombuffer(data, dtype="<f4")
 

@@ -24,15 +24,17 @@ _SPLIT_FILE = "dataset_dict.json"
 def is_arrow(path: Path) -> bool:
     """Whether this is a Parquet file, an Arrow file, or a folder of such."""
     if path.is_dir():
-        return (path / _SPLIT_FILE).is_file() or (path / "state.json").is_file() or any(path.rglob("*.parquet"))
+        return (
+            (path / _SPLIT_FILE).is_file() or (path / "state.json").is_file() or any(path.rglob("*.parquet"))
+        )
     return _magic(path).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
 
 
 def arrow_rows(path: Path, *, split: str = "") -> Iterator[tuple[Path, int, dict[str, Any]]]:
     """File, row number (from 1) and values of every row.
 
-    A folder is what ``save_to_disk`` wrote, or holds Parquet files, whose split is the beginning of the name (``train-00000-of-00001``) or
-    the folder.
+    A folder is what ``save_to_disk`` wrote, or holds Parquet files, whose split is the beginning of the name
+    (``train-00000-of-00001``) or the folder.
 
     Raises:
         InputError: a damaged file; two columns of one name; the split does not exist.
@@ -56,7 +58,11 @@ def arrow_columns(path: Path, split: str = "") -> list[str]:
 
 def any_columns(path: Path) -> list[str]:
     """Column names of a file, or of the first one in a folder, whatever its split."""
-    files = sorted(found for ending in ("arrow", "parquet") for found in path.rglob(f"*.{ending}")) if path.is_dir() else [path]
+    files = (
+        sorted(found for ending in ("arrow", "parquet") for found in path.rglob(f"*.{ending}"))
+        if path.is_dir()
+        else [path]
+    )
     return _columns(files[0]) if files else []
 
 
@@ -72,7 +78,9 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read as Arrow or Parquet ({str(error).splitlines()[0][:200]})", file=file) from None
+        raise InputError(
+            f"cannot be read as Arrow or Parquet ({str(error).splitlines()[0][:200]})", file=file
+        ) from None
 
 
 def arrow_files(path: Path, split: str = "") -> list[Path]:
@@ -87,7 +95,9 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
     for file in sorted(path.rglob("*.parquet")):
         parent = file.relative_to(path).parent.name
         name = file.name.partition("-")[0].removesuffix(".parquet")
-        by_split.setdefault(parent if parent not in ("", "data") and name.isdigit() else name, []).append(file)
+        by_split.setdefault(parent if parent not in ("", "data") and name.isdigit() else name, []).append(
+            file
+        )
     if not by_split:
         raise InputError("no Parquet or Arrow files in this folder", file=path)
     return by_split[chosen_split(list(by_split), split, path)]
@@ -97,10 +107,16 @@ def _plain_names(file: Path, key: str) -> list[str]:
     """The file or folder names that a description of a folder lists, all inside it."""
     value = read_json(file)
     listed = value.get(key) if isinstance(value, dict) else None
-    names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in listed] if isinstance(listed, list) else []
+    names = (
+        [entry.get("filename") if isinstance(entry, dict) else entry for entry in listed]
+        if isinstance(listed, list)
+        else []
+    )
     if not names:
         raise InputError(f"no list {key!r} of names in this folder", file=file)
-    return [inside(file.parent, name, stated_in=file.name).relative_to(file.parent).as_posix() for name in names]
+    return [
+        inside(file.parent, name, stated_in=file.name).relative_to(file.parent).as_posix() for name in names
+    ]
 
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:
@@ -111,7 +127,9 @@ def _batches(file: Path) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(os.fspath(file)) as source:
         is_file = _magic(file).startswith(b"ARROW1")
         opened = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        for batch in (opened.get_batch(index) for index in range(opened.num_record_batches)) if is_file else opened:
+        for batch in (
+            (opened.get_batch(index) for index in range(opened.num_record_batches)) if is_file else opened
+        ):
             batch.validate(full=True)  # offsets of a damaged file would lead out of its memory
             yield from (batch.slice(start, _BATCH_ROWS) for start in range(0, batch.num_rows, _BATCH_ROWS))
 

@@ -1,6 +1,8 @@
-"""Records with columns for question, positive and negative: JSON lines, tables with a header, Parquet, Hugging Face ``datasets`` folders.
+"""Records with columns for question, positive and negative: JSON lines, tables with a header, Parquet,
+Hugging Face ``datasets`` folders.
 
-Columns are found by their usual names, or named by role. Consecutive rows with the same question become one sample.
+Columns are found by their usual names, or named by role. Consecutive rows with the same question become one
+sample.
 """
 
 from __future__ import annotations
@@ -14,13 +16,29 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.column_names import LABELS, POSITIVES, QUESTION_IDS, QUESTIONS, TITLES, name_in, require_distinct, require_name
+from dpr.formats.column_names import (
+    LABELS,
+    POSITIVES,
+    QUESTION_IDS,
+    QUESTIONS,
+    TITLES,
+    name_in,
+    require_distinct,
+    require_name,
+)
 from dpr.formats.training_files.arrow_rows import is_arrow
 from dpr.formats.training_files.lookup import Lookup, open_lookups
 from dpr.formats.training_files.records import record_rows
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, parsed_row, preparing
 from dpr.formats.training_files.tables import is_table, training_rows
-from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of, with_scores
+from dpr.formats.training_files.values import (
+    id_of,
+    passages_of,
+    split_by_grade,
+    text_of,
+    title_of,
+    with_scores,
+)
 from dpr.formats.training_records import answers_in, checked_answers, is_printed_list
 
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
@@ -29,7 +47,18 @@ _QUESTION_IDS = tuple(name for name in QUESTION_IDS if name not in ("_id", "id")
 _POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
 _NEGATIVE_IDS = re.compile(r"(negative|neg)_(document_|passage_)?ids?|negative_id_\d+")
 _KNOWN = KnownKeys(
-    (*QUESTIONS, *POSITIVES, *QUESTION_IDS, *_POSITIVE_IDS, *LABELS, *TITLES, "negative", "negatives", "hard_negatives", "answers"),
+    (
+        *QUESTIONS,
+        *POSITIVES,
+        *QUESTION_IDS,
+        *_POSITIVE_IDS,
+        *LABELS,
+        *TITLES,
+        "negative",
+        "negatives",
+        "hard_negatives",
+        "answers",
+    ),
     re.compile(f"{_NEGATIVES.pattern}|{_NEGATIVE_IDS.pattern}"),
 )
 
@@ -51,7 +80,9 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """Rows whose columns hold texts, lists of texts, objects with text and title, or, with a corpus, ids."""
     unknown = set(options.columns) - set(ROLES)
     if unknown:
-        raise ConfigError(f"unknown role of a column: {', '.join(sorted(unknown))}; choose one of {', '.join(ROLES)}")
+        raise ConfigError(
+            f"unknown role of a column: {', '.join(sorted(unknown))}; choose one of {', '.join(ROLES)}"
+        )
     parser = _Parser(path, options, *open_lookups(options))
     if not is_arrow(path) and is_table(path):
         return joined(_table_rows(path, options, parser))
@@ -100,41 +131,64 @@ class _Parser:
 
     def __call__(self, record: dict[str, Any]) -> TrainingSample:
         question, answers = self._question(record)
-        value = _at(record, self.options.columns["answers"]) if "answers" in self.options.columns else record.get("answers")
+        value = (
+            _at(record, self.options.columns["answers"])
+            if "answers" in self.options.columns
+            else record.get("answers")
+        )
         if value is not None:
             answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
         title_column = self.options.columns.get("title") or name_in(record, TITLES) or "title"
-        title = title_of(_at(record, title_column) if title_column.split(".")[0] in record else None, title_column)
+        title = title_of(
+            _at(record, title_column) if title_column.split(".")[0] in record else None, title_column
+        )
         positives = self._passages(record, "positive", POSITIVES, _POSITIVE_IDS, title)
         negatives, has_negatives = self._negatives(record)
-        label = self.options.columns.get("label") or next((name for name in LABELS if record.get(name) is not None), "")
-        if label and has_negatives:  # then numbers are a teacher's scores or margins and do not tell positives from negatives
+        label = self.options.columns.get("label") or next(
+            (name for name in LABELS if record.get(name) is not None), ""
+        )
+        if (
+            label and has_negatives
+        ):  # then numbers are a teacher's scores or margins and do not tell positives from negatives
             positives, negatives = self._scored(positives, negatives, _at(record, label), label)
         elif label:
-            positives, negatives = split_by_grade(positives, _at(record, label), label, self.options.min_grade)
+            positives, negatives = split_by_grade(
+                positives, _at(record, label), label, self.options.min_grade
+            )
         return TrainingSample(question, positives, negatives, answers=answers)
 
     def _scored(
         self, positives: tuple[Passage, ...], negatives: tuple[Passage, ...], value: Any, label: str
     ) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
-        """The passages with a list of scores as sentence-transformers has them: one for each, those of positives first."""
+        """The passages with a list of scores as sentence-transformers has them: one for each, those of
+        positives first."""
         passages, count = positives + negatives, len(positives)
         if not isinstance(value, list | tuple) or len(value) != len(passages):
-            self.options.unread.warn(label, "a teacher's scores are a list, one for each passage, the positive's first", file=self.path)
+            self.options.unread.warn(
+                label,
+                "a teacher's scores are a list, one for each passage, the positive's first",
+                file=self.path,
+            )
             return positives, negatives
         passages = with_scores(passages, value, label)
         return passages[:count], passages[count:]
 
     def _question(self, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-        name = self.options.columns.get("question") or _named(record, _QUESTION_IDS if self.queries else QUESTIONS, "question")
+        name = self.options.columns.get("question") or _named(
+            record, _QUESTION_IDS if self.queries else QUESTIONS, "question"
+        )
         value = _at(record, name)
         if self.queries is None:
             return text_of(value, name), ()
         text, answers = self.queries.question(id_of(value, name))
         return text_of(text, name), answers
 
-    def _passages(self, record: dict[str, Any], role: str, texts: tuple[str, ...], ids: tuple[str, ...], title: str) -> tuple[Passage, ...]:
-        name = self.options.columns.get(role) or _named(record, (*ids, *texts) if self.corpus else texts, role)
+    def _passages(
+        self, record: dict[str, Any], role: str, texts: tuple[str, ...], ids: tuple[str, ...], title: str
+    ) -> tuple[Passage, ...]:
+        name = self.options.columns.get(role) or _named(
+            record, (*ids, *texts) if self.corpus else texts, role
+        )
         return passages_of(_at(record, name), name, self.corpus, title=title)
 
     def _negatives(self, record: dict[str, Any]) -> tuple[tuple[Passage, ...], bool]:
@@ -143,7 +197,9 @@ class _Parser:
             return passages_of(_flat(_at(record, name)), name, self.corpus), True
         pattern = _NEGATIVE_IDS if self.corpus else _NEGATIVES
         names = [name for name in record if pattern.fullmatch(name)]
-        return tuple(passage for name in names for passage in passages_of(record[name], name, self.corpus)), bool(names)
+        return tuple(
+            passage for name in names for passage in passages_of(record[name], name, self.corpus)
+        ), bool(names)
 
 
 def _named(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:

@@ -1,7 +1,8 @@
-"""Training data that are no files of the user's: rows in memory, data sets of Hugging Face's ``datasets``, and those of its hub.
+"""Training data that are no files of the user's: rows in memory, data sets of Hugging Face's ``datasets``,
+and those of its hub.
 
-The rows are written to the cache as JSON lines for as long as they are read, so that every layout that a file may have is read by the same
-code, and the identity of the data is their content.
+The rows are written to the cache as JSON lines for as long as they are read, so that every layout that a file
+may have is read by the same code, and the identity of the data is their content.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from dpr.storage.durable import writing
 from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside
 
 HUB = "hf://"
-_EXPECTED = "a path, a pattern, a list of these, a list of dictionaries, a data set of the package datasets, or hf://user/name"
+_EXPECTED = (
+    "a path, a pattern, a list of these, a list of dictionaries, a data set of the package datasets, or"
+    " hf://user/name"
+)
 
 
 def is_hub_name(data: Any) -> bool:
@@ -39,7 +43,8 @@ def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
     """A file with the rows of ``data``, a JSON object a line, for as long as the block lasts.
 
     Raises:
-        InputError: a value of a row is none of JSON's; and what the block raises about a line of the file, which then names the row.
+        InputError: a value of a row is none of JSON's; and what the block raises about a line of the file,
+        which then names the row.
         ConfigError: ``data`` is of another type, or has several splits and none is chosen.
         OutputError: there is no room for the file.
     """
@@ -68,15 +73,25 @@ def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
 
 def _rows(data: Any, split: str) -> Iterable[Any]:
     """The rows of a list, or of the split of a data set."""
-    if isinstance(data, dict) and data and all(hasattr(part, "column_names") for part in data.values()):  # a DatasetDict
+    if (
+        isinstance(data, dict) and data and all(hasattr(part, "column_names") for part in data.values())
+    ):  # a DatasetDict
         return _rows(data[chosen_split(list(data), split, Path("the data set"))], "")
     if split:
         raise ConfigError(f"split={split} was given with data that have no splits")
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         rows: Iterable[Any] = data.with_format(None)  # otherwise values may be tensors
         return rows
-    if isinstance(data, str | bytes | Path | Mapping) or not isinstance(data, Iterable) or hasattr(data, "columns"):
-        hint = "; give a list of dictionaries, such as frame.to_dict('records')" if hasattr(data, "to_dict") else ""
+    if (
+        isinstance(data, str | bytes | Path | Mapping)
+        or not isinstance(data, Iterable)
+        or hasattr(data, "columns")
+    ):
+        hint = (
+            "; give a list of dictionaries, such as frame.to_dict('records')"
+            if hasattr(data, "to_dict")
+            else ""
+        )
         raise ConfigError(f"training data of type {type(data).__name__}, expected {_EXPECTED}{hint}")
     return data
 
@@ -86,7 +101,9 @@ def _hub_rows(name: str, split: str) -> Iterable[Any]:
     owner, _, rest = name.removeprefix(HUB).partition("/")
     title, _, configuration = rest.partition("/")
     if not owner or not title:
-        raise ConfigError(f"{name} is no name of the hub; expected hf://user/name, or hf://user/name/configuration")
+        raise ConfigError(
+            f"{name} is no name of the hub; expected hf://user/name, or hf://user/name/configuration"
+        )
     try:
         dataset = datasets.load_dataset(f"{owner}/{title}", configuration or None)
     except Exception as error:  # of the network, of its client, of the files there
@@ -97,15 +114,21 @@ def _hub_rows(name: str, split: str) -> Iterable[Any]:
 
 def _line(number: int, row: Any) -> bytes:
     if not isinstance(row, Mapping):
-        raise InputError(f"row {number}: of type {type(row).__name__}", expected="a dictionary, such as {'question': ..., 'positive': ...}")
+        raise InputError(
+            f"row {number}: of type {type(row).__name__}",
+            expected="a dictionary, such as {'question': ..., 'positive': ...}",
+        )
     for key, value in row.items():
         if not isinstance(key, str):
-            raise InputError(f"row {number}: the key {key!a} is of type {type(key).__name__}", expected="a text")
+            raise InputError(
+                f"row {number}: the key {key!a} is of type {type(key).__name__}", expected="a text"
+            )
         try:
             json.dumps(value, default=_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
-                f"row {number}: {key} cannot be read ({first_line(error)})", expected="texts, numbers, lists, objects"
+                f"row {number}: {key} cannot be read ({first_line(error)})",
+                expected="texts, numbers, lists, objects",
             ) from None
     return (json.dumps(dict(row), default=_plain) + "\n").encode()
 

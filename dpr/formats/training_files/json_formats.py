@@ -1,4 +1,5 @@
-"""Formats of one record per question: DPR's own, Tevatron's and FlagEmbedding's, each as JSON array or lines or in Parquet; and SQuAD's."""
+"""Formats of one record per question: DPR's own, Tevatron's and FlagEmbedding's, each as JSON array or lines
+or in Parquet; and SQuAD's."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from dpr.formats.corpora import durable_text
 from dpr.formats.json_records import indented_record, iter_member_records
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.records import record_rows
-from dpr.formats.training_files.rows import KnownKeys, Note, ReadOptions, SourceRow, content_id, parsed_row, preparing
+from dpr.formats.training_files.rows import (
+    KnownKeys,
+    Note,
+    ReadOptions,
+    SourceRow,
+    content_id,
+    parsed_row,
+    preparing,
+)
 from dpr.formats.training_files.values import passages_of, text_of, title_of, with_ids, with_scores
 from dpr.formats.training_records import checked_answers, sample_from_json, sample_to_json
 from dpr.storage.strict_json import describe
@@ -26,7 +35,20 @@ _DPR_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ct
 _LISTS = ("positive_passages", "negative_passages", "positive_document_ids", "negative_document_ids")
 _TEVATRON_KEYS = KnownKeys(("query", "query_text", "query_id", "answers", *_LISTS))
 _FLAG_EMBEDDING_KEYS = KnownKeys(
-    ("query", "pos", "neg", "pos_scores", "neg_scores", "pos_id", "neg_id", "pos_ids", "neg_ids", "prompt", "type", "answers")
+    (
+        "query",
+        "pos",
+        "neg",
+        "pos_scores",
+        "neg_scores",
+        "pos_id",
+        "neg_id",
+        "pos_ids",
+        "neg_ids",
+        "prompt",
+        "type",
+        "answers",
+    )
 )
 
 
@@ -36,7 +58,8 @@ def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
 
 
 def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
-    """Writes a DPR training file: JSON lines for names in .jsonl, else a JSON array; compressed for names in ``.gz``. Returns how many."""
+    """Writes a DPR training file: JSON lines for names in .jsonl, else a JSON array; compressed for names in
+    ``.gz``. Returns how many."""
     file = user_path(path)
     if file.name.removesuffix(".gz").endswith(".jsonl"):
         return _write_lines(lambda _, sample: sample_to_json(sample), file, samples, note)
@@ -49,23 +72,26 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note
 
 
 def join_record_files(parts: Iterable[Path], out: Path) -> None:
-    """Joins files of JSON lines into one, whole or not at all, with a checksum beside it; compressed for names in ``.gz``."""
+    """Joins files of JSON lines into one, whole or not at all, with a checksum beside it; compressed for
+    names in ``.gz``."""
     with durable_text(out, note={}) as joined:
         for part in parts:
             joined.write(part.read_text(encoding="utf-8"))
 
 
 def read_tevatron(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Tevatron's records: version 1 with the passages in the row, version 2 with their ids and ``options.corpus``. Both may be mixed."""
+    """Tevatron's records: version 1 with the passages in the row, version 2 with their ids and
+    ``options.corpus``. Both may be mixed."""
     corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
     return record_rows(path, partial(_tevatron_sample, corpus), options, _TEVATRON_KEYS)
 
 
 def read_flag_embedding(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """FlagEmbedding's ``query``, ``pos`` and ``neg``, all plain texts, with their teacher's ``pos_scores`` and ``neg_scores``.
+    """FlagEmbedding's ``query``, ``pos`` and ``neg``, all plain texts, with their teacher's ``pos_scores``
+    and ``neg_scores``.
 
-    A row's ``prompt`` becomes the beginning of its question, as FlagEmbedding's default ``query_instruction_format`` has it. Rows of
-    another ``type`` than normal are read as those are.
+    A row's ``prompt`` becomes the beginning of its question, as FlagEmbedding's default
+    ``query_instruction_format`` has it. Rows of another ``type`` than normal are read as those are.
     """
 
     def parse(record: dict[str, Any]) -> TrainingSample:
@@ -74,10 +100,14 @@ def read_flag_embedding(path: Path, options: ReadOptions) -> Iterator[SourceRow]
             if not isinstance(kind, str):
                 raise ValueError(f"type is {describe(kind)}, expected a string")
             if kind != "normal":
-                options.unread.count(f"type {kind[:40]!a} is read as type normal is, as questions and passages", file=path)
+                options.unread.count(
+                    f"type {kind[:40]!a} is read as type normal is, as questions and passages", file=path
+                )
         if prompt := record.get("prompt"):
             sample = replace(sample, question=text_of(prompt, "prompt") + sample.question)
-            options.unread.count("a row's prompt becomes the beginning of its question; search with the same prompt", file=path)
+            options.unread.count(
+                "a row's prompt becomes the beginning of its question; search with the same prompt", file=path
+            )
         return sample
 
     return record_rows(path, parse, options, _FLAG_EMBEDDING_KEYS)
@@ -92,7 +122,10 @@ def _tevatron_sample(corpus: Lookup | None, record: dict[str, Any]) -> TrainingS
     if positives == "positive_passages":
         corpus = None
     elif corpus is None:
-        raise ValueError(f"the row names passages by id ({positives}); say where they are: {preparing('corpus=corpus.jsonl')}")
+        raise ValueError(
+            f"the row names passages by id ({positives}); say where they are:"
+            f" {preparing('corpus=corpus.jsonl')}"
+        )
     return TrainingSample(
         text_of(record[question], question),
         positives=passages_of(record.get(positives), positives, corpus),
@@ -107,7 +140,9 @@ def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
         "query": sample.question,
         **({"answers": list(sample.answers)} if sample.answers else {}),
         "positive_passages": [_tevatron_passage(passage) for passage in sample.positives],
-        "negative_passages": [_tevatron_passage(passage) for passage in sample.hard_negatives + sample.other_negatives],
+        "negative_passages": [
+            _tevatron_passage(passage) for passage in sample.hard_negatives + sample.other_negatives
+        ],
     }
 
 
@@ -130,7 +165,12 @@ def _flag_embedding_sample(record: dict[str, Any]) -> TrainingSample:
             passages = with_ids(passages, record[ids], ids)
         lists.append(passages)
     positives, negatives = lists
-    return TrainingSample(text_of(record[question], question), positives, negatives, answers=checked_answers(record.get("answers")))
+    return TrainingSample(
+        text_of(record[question], question),
+        positives,
+        negatives,
+        answers=checked_answers(record.get("answers")),
+    )
 
 
 def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
@@ -138,14 +178,21 @@ def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
     lists = {"pos": sample.positives, "neg": sample.hard_negatives + sample.other_negatives}
     record: dict[str, Any] = {"query": sample.question}
     for key, listed in lists.items():
-        record[key] = [f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed]
+        record[key] = [
+            f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed
+        ]
     if any(passage.teacher_score is not None for listed in lists.values() for passage in listed):
-        record |= {f"{key}_scores": [passage.teacher_score for passage in listed] for key, listed in lists.items()}
+        record |= {
+            f"{key}_scores": [passage.teacher_score for passage in listed] for key, listed in lists.items()
+        }
     return record
 
 
 def _write_lines(
-    record: Callable[[int, TrainingSample], dict[str, Any]], path: Path, samples: Iterable[TrainingSample], note: Note = None
+    record: Callable[[int, TrainingSample], dict[str, Any]],
+    path: Path,
+    samples: Iterable[TrainingSample],
+    note: Note = None,
 ) -> int:
     count = 0
     with durable_text(path, note=note) as out:
@@ -155,17 +202,20 @@ def _write_lines(
 
 
 write_tevatron = partial(_write_lines, _tevatron_record)
-"""Writes version 1. Both kinds of negatives become ``negative_passages``; passages without id get one made of their content."""
+"""Writes version 1. Both kinds of negatives become ``negative_passages``; passages without id get one made of
+their content."""
 write_flag_embedding = partial(_write_lines, _flag_embedding_record)
 """Writes plain texts. Both kinds of negatives become ``neg``."""
 
 
 def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """SQuAD's JSON (also SQuADShifts and others of its form): one row per question, article by article; its title is that of its passages.
+    """SQuAD's JSON (also SQuADShifts and others of its form): one row per question, article by article; its
+    title is that of its passages.
 
     A question without answer in its paragraph (SQuAD 2.0) has no positive.
 
-    Bad rows are named by the line of their article and the place inside it, since most such files are a single line.
+    Bad rows are named by the line of their article and the place inside it, since most such files are a
+    single line.
     """
     for index, record in enumerate(iter_member_records(path, "data")):
         if record.error is not None:
@@ -179,20 +229,29 @@ def _article(path: Path, line: int, article: dict[str, Any], where: str) -> Iter
     # File names of Wikipedia pages have underscores for spaces.
     title = title.replace("_", " ") if isinstance(title, str) else title
     if not isinstance(article.get("paragraphs"), list):
-        problem = InputError(f"{where} has no list of paragraphs among the keys {keys_of(article)}", file=path, line=line)
+        problem = InputError(
+            f"{where} has no list of paragraphs among the keys {keys_of(article)}", file=path, line=line
+        )
         yield SourceRow(path, line, None, problem)
         return
     for index, paragraph in enumerate(_objects(article["paragraphs"])):
         inside = f"{where}.paragraphs[{index}]"
         if paragraph is None or not isinstance(paragraph.get("qas"), list):
-            problem = InputError(f"{inside} is not a paragraph", file=path, line=line, expected="an object with context and a list qas")
+            problem = InputError(
+                f"{inside} is not a paragraph",
+                file=path,
+                line=line,
+                expected="an object with context and a list qas",
+            )
             yield SourceRow(path, line, None, problem)
             continue
         for place, entry in enumerate(_objects(paragraph["qas"])):
             yield parsed_row(path, line, partial(_squad_sample, paragraph, title, inside, place), entry)
 
 
-def _squad_sample(paragraph: dict[str, Any], title: Any, inside: str, place: int, entry: dict[str, Any] | None) -> TrainingSample:
+def _squad_sample(
+    paragraph: dict[str, Any], title: Any, inside: str, place: int, entry: dict[str, Any] | None
+) -> TrainingSample:
     where = f"{inside}.qas[{place}]"
     if entry is None:
         raise ValueError(f"{where} is not an object, expected a question with its answers")

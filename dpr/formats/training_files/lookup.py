@@ -34,7 +34,9 @@ from dpr.storage.outputs import cache_key, ensure_built
 
 _VERSION = 4
 _ROWS, _INDEX = "rows.arrow", "index.npy"
-_SCHEMA = pa.schema({"id": pa.string(), "text": pa.string(), "title": pa.string(), "answers": pa.list_(pa.string())})
+_SCHEMA = pa.schema(
+    {"id": pa.string(), "text": pa.string(), "title": pa.string(), "answers": pa.list_(pa.string())}
+)
 _IDS = (*PASSAGE_IDS, *QUESTION_IDS)
 _TEXTS = (*PASSAGE_TEXTS, *QUESTIONS)
 Entry = tuple[str, str, str, tuple[str, ...]]
@@ -103,7 +105,8 @@ class Lookup(MappedBatches):
 def open_lookup(path: Path, cache_dir: Path | None) -> Lookup:
     """Opens a corpus or a file of questions: a table as ``read_passages`` reads it, JSON lines, or Parquet.
 
-    The first call stores it under ``cache_dir``; later calls reuse that while name and content of the file are the same.
+    The first call stores it under ``cache_dir``; later calls reuse that while name and content of the file
+    are the same.
 
     Raises:
         InputError: the file is missing, a row is bad, or an id occurs twice.
@@ -117,7 +120,9 @@ def open_lookup(path: Path, cache_dir: Path | None) -> Lookup:
 
 def open_lookups(options: ReadOptions) -> tuple[Lookup | None, Lookup | None]:
     """Questions and passages that rows name by id, where they are given."""
-    queries, corpus = (open_lookup(path, options.cache_dir) if path else None for path in (options.queries, options.corpus))
+    queries, corpus = (
+        open_lookup(path, options.cache_dir) if path else None for path in (options.queries, options.corpus)
+    )
     return queries, corpus
 
 
@@ -145,7 +150,9 @@ def _entry(value: dict[str, Any], path: Path, line: int) -> Entry:
 
 def _store(path: Path, folder: Path) -> None:
     hashes = array("Q")
-    with durable_folder(folder, overwrite=True, metadata={"kind": "lookup", "file": str(path), "cache": folder.name}) as temporary:
+    with durable_folder(
+        folder, overwrite=True, metadata={"kind": "lookup", "file": str(path), "cache": folder.name}
+    ) as temporary:
 
         def entries() -> Iterator[Entry]:
             for entry in _entries(path):

@@ -1,4 +1,5 @@
-"""Rows of files whose records have named fields: JSON arrays and lines, Parquet, Arrow, and folders of these."""
+"""Rows of files whose records have named fields: JSON arrays and lines, Parquet, Arrow, and folders of
+these."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from dpr.formats.training_records import is_printed_list
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """What the beginning of a file shows: ``kind`` is folder, arrow, json, table or empty; keys of the first record, or its fields."""
+    """What the beginning of a file shows: ``kind`` is folder, arrow, json, table or empty; keys of the first
+    record, or its fields."""
 
     path: Path
     kind: str
@@ -61,18 +62,23 @@ def _is_qrels(seen: Glimpse) -> bool:
     if seen.kind != "table" or not seen.fields:
         return False
     last_is_grade = grade_of(seen.fields[-1]) is not None
-    return _has_judgements_header(seen) or (len(seen.fields) in (3, 4) and last_is_grade and not _is_scored_pair(seen.fields))
+    return _has_judgements_header(seen) or (
+        len(seen.fields) in (3, 4) and last_is_grade and not _is_scored_pair(seen.fields)
+    )
 
 
 def _is_scored_pair(fields: tuple[str, ...]) -> bool:
-    """Question, passage and a number: with spaces in a text, or no whole number, these are not the ids and the grade of a judgement."""
+    """Question, passage and a number: with spaces in a text, or no whole number, these are not the ids and
+    the grade of a judgement."""
     is_text = any(" " in field.strip() for field in fields[:2])
     return len(fields) == 3 and number_of(fields[2]) is not None and (is_text or grade_of(fields[2]) is None)
 
 
 def _is_triple(seen: Glimpse) -> bool:
     is_table = seen.kind == "table" and len(seen.fields) == 3
-    return is_table and not (_is_scored_pair(seen.fields) or _has_header(seen, "id") or _has_judgements_header(seen))
+    return is_table and not (
+        _is_scored_pair(seen.fields) or _has_header(seen, "id") or _has_judgements_header(seen)
+    )
 
 
 def _is_pair(seen: Glimpse) -> bool:
@@ -102,14 +108,16 @@ FORMATS = {
         TrainingFormat(
             "dpr",
             "DPR's JSON or JSON lines: what training reads and what is written by default",
-            '{"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}], "hard_negative_ctxs": [...]}',
+            '{"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}],'
+            ' "hard_negative_ctxs": [...]}',
             json_formats.read_dpr,
             _has_key("positive_ctxs"),
             json_formats.write_training_set,
         ),
         TrainingFormat(
             "beir",
-            "folder with corpus.jsonl, queries.jsonl, qrels/<split>.tsv (or a file of judgements, queries= and corpus=)",
+            "folder with corpus.jsonl, queries.jsonl, qrels/<split>.tsv (or a file of judgements, queries="
+            " and corpus=)",
             "qrels: query-id <TAB> corpus-id <TAB> score",
             beir.read,
             _is_qrels,
@@ -118,14 +126,16 @@ FORMATS = {
         TrainingFormat(
             "tevatron",
             "Tevatron's JSON lines or Parquet, version 1 (passages in the row) and 2 (ids, with corpus=)",
-            '{"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text": "..."}], "negative_passages": []}',
+            '{"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text":'
+            ' "..."}], "negative_passages": []}',
             json_formats.read_tevatron,
             _has_key("positive_passages", "positive_document_ids"),
             json_formats.write_tevatron,
         ),
         TrainingFormat(
             "flagembedding",
-            "FlagEmbedding's JSON lines or Parquet: plain texts; a prompt becomes the beginning of its question",
+            "FlagEmbedding's JSON lines or Parquet: plain texts; a prompt becomes the beginning of its"
+            " question",
             '{"query": "...", "pos": ["..."], "neg": ["..."]}',
             json_formats.read_flag_embedding,
             lambda seen: {"query", "pos"} <= seen.keys,
@@ -134,7 +144,8 @@ FORMATS = {
         TrainingFormat(
             "squad",
             "SQuAD's JSON: paragraphs are passages, articles give the titles",
-            '{"data": [{"title": "...", "paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": [...]}]}]}]}',
+            '{"data": [{"title": "...", "paragraphs": [{"context": "...", "qas": [{"question": "...",'
+            ' "answers": [...]}]}]}]}',
             json_formats.read_squad,
             lambda seen: seen.kind == "json" and "data" in seen.keys and "positive_ctxs" not in seen.keys,
         ),
@@ -147,14 +158,16 @@ FORMATS = {
         ),
         TrainingFormat(
             "pairs",
-            "tab-separated question and passage (or ids with queries= and corpus=), with a label or score or without",
+            "tab-separated question and passage (or ids with queries= and corpus=), with a label or score or"
+            " without",
             "question <TAB> passage <TAB> 1",
             tables.read_pairs,
             _is_pair,
         ),
         TrainingFormat(
             "columns",
-            "JSON lines, TSV or CSV with header, Parquet, datasets folder: columns query, positive, negative, label (question=COLUMN ...)",
+            "JSON lines, TSV or CSV with header, Parquet, datasets folder: columns query, positive, negative,"
+            " label (question=COLUMN ...)",
             '{"query": "...", "positive": "...", "negative_1": "...", "negative_2": "..."}',
             columns.read,
             _has_columns,
@@ -171,12 +184,18 @@ def format_named(name: str, *, to_write: bool = False) -> TrainingFormat:
     """
     known = [key for key, entry in FORMATS.items() if entry.write is not None or not to_write]
     if name not in known:
-        raise ConfigError(f"format {name} {'is not written' if name in FORMATS else 'is not known'}; choose one of {', '.join(known)}")
+        raise ConfigError(
+            f"format {name} {'is not written' if name in FORMATS else 'is not known'}; choose one of"
+            f" {', '.join(known)}"
+        )
     return FORMATS[name]
 
 
-def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "", fallback: str = "") -> TrainingFormat:
-    """The format that is named, else the one that the content shows, else ``fallback`` for JSON and empty files.
+def format_of(
+    path: Path, options: ReadOptions | None = None, *, name: str = "", fallback: str = ""
+) -> TrainingFormat:
+    """The format that is named, else the one that the content shows, else ``fallback`` for JSON and empty
+    files.
 
     Raises:
         ConfigError: no format has this name.
@@ -188,7 +207,12 @@ def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "",
     fitting = _fitting(seen)
     if len(fitting) == 1:
         return fitting[0]
-    if fallback and not fitting and seen.kind in ("json", "empty") and (not seen.keys or "question" in seen.keys):
+    if (
+        fallback
+        and not fitting
+        and seen.kind in ("json", "empty")
+        and (not seen.keys or "question" in seen.keys)
+    ):
         return FORMATS[fallback]
     found = f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
     found = f"{len(seen.fields)} columns" if seen.kind == "table" else found
@@ -200,11 +224,16 @@ def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "",
     separator, cells = separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
     if separator:
         found = f"the first row has {len(cells)} columns, separated by {separator}: {' | '.join(cells)[:80]}"
-        hint = f"separate columns by tabs, or by commas under a header such as question,passage; {separator} are not read"
+        hint = (
+            f"separate columns by tabs, or by commas under a header such as question,passage; {separator} are"
+            " not read"
+        )
         if separator == "commas":
             hint = "a header is missing: a first row such as question,passage or question,positive,negative"
     expected = f"one of the formats {', '.join(FORMATS)} (dpr prepare --help shows them)"
-    raise InputError(f"not training data of a known format ({found})", file=path, expected=expected, hint=hint)
+    raise InputError(
+        f"not training data of a known format ({found})", file=path, expected=expected, hint=hint
+    )
 
 
 def files_read(path: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""What every reader yields: one item per row of a file, good or bad, without exception; and warnings about keys that none reads."""
+"""What every reader yields: one item per row of a file, good or bad, without exception; and warnings about
+keys that none reads."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from dpr.formats.json_records import JsonRecord
 
 _SCORES = re.compile(r"(.*_)?(scores?|labels?|similarity|relevance|margin)")
 _INSTRUCTION = re.compile(r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?")
-_SIDES = (re.compile(r"hard_?neg(ative)?s?(_|\d|$)"), re.compile(r"neg(ative)?s?(_|\d|$)"), re.compile(r"pos(itive)?s?(_|\d|$)"))
+_SIDES = (
+    re.compile(r"hard_?neg(ative)?s?(_|\d|$)"),
+    re.compile(r"neg(ative)?s?(_|\d|$)"),
+    re.compile(r"pos(itive)?s?(_|\d|$)"),
+)
 Note = Mapping[str, Any] | None
 """What a written file was made of, for the checksum beside it."""
 
@@ -32,7 +37,8 @@ class KnownKeys:
 
 
 class UnreadKeys:
-    """Collects warnings about keys that a reader does not know, each key once, and about rows that are read in a way to know of."""
+    """Collects warnings about keys that a reader does not know, each key once, and about rows that are read
+    in a way to know of."""
 
     def __init__(self) -> None:
         self.warnings: dict[str, str] = {}
@@ -49,13 +55,22 @@ class UnreadKeys:
             if near := _near(key.lower(), known.names):
                 self.warn(key, f"did you mean {near}?", file=file, line=line)
             elif _SCORES.fullmatch(key.lower()):
-                self.warn(key, "each passage has its own teacher's score (docs/training_data.md)", file=file, line=line)
+                self.warn(
+                    key,
+                    "each passage has its own teacher's score (docs/training_data.md)",
+                    file=file,
+                    line=line,
+                )
             elif _INSTRUCTION.fullmatch(key.lower()):
-                self.warn(key, "write it into the texts, or train with encoder.query_prompt", file=file, line=line)
+                self.warn(
+                    key, "write it into the texts, or train with encoder.query_prompt", file=file, line=line
+                )
 
     def warn(self, key: str, why: str, *, file: Path, line: int | None = None) -> None:
         """Adds a warning about a key, if there is none yet."""
-        self.warnings.setdefault(key, f"{file}{'' if line is None else f':{line}'}: the key {key!a} is not read; {why}")
+        self.warnings.setdefault(
+            key, f"{file}{'' if line is None else f':{line}'}: the key {key!a} is not read; {why}"
+        )
 
     def count(self, what: str, *, file: Path) -> None:
         """Adds a row to those of a file of which a warning says ``what``, with their number."""
@@ -75,10 +90,11 @@ class ReadOptions:
     split: str = ""
     """Which part of a folder; empty = train, or the only one."""
     min_grade: float | None = None
-    """Judgements, labels and scores from this one on are positives; None is 1, and only whole grades. Those of 0 or below are hard
-    negatives, those between are left out."""
+    """Judgements, labels and scores from this one on are positives; None is 1, and only whole grades. Those
+    of 0 or below are hard negatives, those between are left out."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Column names by role: question, positive, negative, title, answers, label. ``a.b`` is key b of column a, of each item in a list."""
+    """Column names by role: question, positive, negative, title, answers, label. ``a.b`` is key b of column
+    a, of each item in a list."""
     cache_dir: Path | None = None
     """Where a corpus is stored for looking up its passages."""
     unread: UnreadKeys = field(default_factory=UnreadKeys, compare=False)
@@ -87,7 +103,8 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A row, or consecutive rows with the same question: ``sample``, or ``error`` and the hash of the faulty text."""
+    """A row, or consecutive rows with the same question: ``sample``, or ``error`` and the hash of the faulty
+    text."""
 
     file: Path
     line: int
@@ -98,7 +115,8 @@ class SourceRow:
 
 
 def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], value: Any) -> SourceRow:
-    """The row that ``parse`` makes of ``value``: a text, the fields of a table, a record. Its ValueError makes a bad row."""
+    """The row that ``parse`` makes of ``value``: a text, the fields of a table, a record. Its ValueError
+    makes a bad row."""
     try:
         return SourceRow(file, line, parse(value))
     except ValueError as error:
@@ -133,8 +151,14 @@ def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
         raise InputError(f"no split {split!r}", file=path, expected=f"one of {shown}")
     if split or "train" in names or (len(names) == 1 and names[0] != "test"):
         return split or ("train" if "train" in names else names[0])
-    only = "has only the split test, which is kept to measure by" if len(names) == 1 else f"has the splits {shown}"
-    raise ConfigError(f"{path} {only}; choose with split=NAME ({preparing('split=NAME')}), or name the file of a split")
+    only = (
+        "has only the split test, which is kept to measure by"
+        if len(names) == 1
+        else f"has the splits {shown}"
+    )
+    raise ConfigError(
+        f"{path} {only}; choose with split=NAME ({preparing('split=NAME')}), or name the file of a split"
+    )
 
 
 def preparing(options: str) -> str:
@@ -163,11 +187,14 @@ def _merged(group: list[tuple[SourceRow, TrainingSample]]) -> SourceRow:
         name: tuple(dict.fromkeys(item for _, sample in group for item in getattr(sample, name)))
         for name in ("positives", "hard_negatives", "other_negatives", "answers")
     }
-    return replace(first, sample=TrainingSample(sample.question, **parts), num_rows=sum(row.num_rows for row, _ in group))
+    return replace(
+        first, sample=TrainingSample(sample.question, **parts), num_rows=sum(row.num_rows for row, _ in group)
+    )
 
 
 def _near(key: str, known: Sequence[str]) -> str:
-    """The known name that a key resembles, or "". ``question_id`` is a name in its own right, not a misspelt ``question``."""
+    """The known name that a key resembles, or "". ``question_id`` is a name in its own right, not a misspelt
+    ``question``."""
     for side in _SIDES:
         names = [name for name in known if side.match(name)]
         if names and side.match(key) and not _SCORES.fullmatch(key) and not key.endswith(("id", "ids")):

@@ -1,6 +1,8 @@
-"""Tables: question and passage, with a label or score or without, and MS MARCO's triples (question, positive, negative); texts or ids.
+"""Tables: question and passage, with a label or score or without, and MS MARCO's triples (question, positive,
+negative); texts or ids.
 
-Consecutive rows with the same question become one sample. A header may name the columns; comma-separated files need one.
+Consecutive rows with the same question become one sample. A header may name the columns; comma-separated
+files need one.
 """
 
 from __future__ import annotations
@@ -31,11 +33,16 @@ from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, pars
 from dpr.formats.training_files.values import number_of, split_by_grade, text_of
 
 HEAD_BYTES = 2**16
-_ROLES = {"question": (*QUESTIONS, *QUESTION_IDS), "positive": (*POSITIVES, "text", "answer", *PASSAGE_IDS), "negative": NEGATIVES}
+_ROLES = {
+    "question": (*QUESTIONS, *QUESTION_IDS),
+    "positive": (*POSITIVES, "text", "answer", *PASSAGE_IDS),
+    "negative": NEGATIVES,
+}
 
 
 def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Rows of question and passage, or of question, passage and a label or score (``ReadOptions.min_grade``)."""
+    """Rows of question and passage, or of question, passage and a label or score
+    (``ReadOptions.min_grade``)."""
     return joined(_rows(path, options, 2))
 
 
@@ -61,13 +68,19 @@ def training_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     Raises:
         InputError: quotes that can be read in two ways, or what ``iter_lines`` raises.
     """
-    return ((line, fields) for line, fields in table_rows(path, table_form(path)) if any(field.strip() for field in fields))
+    return (
+        (line, fields)
+        for line, fields in table_rows(path, table_form(path))
+        if any(field.strip() for field in fields)
+    )
 
 
 def _rows(path: Path, options: ReadOptions, width: int) -> Iterator[SourceRow]:
     queries, corpus = open_lookups(options)
     if (queries is None) != (corpus is None):
-        raise ConfigError("rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv")
+        raise ConfigError(
+            "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"
+        )
     parse = partial(_sample, width, queries, corpus, options.min_grade)
     roles = dict(islice(_ROLES.items(), width))
     order: dict[str, int] | None = None
@@ -86,7 +99,9 @@ def _rows(path: Path, options: ReadOptions, width: int) -> Iterator[SourceRow]:
         yield parsed_row(path, line, parse, fields)
 
 
-def _sample(width: int, queries: Lookup | None, corpus: Lookup | None, min_grade: float | None, fields: list[str]) -> TrainingSample:
+def _sample(
+    width: int, queries: Lookup | None, corpus: Lookup | None, min_grade: float | None, fields: list[str]
+) -> TrainingSample:
     is_graded = width == 2 and len(fields) == 3 and number_of(fields[2]) is not None
     if len(fields) != width + is_graded:
         raise ValueError(f"{len(fields)} columns, expected {width}, separated by tabs")
@@ -100,6 +115,12 @@ def _sample(width: int, queries: Lookup | None, corpus: Lookup | None, min_grade
         if width == 3 and number_of(fields[2]) is not None:
             advice = f"{preparing('format=pairs')} reads it as label or score"
             raise ValueError(f"column 3 is the number {fields[2]}, expected a negative passage; {advice}")
-        first, *negatives = (Passage(text_of(field, f"column {number}")) for number, field in enumerate(passages, 2))
-    positives, hard = ((first,), tuple(negatives)) if not is_graded else split_by_grade((first,), fields[2], "column 3", min_grade)
+        first, *negatives = (
+            Passage(text_of(field, f"column {number}")) for number, field in enumerate(passages, 2)
+        )
+    positives, hard = (
+        ((first,), tuple(negatives))
+        if not is_graded
+        else split_by_grade((first,), fields[2], "column 3", min_grade)
+    )
     return TrainingSample(question, positives, hard, answers=answers)

@@ -24,8 +24,8 @@ LOG_FILE = "log.txt"
 
 
 def climb(stages: Sequence[Stage], output_dir: Path) -> None:
-    """Runs all stages to their end. A stage that is finished and matches the settings and data is skipped, one that does not match is
-    removed and run again.
+    """Runs all stages to their end. A stage that is finished and matches the settings and data is skipped,
+    one that does not match is removed and run again.
 
     Raises:
         InputError: a file is missing; another process is using ``output_dir``.
@@ -73,7 +73,9 @@ class _Ladder:
                 return
             logger.warning("running %s again: %s", stage.name, lost)
         if signals.asked:
-            raise StopRequested(f"{describe(signals.asked)} before {stage.name}. Rerun the same command to resume")
+            raise StopRequested(
+                f"{describe(signals.asked)} before {stage.name}. Rerun the same command to resume"
+            )
         _run(record, self._inputs(record) or {}, signals)
 
     def _inputs(self, record: Record) -> Facts | None:
@@ -81,12 +83,20 @@ class _Ladder:
         before = [self.records[name] for name in record.stage.after]
         if not all(other.is_done for other in before):
             return None
-        return {**record.files_now(), **{f"what {other.stage.name} made": {"sha256": other.digest} for other in before}}
+        return {
+            **record.files_now(),
+            **{f"what {other.stage.name} made": {"sha256": other.digest} for other in before},
+        }
 
     def _is_needed(self, stage: Stage) -> bool:
-        """Whether a lost output has to be made again: vectors and mined files may be deleted once all stages that read them are done."""
+        """Whether a lost output has to be made again: vectors and mined files may be deleted once all stages
+        that read them are done."""
         readers = [other for other in self.records.values() if stage.name in other.stage.after]
-        return stage.is_training or not readers or any(not it.is_done or self.misfits(it) or it.lost() for it in readers)
+        return (
+            stage.is_training
+            or not readers
+            or any(not it.is_done or self.misfits(it) or it.lost() for it in readers)
+        )
 
 
 def _shown(reasons: list[str]) -> str:
@@ -94,7 +104,8 @@ def _shown(reasons: list[str]) -> str:
 
 
 def _tidy(stage: Stage) -> None:
-    """Removes what a stage that is done has no use for, and what a process that was killed while it did so has left."""
+    """Removes what a stage that is done has no use for, and what a process that was killed while it did so
+    has left."""
     remove_leftovers(stage.folder)
     for name in stage.scratch():
         if (stage.folder / name).exists():
@@ -120,8 +131,8 @@ def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
         raise StopRequested(f"{why}; {stage.name} has stopped. Rerun the same command to resume")
     else:
         raise StageError(
-            f"{stage.name} ended with exit code {code}; its output is above and in {stage.folder / LOG_FILE}\n"
-            "fix the error above and rerun the same command to resume",
+            f"{stage.name} ended with exit code {code}; its output is above and in"
+            f" {stage.folder / LOG_FILE}\nfix the error above and rerun the same command to resume",
             exit_code=code,
         )
 
@@ -129,5 +140,7 @@ def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
 def _stop_note(stage: Stage) -> int:
     """When the run last noted that it was asked to stop; needed under torchrun, which hides exit codes."""
     file = stage.folder / RUN_FILE
-    is_noted = stage.is_training and stage.processes > 1 and file.is_file() and "stopped_at_step" in read_json(file)
+    is_noted = (
+        stage.is_training and stage.processes > 1 and file.is_file() and "stopped_at_step" in read_json(file)
+    )
     return file.stat().st_mtime_ns if is_noted else 0

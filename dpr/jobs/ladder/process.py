@@ -1,8 +1,8 @@
 """Runs a stage's command: copies its output to the console and a file, and forwards signals to it.
 
-Importing torch and transformers takes longer than most stages of a small corpus. So the process of the command imports them once, and
-each stage of one process is a fork of it: a copy that starts in milliseconds. It computes nothing itself, since the threads of OpenMP
-would be missing in a copy.
+Importing torch and transformers takes longer than most stages of a small corpus. So the process of the
+command imports them once, and each stage of one process is a fork of it: a copy that starts in milliseconds.
+It computes nothing itself, since the threads of OpenMP would be missing in a copy.
 """
 
 from __future__ import annotations
@@ -26,12 +26,19 @@ from dpr.core.stopping import OWNED_PROCESS, SignalBlock
 from dpr.storage.durable import appended
 
 _REST_OF_OUTPUT_S = 5.0
-_IMPORTED = ("dpr.jobs.train", "dpr.jobs.embed", "dpr.jobs.retrieve", "hydra", "transformers.models.bert.modeling_bert")
+_IMPORTED = (
+    "dpr.jobs.train",
+    "dpr.jobs.embed",
+    "dpr.jobs.retrieve",
+    "hydra",
+    "transformers.models.bert.modeling_bert",
+)
 """What stages are copied with."""
 
 
 class PassOn(SignalBlock):
-    """In this block SIGTERM, SIGINT and SIGUSR1 are remembered and forwarded to the running command, which knows best how to end."""
+    """In this block SIGTERM, SIGINT and SIGUSR1 are remembered and forwarded to the running command, which
+    knows best how to end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,13 +61,16 @@ class PassOn(SignalBlock):
                 code = child.wait()
             finally:
                 self._child = None
-            reader.join(_REST_OF_OUTPUT_S)  # processes that the command started may hold its output open after its end
+            # processes that the command started may hold its output open after its end
+            reader.join(_REST_OF_OUTPUT_S)
         return code if code >= 0 else 128 - code
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked = self.asked or number
         if self._child is not None:
-            with suppress(ProcessLookupError, ValueError):  # ValueError: Windows, where Ctrl-C reaches the command by itself
+            with suppress(
+                ProcessLookupError, ValueError
+            ):  # ValueError: Windows, where Ctrl-C reaches the command by itself
                 self._child.send_signal(number)
 
 
@@ -69,7 +79,9 @@ class _Fork:
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         reader, writer = os.pipe()
-        self._process = get_context("fork").Process(target=_run_in_fork, args=(arguments, environment, writer))
+        self._process = get_context("fork").Process(
+            target=_run_in_fork, args=(arguments, environment, writer)
+        )
         self._process.start()
         os.close(writer)
         self.stdout: IO[bytes] | None = os.fdopen(reader, "rb")
@@ -84,12 +96,15 @@ class _Fork:
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | _Fork:
     alone = python_command([])
-    is_own = os.environ.get(OWNED_PROCESS) == str(os.getpid())  # otherwise whoever called may have computed something
+    # otherwise whoever called may have computed something
+    is_own = os.environ.get(OWNED_PROCESS) == str(os.getpid())
     if is_own and sys.platform == "linux" and command[: len(alone)] == alone:
         for name in _IMPORTED:
             importlib.import_module(name)
         return _Fork(command[len(alone) :], environment)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
 
 
 def _run_in_fork(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> None:
@@ -118,9 +133,12 @@ def python_command(arguments: Sequence[str], *, processes: int = 1) -> list[str]
 
 
 def _environment() -> dict[str, str]:
-    """``-m dpr`` means this package, whatever is in the working directory; output is not buffered; a stage ends when the process that
-    ``DPR_LADDER`` names has ended."""
-    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    """``-m dpr`` means this package, whatever is in the working directory; output is not buffered; a stage
+    ends when the process that ``DPR_LADDER`` names has ended."""
+    paths = [
+        str(Path(__file__).resolve().parents[2]),
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "DPR_LADDER": str(os.getpid())}
     return {**os.environ, **fixed, "PYTHONPATH": os.pathsep.join(paths)}
 

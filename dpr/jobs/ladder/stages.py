@@ -1,7 +1,7 @@
 """One stage of a ladder, and the record that shows whether it is done.
 
-``<stage>/stage.json`` holds the settings that affect what the stage makes, hashes of its inputs and outputs, and whether it is finished.
-It is written when the stage starts and again when it ends.
+``<stage>/stage.json`` holds the settings that affect what the stage makes, hashes of its inputs and outputs,
+and whether it is finished. It is written when the stage starts and again when it ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Stage:
     what: str
     """What it does, for people."""
     command: Callable[[], list[str]]
-    """Arguments of ``dpr``; called when the stage starts, since they may name what earlier stages have made."""
+    """Arguments of ``dpr``; called when the stage starts, since they may name what earlier stages have
+    made."""
     settings: Mapping[str, Any]
     """The settings that affect the result, by name."""
     outputs: Callable[[], Sequence[str]]
@@ -59,7 +60,9 @@ class Record:
         if self._file.is_file():
             self.stored = read_json(self._file)
             if not isinstance(self.stored, dict) or self.stored.get("format") != _FORMAT:
-                raise InputError("is not the record of a stage", file=self._file, hint="remove it to run the stage again")
+                raise InputError(
+                    "is not the record of a stage", file=self._file, hint="remove it to run the stage again"
+                )
 
     @property
     def is_started(self) -> bool:
@@ -84,17 +87,24 @@ class Record:
         """Which inputs differ from those the stage was made of, one sentence each."""
         was = {name: facts["sha256"] for name, facts in self.stored.get("inputs", {}).items()}
         now = {name: facts["sha256"] for name, facts in inputs.items()}
-        return [f"{name} has changed" for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+        return [
+            f"{name} has changed"
+            for name in sorted(was.keys() | now.keys())
+            if was.get(name) != now.get(name)
+        ]
 
     def lost(self) -> str | None:
-        """Which output of a finished stage is missing or has changed. Compares sizes; contents are for ``dpr verify``."""
+        """Which output of a finished stage is missing or has changed. Compares sizes; contents are for ``dpr
+        verify``."""
         folder = self.stage.folder
         for name, facts in self.stored["outputs"].items():
             try:
                 file = _described(inside(folder, name, stated_in=RECORD))
                 if file.stat().st_size != facts["bytes"]:
                     return f"{name} has changed"
-                for inner, entry in (read_manifest(folder / name)["files"] if file.name == MANIFEST else {}).items():
+                for inner, entry in (
+                    read_manifest(folder / name)["files"] if file.name == MANIFEST else {}
+                ).items():
                     if (folder / name / inner).stat().st_size != entry["bytes"]:
                         return f"{name}/{inner} has changed"
             except (InputError, OSError):
@@ -102,7 +112,8 @@ class Record:
         return None
 
     def files_now(self) -> Facts:
-        """One hash for each of the stage's inputs, over the files and all files in folders; their names and times do not count.
+        """One hash for each of the stage's inputs, over the files and all files in folders; their names and
+        times do not count.
 
         Raises:
             InputError: a file is missing or cannot be read.
@@ -129,18 +140,22 @@ class Record:
         write_json(self._file, self.stored, note={})
 
     def finish(self) -> None:
-        """Stores size and hash of what was made: of a file, or of the manifest of a folder, which names and hashes the files in it.
+        """Stores size and hash of what was made: of a file, or of the manifest of a folder, which names and
+        hashes the files in it.
 
         Raises:
             InputError: the command ended well but left out some of it.
         """
         folder = self.stage.folder
-        self.stored["outputs"] = {name: describe_file(_described(folder / name)) for name in self.stage.outputs()}
+        self.stored["outputs"] = {
+            name: describe_file(_described(folder / name)) for name in self.stage.outputs()
+        }
         write_json(self._file, self.stored, note={})
 
 
 def trained_files(folder: Path) -> list[str]:
-    """What a finished training has made that others read: its best and last checkpoint, and last its metrics."""
+    """What a finished training has made that others read: its best and last checkpoint, and last its
+    metrics."""
     run = read_json(folder / RUN_FILE)
     kept = {run[key] for key in ("best_checkpoint", "last_checkpoint") if run.get(key)}
     for name in kept:

@@ -55,7 +55,10 @@ class CorpusTexts:
             "pseudo",
             self.out / "pseudo",
             "pseudo-questions, to choose settings by",
-            lambda: ["prepare-pairs", *overrides({"corpus": self.corpus, "out": self.prepared, "held_back": _HELD_BACK})],
+            lambda: [
+                "prepare-pairs",
+                *overrides({"corpus": self.corpus, "out": self.prepared, "held_back": _HELD_BACK}),
+            ],
             {"held_back": _HELD_BACK},
             lambda: [self.prepared.name],
             inputs={"corpus": [self.corpus]},
@@ -67,7 +70,8 @@ class CorpusTexts:
 
 @dataclass(frozen=True)
 class FolderTexts:
-    """A folder of documents, and the questions made of them or given for them; those held out are hidden from the texts trained on."""
+    """A folder of documents, and the questions made of them or given for them; those held out are hidden from
+    the texts trained on."""
 
     folder: Path
     out: Path
@@ -89,7 +93,13 @@ class FolderTexts:
         """
         files = find_documents(self.folder, self.reading.types)
         values = {key: value for key, value in asdict(self.reading).items() if key != "types"}
-        given = {"folder": self.folder, "out": self.prepared, **values, "questions": self.questions, "few": True}
+        given = {
+            "folder": self.folder,
+            "out": self.prepared,
+            **values,
+            "questions": self.questions,
+            "few": True,
+        }
         if self.reading.types:
             given["types"] = self.reading.types
         names = text_sha256(json.dumps([name_in(self.folder, path) for path in files]))
@@ -100,7 +110,10 @@ class FolderTexts:
             lambda: ["prepare-folder", *overrides(given)],
             {**values, "types": self.reading.types, "names": names},
             lambda: [self.prepared.name],
-            inputs={"folder": [file for file in files if file.is_file()], **({"questions": [self.questions]} if self.questions else {})},
+            inputs={
+                "folder": [file for file in files if file.is_file()],
+                **({"questions": [self.questions]} if self.questions else {}),
+            },
         )
 
     def train_sets(self, kinds: Any) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Attention over sequences laid end to end: padding exists inside this function only, everything else sees real tokens.
+"""Attention over sequences laid end to end: padding exists inside this function only, everything else sees
+real tokens.
 
-Registered with transformers under ``ATTENTION``. A backbone whose config names it runs padded (with an attention mask) or packed (with a
-``packed_layout``, passed down as a keyword argument) without a change to its code.
+Registered with transformers under ``ATTENTION``. A backbone whose config names it runs padded (with an
+attention mask) or packed (with a ``packed_layout``, passed down as a keyword argument) without a change to
+its code.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _NOT_COMPUTED = ("softcap", "s_aux", "position_bias")
 
 
 class AttentionOptions(NamedTuple):
-    """How a layer attends: a query sees keys less than ``window`` positions away and, if ``causal``, none after itself."""
+    """How a layer attends: a query sees keys less than ``window`` positions away and, if ``causal``, none
+    after itself."""
 
     dropout: float
     scaling: float | None
@@ -48,12 +51,17 @@ class AttentionOptions(NamedTuple):
 
 
 class Layout(Protocol):
-    """The positions of sequences in a pack, and how attention is computed there; made once per forward and shared by all layers."""
+    """The positions of sequences in a pack, and how attention is computed there; made once per forward and
+    shared by all layers."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None) -> Tensor:
-        """Attention within each sequence: query (1, H, Q, d), key and value (1, H or fewer, T, d) in, (1, Q, H, d) out.
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None
+    ) -> Tensor:
+        """Attention within each sequence: query (1, H, Q, d), key and value (1, H or fewer, T, d) in, (1, Q,
+        H, d) out.
 
-        Queries are those of all tokens or, with ``read`` (n,), those of one token of each sequence, at that position.
+        Queries are those of all tokens or, with ``read`` (n,), those of one token of each sequence, at that
+        position.
         """
 
 
@@ -61,8 +69,8 @@ class Layout(Protocol):
 class Region:
     """One bucket of a pack on the device.
 
-    ``source`` (n * L,) is the token at each padded place (0 for padding), ``place`` (t,) the padded place of each token, ``mask``
-    (n, 1, 1, L) True at real tokens; all None if the sequences have the same length.
+    ``source`` (n * L,) is the token at each padded place (0 for padding), ``place`` (t,) the padded place of
+    each token, ``mask`` (n, 1, 1, L) True at real tokens; all None if the sequences have the same length.
     """
 
     bucket: Bucket
@@ -78,8 +86,11 @@ class PackedLayout:
     regions: tuple[Region, ...]
 
     @staticmethod
-    def build(lengths: Sequence[int], device: torch.device, *, min_unpadded: int | None = None) -> PackedLayout:
-        """For sequences in the given order, longest first. Those of ``min_unpadded`` tokens or more are not padded."""
+    def build(
+        lengths: Sequence[int], device: torch.device, *, min_unpadded: int | None = None
+    ) -> PackedLayout:
+        """For sequences in the given order, longest first. Those of ``min_unpadded`` tokens or more are not
+        padded."""
         regions, first = [], 0
         for bucket in plan_buckets(lengths, min_unpadded=min_unpadded):
             bucket_lengths = torch.tensor(lengths[first : first + bucket.num_sequences])
@@ -91,10 +102,14 @@ class PackedLayout:
             place = torch.nonzero(real.flatten())[:, 0]
             source = torch.zeros(real.numel(), dtype=torch.int64)
             source[place] = torch.arange(len(place))
-            regions.append(Region(bucket, *(on_device(part, device) for part in (source, place, real[:, None, None, :]))))
+            regions.append(
+                Region(bucket, *(on_device(part, device) for part in (source, place, real[:, None, None, :])))
+            )
         return PackedLayout(tuple(regions))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None
+    ) -> Tensor:
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
         outputs, first = [], 0
         for region in self.regions:
@@ -105,22 +120,32 @@ class PackedLayout:
             # Padding comes after all real tokens: under causal attention none of them sees it.
             mask = None if options.causal and read is None else region.mask
             if not options.covers(bucket.longest) or (options.causal and read is not None):
-                position = torch.arange(bucket.longest, device=query.device)[None] if read is None else read[rows, None]
+                position = (
+                    torch.arange(bucket.longest, device=query.device)[None]
+                    if read is None
+                    else read[rows, None]
+                )
                 near = options.mask(position, bucket.longest)
-                # Padded queries see padding: a row without any key would be NaN, which backward spreads, since NaN x 0 is NaN.
+                # Padded queries see padding: a row without any key would be NaN, which backward spreads,
+                # since NaN x 0 is NaN.
                 real = mask if mask is None or read is not None else mask | ~mask.transpose(2, 3)
                 mask = near if real is None else real & near
-            mixed = dot_product_attention(q, k, v, mask, options.dropout, options.scaling, causal=options.causal and mask is None)
+            mixed = dot_product_attention(
+                q, k, v, mask, options.dropout, options.scaling, causal=options.causal and mask is None
+            )
             flat = mixed.transpose(1, 2).reshape(-1, *mixed.shape[1::2])
-            outputs.append(flat if read is not None or region.place is None else _Unpad.apply(flat, region.place))
+            outputs.append(
+                flat if read is not None or region.place is None else _Unpad.apply(flat, region.place)
+            )
         return torch.cat(outputs)[None]
 
 
 class _Pad(torch.autograd.Function):
     """(t, ...) -> (n * L, ...). Padded places hold a copy of token 0.
 
-    Its backward gathers too, which is faster than a scatter. It may leave out the gradients of padded places because these are 0: no real
-    query sees a padded key, and ``_Unpad`` passes no gradient to padded queries. They must still be finite: 0 x NaN is NaN.
+    Its backward gathers too, which is faster than a scatter. It may leave out the gradients of padded places
+    because these are 0: no real query sees a padded key, and ``_Unpad`` passes no gradient to padded queries.
+    They must still be finite: 0 x NaN is NaN.
     """
 
     @staticmethod
@@ -153,11 +178,14 @@ class _Unpad(torch.autograd.Function):
 class _DroppedAttention(torch.autograd.Function):
     """Attention with dropout on a CPU, where torch falls back to plain operations with a mask of floats.
 
-    Sizes: queries (n, H, Q, d), keys and values (n, H, L, d); mask (n, 1, 1 or Q, L) True at visible keys, of which each query needs one.
+    Sizes: queries (n, H, Q, d), keys and values (n, H, L, d); mask (n, 1, 1 or Q, L) True at visible keys, of
+    which each query needs one.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float, scaling: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float, scaling: float
+    ) -> Tensor:
         sequences, heads, length, _ = q.shape
         q, k, v = (states.reshape(sequences * heads, *states.shape[2:]) for states in (q, k, v))
         if mask is None:
@@ -167,7 +195,8 @@ class _DroppedAttention(torch.autograd.Function):
             bias = bias.expand(sequences, heads, -1, -1).reshape(sequences * heads, -1, k.shape[1])
             scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scaling)
         weights = torch.softmax(scores, dim=-1)
-        bits = draw_bits(weights.shape)  # kept for backward: drawing again would give other bits and advance the generator
+        # kept for backward: drawing again would give other bits and advance the generator
+        bits = draw_bits(weights.shape)
         ctx.save_for_backward(q, k, v, weights, bits)
         ctx.heads, ctx.scaling, ctx.probability = heads, scaling, probability
         kept = keep_mask(bits, probability, weights.dtype).mul_(weights)
@@ -183,15 +212,22 @@ class _DroppedAttention(torch.autograd.Function):
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
         grad_q = torch.bmm(grad_scores, k).mul_(ctx.scaling)
         grad_k = torch.bmm(grad_scores.transpose(1, 2), q).mul_(ctx.scaling)
-        return (*(part.view(-1, ctx.heads, *part.shape[1:]) for part in (grad_q, grad_k, grad_v)), None, None, None)
+        return (
+            *(part.view(-1, ctx.heads, *part.shape[1:]) for part in (grad_q, grad_k, grad_v)),
+            None,
+            None,
+            None,
+        )
 
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """A block in which torch computes attention with any of its kernels but cuDNN's, which it prefers on an H100 from torch 2.13 on.
+    """A block in which torch computes attention with any of its kernels but cuDNN's, which it prefers on an
+    H100 from torch 2.13 on.
 
-    cuDNN plans every new pair of number and length of sequences on the host, for tens of milliseconds. Those of buckets and packs are
-    hardly ever seen twice. Nor has its backward an order of sums that does not change.
+    cuDNN plans every new pair of number and length of sequences on the host, for tens of milliseconds. Those
+    of buckets and packs are hardly ever seen twice. Nor has its backward an order of sums that does not
+    change.
     """
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -202,18 +238,30 @@ def without_cudnn() -> Iterator[None]:
 
 
 def dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None, *, causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    *,
+    causal: bool = False,
 ) -> Tensor:
-    """Queries (n, H, Q, d), keys and values (n, H or fewer, L, d) in, (n, H, Q, d) out; ``causal`` without a mask, and Q = L."""
+    """Queries (n, H, Q, d), keys and values (n, H or fewer, L, d) in, (n, H, Q, d) out; ``causal`` without a
+    mask, and Q = L."""
     shared = q.shape[1] // k.shape[1]  # query heads per key head
     drops = can_drop(q, dropout) and not torch.is_autocast_enabled("cpu")
-    if shared > 1 and (drops or (mask is not None and q.device.type != "cpu")):  # no fast kernel supports both
+    if shared > 1 and (
+        drops or (mask is not None and q.device.type != "cpu")
+    ):  # no fast kernel supports both
         k, v = (states.repeat_interleave(shared, dim=1) for states in (k, v))
         shared = 1
     if drops:
         if causal:
             mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        return _DroppedAttention.apply(q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling)
+        return _DroppedAttention.apply(
+            q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling
+        )
     with without_cudnn():
         return nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=shared > 1
@@ -231,19 +279,28 @@ def packed_attention(
     packed_layout: Layout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: (1, H, T, d) each in, (1, T, H, d) out. Without a layout, plain SDPA over a padded batch.
+    """Attention as transformers calls it: (1, H, T, d) each in, (1, T, H, d) out. Without a layout, plain
+    SDPA over a padded batch.
 
-    ``sliding_window`` reaches one position less than its value to either side, or only back if attention is causal.
+    ``sliding_window`` reaches one position less than its value to either side, or only back if attention is
+    causal.
     """
     if packed_layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         with without_cudnn():
-            return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
+            )
     if found := [name for name in _NOT_COMPUTED if options.get(name) is not None]:
         raise NotImplementedError(f"its attention has a {found[0]}")
-    # As in transformers, a config with is_causal=False takes precedence over the caller, and the caller over the module.
-    of_module, is_causal, window = bool(getattr(module, "is_causal", False)), options.get("is_causal"), options.get("sliding_window")
+    # As in transformers, a config with is_causal=False takes precedence over the caller, and the caller over
+    # the module.
+    of_module, is_causal, window = (
+        bool(getattr(module, "is_causal", False)),
+        options.get("is_causal"),
+        options.get("sliding_window"),
+    )
     if getattr(getattr(module, "config", None), "is_causal", None) is False:
         is_causal = False
     if of_module and is_causal is False and window is not None:
@@ -256,13 +313,15 @@ def padded(tokens: Tensor, region: Region) -> Tensor:
     """(t, H, d) -> (n, H, L, d)."""
     if region.source is not None:
         tokens = _Pad.apply(tokens, region.source, region.place)
-    return tokens.reshape(region.bucket.num_sequences, region.bucket.longest, *tokens.shape[1:]).transpose(1, 2)
+    return tokens.reshape(region.bucket.num_sequences, region.bucket.longest, *tokens.shape[1:]).transpose(
+        1, 2
+    )
 
 
 def packed_states(backbone: Any, words: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """The backbone's last hidden states (T, D) of a pack of ``words`` (T, D) at ``positions`` (T,)."""
-    # Our attention does not read this mask. Without it transformers looks for packs in the positions of causal backbones, and waits for the
-    # device.
+    # Our attention does not read this mask. Without it transformers looks for packs in the positions of
+    # causal backbones, and waits for the device.
     options = {"attention_mask": words.new_zeros(1, 1, 1, 1), "packed_layout": layout}
     return backbone(inputs_embeds=words[None], position_ids=positions[None], **options).last_hidden_state[0]
 
@@ -277,11 +336,13 @@ def register() -> None:
 
 
 def enable_packing(backbone: Any) -> int | None:
-    """Switches a backbone to ``packed_attention`` if its output stays the same; returns the number of its first position.
+    """Switches a backbone to ``packed_attention`` if its output stays the same; returns the number of its
+    first position.
 
-    Tried on a few random sequences, the first longer than any window of its attention: padded with the backbone's attention, then packed
-    with positions counted from 0 and from ``padding_idx + 1`` (RoBERTa). Backbones whose output differs (relative position biases, capped
-    scores, ...) are left as they were, with one warning.
+    Tried on a few random sequences, the first longer than any window of its attention: padded with the
+    backbone's attention, then packed with positions counted from 0 and from ``padding_idx + 1`` (RoBERTa).
+    Backbones whose output differs (relative position biases, capped scores, ...) are left as they were, with
+    one warning.
     """
     register()
     original, reason = backbone.config._attn_implementation, "its packed attention gives other states"
@@ -301,12 +362,22 @@ def enable_packing(backbone: Any) -> int | None:
         reason = first_line(error)
     if backbone.config._attn_implementation != original:
         backbone.set_attn_implementation(original)
-    warn_once(logger, "%s cannot be packed (%s); its batches are padded to the longest sequence", type(backbone).__name__, reason)
+    warn_once(
+        logger,
+        "%s cannot be packed (%s); its batches are padded to the longest sequence",
+        type(backbone).__name__,
+        reason,
+    )
     return None
 
 
 def past_the_windows(backbone: Any) -> int:
-    """The length of a sequence that exceeds every window of the attention, if that is short enough for a trial."""
-    windows = [window for module in backbone.modules() if isinstance(window := getattr(module, "sliding_window", None), int)]
+    """The length of a sequence that exceeds every window of the attention, if that is short enough for a
+    trial."""
+    windows = [
+        window
+        for module in backbone.modules()
+        if isinstance(window := getattr(module, "sliding_window", None), int)
+    ]
     limit = min(getattr(backbone.config, "max_position_embeddings", None) or _LONGEST_TRIAL, _LONGEST_TRIAL)
     return max(LENGTHS[0], min(max(windows, default=0) + 3, limit))

@@ -17,15 +17,20 @@ logger = get_logger(__name__)
 
 
 def compile_towers(towers: Sequence[Any]) -> None:
-    """Compiles every layer of towers for any number of tokens, except a last layer that computes one token per sequence.
+    """Compiles every layer of towers for any number of tokens, except a last layer that computes one token
+    per sequence.
 
-    Tried on a few tokens with a whole forward and backward. If that fails (no C++ compiler, ...) nothing is compiled, with one warning.
-    The names of the weights stay the same.
+    Tried on a few tokens with a whole forward and backward. If that fails (no C++ compiler, ...) nothing is
+    compiled, with one warning. The names of the weights stay the same.
     """
     from transformers import AttentionInterface
 
     # A pruned layer ends in an exception half-way through its forward, which a compiled one could not.
-    layers = [layer for tower in towers for layer in layers_of(tower.backbone)[: -1 if tower.fast.prunes_last_layer else None]]
+    layers = [
+        layer
+        for tower in towers
+        for layer in layers_of(tower.backbone)[: -1 if tower.fast.prunes_last_layer else None]
+    ]
     # Attention is not compiled: its loops over buckets would be compiled again for every batch.
     AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
     for layer in layers:
@@ -40,19 +45,25 @@ def compile_towers(towers: Sequence[Any]) -> None:
 
 
 def checkpoint_activations(towers: Sequence[Any]) -> None:
-    """Makes towers keep only the input of each layer and compute the rest again in backward; gradients stay the same.
+    """Makes towers keep only the input of each layer and compute the rest again in backward; gradients stay
+    the same.
 
     Raises:
         ConfigError: a backbone has no such mode.
     """
     for tower in towers:
         if not getattr(tower.backbone, "supports_gradient_checkpointing", False):
-            raise ConfigError(f"train.gradient_checkpointing=true: {type(tower.backbone).__name__} has no such mode; set it to false")
+            raise ConfigError(
+                f"train.gradient_checkpointing=true: {type(tower.backbone).__name__} has no such mode; set it"
+                " to false"
+            )
         options: dict[str, Any] = {"use_reentrant": False}
         if tower.adapter is not None:
-            # The function is called in forward. In backward the adapter of the tower that ran last would still be active.
+            # The function is called in forward. In backward the adapter of the tower that ran last would
+            # still be active.
             options["context_fn"] = tower.adapter.contexts
-        renamed = getattr(tower.backbone, "activation_checkpointing_enable", None)  # the name in later transformers 5
+        # the name in later transformers 5
+        renamed = getattr(tower.backbone, "activation_checkpointing_enable", None)
         (renamed or tower.backbone.gradient_checkpointing_enable)(options)
 
 

@@ -1,8 +1,9 @@
 """Dropout and GELU that cost less on a CPU.
 
-Dropout masks take 16 random bits per element, where torch draws a float for each. The bits come from torch's default generator, so seeding
-it decides the masks, as with torch's dropout. The probability is rounded to a multiple of 1 / 65536 and outputs are scaled by the rounded
-one, so that their mean is exactly that of the inputs.
+Dropout masks take 16 random bits per element, where torch draws a float for each. The bits come from torch's
+default generator, so seeding it decides the masks, as with torch's dropout. The probability is rounded to a
+multiple of 1 / 65536 and outputs are scaled by the rounded one, so that their mean is exactly that of the
+inputs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def draw_bits(shape: torch.Size) -> Tensor:
 
 
 def keep_mask(bits: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
-    """1 for kept values, with probability 1 - ``probability``, else 0. Converting and comparing in place runs at memory speed."""
+    """1 for kept values, with probability 1 - ``probability``, else 0. Converting and comparing in place runs
+    at memory speed."""
     return bits.to(torch.float32).ge_(round(probability * _LEVELS) - _LEVELS // 2).to(dtype)
 
 
@@ -53,11 +55,14 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (bits,) = ctx.saved_tensors
-        return keep_mask(bits, ctx.probability, grads[0].dtype).mul_(grads[0]).mul_(keep_scale(ctx.probability)), None
+        return keep_mask(bits, ctx.probability, grads[0].dtype).mul_(grads[0]).mul_(
+            keep_scale(ctx.probability)
+        ), None
 
 
 class Dropout(nn.Dropout):
-    """``nn.Dropout``; on a CPU with cheap masks, except where a compiler fuses torch's with the surrounding code."""
+    """``nn.Dropout``; on a CPU with cheap masks, except where a compiler fuses torch's with the surrounding
+    code."""
 
     def forward(self, states: Tensor) -> Tensor:
         if not self.training or torch.compiler.is_compiling() or not can_drop(states, self.p):
@@ -74,11 +79,12 @@ def replace_dropout(module: nn.Module) -> None:
 
 
 class Gelu(nn.Module):
-    """Torch's exact GELU. Without gradients, on a CPU, it overwrites its argument: half the memory, in pieces that are powers of two.
+    """Torch's exact GELU. Without gradients, on a CPU, it overwrites its argument: half the memory, in pieces
+    that are powers of two.
 
-    On a CPU torch has oneDNN compile a kernel for every shape, and keeps a thousand of them. Packs of texts hardly ever repeat a shape, so
-    each would cost half a millisecond, and the kernels, allocated between activations, would fragment the heap for as long as a corpus is
-    embedded.
+    On a CPU torch has oneDNN compile a kernel for every shape, and keeps a thousand of them. Packs of texts
+    hardly ever repeat a shape, so each would cost half a millisecond, and the kernels, allocated between
+    activations, would fragment the heap for as long as a corpus is embedded.
     """
 
     def forward(self, states: Tensor) -> Tensor:
@@ -95,14 +101,16 @@ class Gelu(nn.Module):
 
 
 def replace_gelu(backbone: Any) -> None:
-    """Replaces every exact GELU inside a backbone by ``Gelu``, if its output stays the same: it could use the argument once more."""
+    """Replaces every exact GELU inside a backbone by ``Gelu``, if its output stays the same: it could use the
+    argument once more."""
     from transformers.activations import GELUActivation
 
     exact = [
         (parent, name, child)
         for parent in backbone.modules()
         for name, child in parent.named_children()
-        if (type(child) is GELUActivation and child.act is nn.functional.gelu) or (type(child) is nn.GELU and child.approximate == "none")
+        if (type(child) is GELUActivation and child.act is nn.functional.gelu)
+        or (type(child) is nn.GELU and child.approximate == "none")
     ]
     batch = sample_batch(backbone)
     with suppress(*FAILURES), trial(backbone):

@@ -1,8 +1,9 @@
 """The last layer for one token of each sequence, where a pooling reads one (``cls``, ``last``).
 
-Nothing else of that layer's output is needed, so its queries, attention and feed-forward part are computed for these tokens only; keys and
-values are those of all tokens. A hook before the layer runs it over all tokens up to its attention, keeps the keys and values that arrive
-there, and then lets the layer run over the tokens that are read. The code of the layer is unchanged.
+Nothing else of that layer's output is needed, so its queries, attention and feed-forward part are computed
+for these tokens only; keys and values are those of all tokens. A hook before the layer runs it over all
+tokens up to its attention, keeps the keys and values that arrive there, and then lets the layer run over the
+tokens that are read. The code of the layer is unchanged.
 """
 
 from __future__ import annotations
@@ -21,30 +22,35 @@ from dpr.models.trials import FAILURES, LENGTHS, agree, layers_of, sample_batch,
 
 @dataclass(frozen=True, slots=True)
 class ReadLayout:
-    """A pack of which one token per sequence is read at the end: ``token`` (n,) in the pack, ``position`` (n,) in its sequence."""
+    """A pack of which one token per sequence is read at the end: ``token`` (n,) in the pack, ``position``
+    (n,) in its sequence."""
 
     pack: Layout
     token: Tensor
     position: Tensor
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None
+    ) -> Tensor:
         return self.pack.attend(query, key, value, options, read)
 
 
 class _Reached(Exception):
     """The attention of the last layer was reached, with keys and values (1, H, T, d) each.
 
-    The exception leaves the layer half-way through its forward. Keys and values stay in autograd's graph, so that their gradient reaches
-    all tokens; the queries that were computed beside them are dropped with the frame and get none. With checkpointed activations the hook
-    runs again in backward, inside the checkpoint. Dynamo cannot trace it, which is why the layer is not compiled.
+    The exception leaves the layer half-way through its forward. Keys and values stay in autograd's graph, so
+    that their gradient reaches all tokens; the queries that were computed beside them are dropped with the
+    frame and get none. With checkpointed activations the hook runs again in backward, inside the checkpoint.
+    Dynamo cannot trace it, which is why the layer is not compiled.
     """
 
 
 def enable_pruning(backbone: Any, first_position: int) -> bool:
-    """Makes a packed backbone return, for a ``ReadLayout``, the last hidden states of the tokens read, (1, n, D); returns whether it does.
+    """Makes a packed backbone return, for a ``ReadLayout``, the last hidden states of the tokens read, (1, n,
+    D); returns whether it does.
 
-    Tried on random sequences, two of them longer than any window, read at their ends and within, with and without. A backbone whose output
-    differs is left as it was.
+    Tried on random sequences, two of them longer than any window, read at their ends and within, with and
+    without. A backbone whose output differs is left as it was.
     """
     layers = layers_of(backbone)
     if not layers:
@@ -65,7 +71,9 @@ def enable_pruning(backbone: Any, first_position: int) -> bool:
     return False
 
 
-def _read_tokens(layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _read_tokens(
+    layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of the layer for the tokens that are read."""
     layout = options.get("packed_layout")
     if not isinstance(layout, ReadLayout):
@@ -88,9 +96,14 @@ def _read_tokens(layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 
 
 def _rows(value: Any, token: Tensor, num_tokens: int) -> Any:
-    """Selects the tokens read of whatever is (1, T, ...): hidden states, and what belongs to them, such as rotary positions."""
+    """Selects the tokens read of whatever is (1, T, ...): hidden states, and what belongs to them, such as
+    rotary positions."""
     if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[1] == num_tokens:
         return value.index_select(1, token)
     if isinstance(value, tuple):
         return tuple(_rows(part, token, num_tokens) for part in value)
-    return {name: _rows(part, token, num_tokens) for name, part in value.items()} if isinstance(value, dict) else value
+    return (
+        {name: _rows(part, token, num_tokens) for name, part in value.items()}
+        if isinstance(value, dict)
+        else value
+    )

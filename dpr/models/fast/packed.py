@@ -1,4 +1,5 @@
-"""What makes a tower fast: ``accelerate`` adapts its backbone once, ``packed_vectors`` is then its forward over real tokens only."""
+"""What makes a tower fast: ``accelerate`` adapts its backbone once, ``packed_vectors`` is then its forward
+over real tokens only."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ from dpr.models.fast.last_layer import ReadLayout, enable_pruning
 from dpr.models.pooling import IdfPooling, MeanPooling, Pooling, RootIdfPooling, repeats
 from dpr.models.trials import is_static
 
-# Tokens per forward on a CPU, so that the activations of a layer stay in its cache. A GPU takes a whole batch at once.
+# Tokens per forward on a CPU, so that the activations of a layer stay in its cache. A GPU takes a whole batch
+# at once.
 CPU_FORWARD_TOKENS = 2048
-# Without dropout a CPU needs less time for attention over a single sequence of this many tokens than for its padding.
+# Without dropout a CPU needs less time for attention over a single sequence of this many tokens than for its
+# padding.
 CPU_UNPADDED = 64
 
 
@@ -28,9 +31,11 @@ CPU_UNPADDED = 64
 class Capabilities:
     """What a backbone can do.
 
-    ``first_position`` is the number of the first position of a packed forward, None if the backbone cannot be packed;
-    ``prunes_last_layer``: the last layer can compute only the tokens that are read; ``attention`` is sdpa or varlen. Without
-    layers a token's state is its row of the word table. ``in_one_pack``: on a CPU too, a forward calls the backbone once.
+    ``first_position`` is the number of the first position of a packed forward, None if the backbone cannot be
+    packed;
+    ``prunes_last_layer``: the last layer can compute only the tokens that are read; ``attention`` is sdpa or
+    varlen. Without layers a token's state is its row of the word table. ``in_one_pack``: on a CPU too, a
+    forward calls the backbone once.
     """
 
     first_position: int | None
@@ -41,9 +46,11 @@ class Capabilities:
 
 
 def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: bool) -> Capabilities:
-    """Makes a backbone fast in place: cheaper dropout and GELU on a CPU, packing if ``packed``, a last layer for the tokens read only.
+    """Makes a backbone fast in place: cheaper dropout and GELU on a CPU, packing if ``packed``, a last layer
+    for the tokens read only.
 
-    No vector changes beyond rounding: each step is tried on random tokens and undone where the output differs.
+    No vector changes beyond rounding: each step is tried on random tokens and undone where the output
+    differs.
 
     Raises:
         ConfigError: ``attention`` is not known.
@@ -59,30 +66,44 @@ def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: 
     return Capabilities(first_position, prunes, attention)
 
 
-def packed_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling, able: Capabilities, last: tuple[int, int] | None = None) -> Tensor:
+def packed_vectors(
+    backbone: Any,
+    batch: TokenBatch,
+    pooling: Pooling,
+    able: Capabilities,
+    last: tuple[int, int] | None = None,
+) -> Tensor:
     """Pooled vectors (N, V) in the order of ``batch``.
 
-    Sequences are sorted by length and cut into packs; each pack is one row of tokens whose positions restart with every sequence.
-    ``last`` is a token and its position, which every shorter sequence attends to.
+    Sequences are sorted by length and cut into packs; each pack is one row of tokens whose positions restart
+    with every sequence. ``last`` is a token and its position, which every shorter sequence attends to.
     """
     if not able.has_layers:
         return _bag_vectors(backbone, batch, pooling)
     device = batch.tokens.device
     # Lengths stay on the host: what follows from them (order, packs, shapes) must not wait for the device.
     lengths = batch.lengths.cpu()
-    order = torch.argsort(lengths if last is None else lengths + (lengths <= last[1]), descending=True, stable=True)
+    order = torch.argsort(
+        lengths if last is None else lengths + (lengths <= last[1]), descending=True, stable=True
+    )
     original = batch.select(order)
     batch, positions = original, original.positions()
     if last is not None:
         batch, positions, _ = original.with_last_token(*last)
-    # The words of all packs are looked up at once: the gradient of the table is as large as the table, however few words are read.
-    words, starts = backbone.get_input_embeddings()(batch.tokens), torch.cumsum(batch.lengths, 0) - batch.lengths
+    # The words of all packs are looked up at once: the gradient of the table is as large as the table,
+    # however few words are read.
+    words, starts = (
+        backbone.get_input_embeddings()(batch.tokens),
+        torch.cumsum(batch.lengths, 0) - batch.lengths,
+    )
     original_lengths = original.lengths.to(device, non_blocking=True)
     read = pooling.token_read(original_lengths, original.position) if able.prunes_last_layer else None
     if read is not None:
         token_read = starts.to(device, non_blocking=True) + read
         hidden = token_states(backbone, words, batch, positions, able, (token_read, read))
-        vectors = pooling.packed(hidden, batch.tokens[token_read], torch.ones_like(original_lengths), torch.zeros_like(read))
+        vectors = pooling.packed(
+            hidden, batch.tokens[token_read], torch.ones_like(original_lengths), torch.zeros_like(read)
+        )
     else:
         hidden = token_states(backbone, words, batch, positions, able)
         if last is not None:
@@ -92,19 +113,29 @@ def packed_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling, able: Cap
 
 
 def token_states(
-    backbone: Any, words: Tensor, batch: TokenBatch, positions: Tensor, able: Capabilities, read: tuple[Tensor, Tensor] | None = None
+    backbone: Any,
+    words: Tensor,
+    batch: TokenBatch,
+    positions: Tensor,
+    able: Capabilities,
+    read: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Last hidden states of all tokens (T, D), whose ``words`` (T, D) are looked up, or, with ``read``, of one token per sequence (N, D).
+    """Last hidden states of all tokens (T, D), whose ``words`` (T, D) are looked up, or, with ``read``, of
+    one token per sequence (N, D).
 
-    The sequences of ``batch`` are the longest first. ``read`` is the number (N,) of each of these tokens in the batch, and its position
-    (N,) in its sequence.
+    The sequences of ``batch`` are the longest first. ``read`` is the number (N,) of each of these tokens in
+    the batch, and its position (N,) in its sequence.
     """
     device, lengths = batch.tokens.device, batch.lengths.tolist()
     positions = positions + (able.first_position or 0)
-    packs = plan_packs(lengths, CPU_FORWARD_TOKENS if device.type == "cpu" and not able.in_one_pack else sum(lengths))
+    packs = plan_packs(
+        lengths, CPU_FORWARD_TOKENS if device.type == "cpu" and not able.in_one_pack else sum(lengths)
+    )
     sizes = [sum(lengths[rows]) for rows in packs]
     states, start = [], 0
-    for rows, pack_words, pack_positions in zip(packs, words.split(sizes), positions.split(sizes), strict=True):
+    for rows, pack_words, pack_positions in zip(
+        packs, words.split(sizes), positions.split(sizes), strict=True
+    ):
         layout = _layout(backbone, lengths[rows], pack_words, able.attention)
         if read is not None:
             layout = ReadLayout(layout, read[0][rows] - start, read[1][rows])
@@ -130,12 +161,15 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return torch.sparse_coo_tensor(ctx.rows[None], gradients[0], ctx.shape, check_invariants=False, is_coalesced=True), None
+        return torch.sparse_coo_tensor(
+            ctx.rows[None], gradients[0], ctx.shape, check_invariants=False, is_coalesced=True
+        ), None
 
 
 def _bag_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling) -> Tensor:
-    """Pooled vectors (N, V) of a backbone without layers, in the order of ``batch``: each distinct token of the batch is looked up once,
-    and a text is the sum over its bag, so that no state is ever made for a token of a text.
+    """Pooled vectors (N, V) of a backbone without layers, in the order of ``batch``: each distinct token of
+    the batch is looked up once, and a text is the sum over its bag, so that no state is ever made for a token
+    of a text.
 
     On a GPU it waits once, for the number of distinct tokens.
     """
@@ -156,7 +190,10 @@ def _root_bags(backbone: Any, batch: TokenBatch, pooling: RootIdfPooling, length
     vocab_size = len(pooling.token_weights)
     held, _, counts = repeats(batch.tokens, lengths, vocab_size)
     distinct, inverse = torch.unique(held % vocab_size, return_inverse=True)
-    rows: Tensor = _Rows.apply(backbone.get_input_embeddings().weight, distinct) * pooling.token_weights[distinct][:, None]
+    rows: Tensor = (
+        _Rows.apply(backbone.get_input_embeddings().weight, distinct)
+        * pooling.token_weights[distinct][:, None]
+    )
     starts = torch.searchsorted(held, torch.arange(len(lengths), device=held.device) * vocab_size)
     counted = pooling.counted(counts.to(rows.dtype), lengths[held // vocab_size].to(rows.dtype))
     sums = nn.functional.embedding_bag(inverse, rows, starts, mode="sum", per_sample_weights=counted)

@@ -17,13 +17,17 @@ logger = get_logger(__name__)
 
 
 class EarlyStopping(Callback):
-    """Stops after ``patience`` validations in a row that were not better than the best by more than ``min_delta``.
+    """Stops after ``patience`` validations in a row that were not better than the best by more than
+    ``min_delta``.
 
-    ``metric`` is a metric of the validation; None is the one that the best checkpoint is chosen by. ``highest``: more is better. Counting
-    starts over when validation changes to the average rank. Rerunning a stopped run does nothing.
+    ``metric`` is a metric of the validation; None is the one that the best checkpoint is chosen by.
+    ``highest``: more is better. Counting starts over when validation changes to the average rank. Rerunning a
+    stopped run does nothing.
     """
 
-    def __init__(self, *, patience: int = 3, min_delta: float = 0.0, metric: str | None = None, highest: bool = False) -> None:
+    def __init__(
+        self, *, patience: int = 3, min_delta: float = 0.0, metric: str | None = None, highest: bool = False
+    ) -> None:
         self.patience, self.min_delta, self.metric, self.highest = patience, min_delta, metric, highest
         self._watched: str | None = None
         self._best: float | None = None
@@ -39,7 +43,11 @@ class EarlyStopping(Callback):
         if self.metric:
             name, highest = self.metric, self.highest or higher_is_better(run.validations, self.metric)
         if name not in metrics:
-            logger.warning("early stopping: this validation has no %s, only %s; it does not count", name, ", ".join(metrics))
+            logger.warning(
+                "early stopping: this validation has no %s, only %s; it does not count",
+                name,
+                ", ".join(metrics),
+            )
             return
         if name != self._watched:
             self._watched, self._best, self._bad = name, None, 0

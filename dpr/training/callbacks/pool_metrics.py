@@ -20,7 +20,15 @@ from dpr.training.run import Run
 
 logger = get_logger(__name__)
 
-OF_QUESTIONS = ("positive_similarity", "negative_similarity", "margin", "hard_above_positive", "alignment", "temperature", "candidates")
+OF_QUESTIONS = (
+    "positive_similarity",
+    "negative_similarity",
+    "margin",
+    "hard_above_positive",
+    "alignment",
+    "temperature",
+    "candidates",
+)
 OF_PASSAGES = ("passage_cosine", "effective_rank", "uniformity")
 SAMPLE = 64
 WATCH_EVERY = 25
@@ -33,7 +41,9 @@ class HostCopy:
     def __init__(self, tensor: Tensor) -> None:
         self._copy, self._arrival = tensor, None
         if tensor.is_cuda:
-            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+                tensor, non_blocking=True
+            )
             self._arrival = torch.cuda.Event()
             self._arrival.record(torch.cuda.current_stream(tensor.device))
 
@@ -48,12 +58,14 @@ class HostCopy:
 
 
 class PoolMetrics(Callback):
-    """Adds ``pool/...`` to the log line, from the first pool of its step, and warns once when the vectors have collapsed.
+    """Adds ``pool/...`` to the log line, from the first pool of its step, and warns once when the vectors
+    have collapsed.
 
-    They are those of at most ``SAMPLE`` questions, each in its whole pool, and of at most ``SAMPLE`` passages, evenly spaced over the pool
-    of all ranks. So they do not depend on the number of ranks where the loss gathers the passages. The host does not wait for the device
-    before the log line. A collapse is an effective rank below ``COLLAPSED`` and below a quarter of the highest before.
-    docs/training.md, "The log line", says what each metric is.
+    They are those of at most ``SAMPLE`` questions, each in its whole pool, and of at most ``SAMPLE``
+    passages, evenly spaced over the pool of all ranks. So they do not depend on the number of ranks where the
+    loss gathers the passages. The host does not wait for the device before the log line. A collapse is an
+    effective rank below ``COLLAPSED`` and below a quarter of the highest before. docs/training.md, "The log
+    line", says what each metric is.
     """
 
     def __init__(self, log_every: int) -> None:
@@ -64,7 +76,9 @@ class PoolMetrics(Callback):
 
     def needs_pool(self, run: Run) -> bool:
         step = run.progress.step + 1
-        return self._step != step and ((step - 1) % WATCH_EVERY == 0 or is_logged(step, self.log_every, run.last_step))
+        return self._step != step and (
+            (step - 1) % WATCH_EVERY == 0 or is_logged(step, self.log_every, run.last_step)
+        )
 
     def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
         if self.needs_pool(run):
@@ -85,8 +99,8 @@ class PoolMetrics(Callback):
         if rank < min(COLLAPSED, self._highest_rank / 4) and not self._has_warned and run.ranks.is_main:
             self._has_warned = True
             logger.warning(
-                "step %d: the vectors have collapsed: the effective rank of the passages is %.1f, before %.1f, their mean cosine "
-                "%.4f; start anew with a lower rate, as train.learning_rate=%g",
+                "step %d: the vectors have collapsed: the effective rank of the passages is %.1f, before"
+                " %.1f, their mean cosine %.4f; start anew with a lower rate, as train.learning_rate=%g",
                 *(self._step, rank, self._highest_rank, cosine, run.settings.train.learning_rate / 10),
             )
         return self._passages
@@ -99,7 +113,11 @@ class PoolMetrics(Callback):
         own = torch.stack([of_passages.nan_to_num(), (~of_passages.isnan()).double()])
         sums, counts = sum_over_ranks(torch.cat([of_questions, own], dim=1)).tolist()
         names = (*OF_QUESTIONS, *OF_PASSAGES)
-        metrics |= {f"pool/{name}": value / count for name, value, count in zip(names, sums, counts, strict=True) if count}
+        metrics |= {
+            f"pool/{name}": value / count
+            for name, value, count in zip(names, sums, counts, strict=True)
+            if count
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"highest_rank": self._highest_rank, "has_warned": self._has_warned}
@@ -114,18 +132,30 @@ def is_logged(step: int, every: int, last_step: int) -> bool:
 
 
 def _of_questions(questions: Tensor, pool: Pool, batch: BiEncoderBatch, rows: Tensor) -> Tensor:
-    """``OF_QUESTIONS`` of the questions ``rows``, (R, 7); NaN where a question has no negative, or no negative of its own."""
+    """``OF_QUESTIONS`` of the questions ``rows``, (R, 7); NaN where a question has no negative, or no
+    negative of its own."""
     asked = on_device(rows, questions.device)
-    vectors, candidates, hard = questions[asked], _of_rows(pool.candidates, asked), _of_rows(own_candidates(batch, "distinct")[0], rows)
+    vectors, candidates, hard = (
+        questions[asked],
+        _of_rows(pool.candidates, asked),
+        _of_rows(own_candidates(batch, "distinct")[0], rows),
+    )
     positive, others = _split(score_matrix(vectors, pool.contexts), candidates)
-    own = torch.bmm(own_slots(pool, len(questions))[asked].to(positive.dtype), vectors.to(positive.dtype)[:, :, None])[:, :, 0]
+    own = torch.bmm(
+        own_slots(pool, len(questions))[asked].to(positive.dtype), vectors.to(positive.dtype)[:, :, None]
+    )[:, :, 0]
     _, hard_scores = _split(own, hard.to(questions.device))
-    difference = normalize(vectors.to(positive.dtype), dim=1) - normalize(pool.contexts[candidates.target].to(positive.dtype), dim=1)
+    difference = normalize(vectors.to(positive.dtype), dim=1) - normalize(
+        pool.contexts[candidates.target].to(positive.dtype), dim=1
+    )
     values = [
         positive,
         others.nanmean(1),
         positive - others.nan_to_num(-torch.inf).amax(1),
-        (hard_scores > positive[:, None]).to(positive.dtype).where(~hard_scores.isnan(), torch.nan).nanmean(1),
+        (hard_scores > positive[:, None])
+        .to(positive.dtype)
+        .where(~hard_scores.isnan(), torch.nan)
+        .nanmean(1),
         difference.square().sum(1),
         pool.temperature.like(positive).expand(len(rows)),
         1 + (~others.isnan()).sum(1),
@@ -145,16 +175,21 @@ def _split(scores: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
 
 
 def _cosines(pool: Pool) -> Tensor:
-    """The cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for those that are listed before."""
+    """The cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for those that are
+    listed before."""
     stride = -(-len(pool.contexts) // SAMPLE)
     passages = pool.contexts[::stride]
-    passages = normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1) * pool.candidates.counts[::stride, None]
+    passages = (
+        normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1)
+        * pool.candidates.counts[::stride, None]
+    )
     return passages @ passages.T
 
 
 def _of_passages(cosines: Tensor) -> list[float]:
-    """``OF_PASSAGES`` from ``_cosines`` on the host: the mean cosine of two passages, their effective rank (Roy and Vetterli, 2007: the
-    exponential of the entropy of the singular values), and their uniformity (Wang and Isola, 2020)."""
+    """``OF_PASSAGES`` from ``_cosines`` on the host: the mean cosine of two passages, their effective rank
+    (Roy and Vetterli, 2007: the exponential of the entropy of the singular values), and their uniformity
+    (Wang and Isola, 2020)."""
     counts, noise = cosines.diagonal() > 0.5, torch.finfo(cosines.dtype).eps * len(cosines) ** 2
     cosines = cosines[counts][:, counts].double()
     pairs = cosines[~torch.eye(len(cosines), dtype=torch.bool)]

@@ -1,4 +1,5 @@
-"""Programs that show the metrics of runs: TensorBoard, Weights & Biases, MLflow, Trackio. All of them are optional packages."""
+"""Programs that show the metrics of runs: TensorBoard, Weights & Biases, MLflow, Trackio. All of them are
+optional packages."""
 
 from __future__ import annotations
 
@@ -22,15 +23,18 @@ logger = get_logger(__name__)
 
 
 class Tracker(Callback):
-    """Sends all logged and validation metrics somewhere, on rank 0; a finished run opens nothing. A new run that cannot be opened there is
-    a ``ConfigError``; whatever fails later costs the rest of the metrics there and a warning, not the run.
+    """Sends all logged and validation metrics somewhere, on rank 0; a finished run opens nothing. A new run
+    that cannot be opened there is a ``ConfigError``; whatever fails later costs the rest of the metrics there
+    and a warning, not the run.
 
-    A subclass says how. What it keeps in ``id`` is stored in checkpoints, so that a resumed run continues the same run there.
+    A subclass says how. What it keeps in ``id`` is stored in checkpoints, so that a resumed run continues the
+    same run there.
     """
 
     setting = "callbacks"  # which one switches it on
     patience: Mapping[str, str] = MappingProxyType({})
-    """Variables of the environment by which its library gives up within seconds where nobody answers, unless the user has set them."""
+    """Variables of the environment by which its library gives up within seconds where nobody answers, unless
+    the user has set them."""
     id: str | None = None
     _is_open = False
 
@@ -57,7 +61,8 @@ class Tracker(Callback):
                 reason = first_line(error)
                 if is_new:
                     raise ConfigError(
-                        f"{type(self).__name__} cannot be opened: {reason}; mend that, or leave out {self.setting}"
+                        f"{type(self).__name__} cannot be opened: {reason}; mend that, or leave out"
+                        f" {self.setting}"
                     ) from error
                 logger.warning("%s takes no metrics of this resumed run: %s", type(self).__name__, reason)
                 return
@@ -71,7 +76,12 @@ class Tracker(Callback):
                 self.send(metrics, run.progress.step)
             except Exception as error:
                 self._is_open = False
-                logger.warning("%s takes no more metrics, from step %d on: %s", type(self).__name__, run.progress.step, error)
+                logger.warning(
+                    "%s takes no more metrics, from step %d on: %s",
+                    type(self).__name__,
+                    run.progress.step,
+                    error,
+                )
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
         self.on_log(run, metrics)
@@ -126,7 +136,8 @@ class TensorBoard(Tracker):
 
 
 class WeightsAndBiases(Tracker):
-    """Sends metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``. Needs the extra ``wandb``."""
+    """Sends metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``. Needs
+    the extra ``wandb``."""
 
     setting = "tracking.wandb=true"
     patience = MappingProxyType({"WANDB_INIT_TIMEOUT": "20"})
@@ -156,7 +167,8 @@ class WeightsAndBiases(Tracker):
 
 
 class MLflow(Tracker):
-    """Sends metrics to the MLflow server or store of ``$MLFLOW_TRACKING_URI``, ``project`` is the experiment. Needs the extra ``mlflow``.
+    """Sends metrics to the MLflow server or store of ``$MLFLOW_TRACKING_URI``, ``project`` is the experiment.
+    Needs the extra ``mlflow``.
 
     MLflow takes no @ in names: ``ndcg@10`` is ``ndcg_at_10`` there.
     """
@@ -174,23 +186,32 @@ class MLflow(Tracker):
             self._client.update_run(self.id, status="RUNNING")
             return
         existing = self._client.get_experiment_by_name(self.project)
-        experiment = self._client.create_experiment(self.project) if existing is None else existing.experiment_id
-        self.id = self._client.create_run(experiment, run_name=self.run_name or run.output_dir.name).info.run_id
-        settings = [self._mlflow.entities.Param(name, str(value)[:500]) for name, value in flat_values(run.settings).items()]
+        experiment = (
+            self._client.create_experiment(self.project) if existing is None else existing.experiment_id
+        )
+        self.id = self._client.create_run(
+            experiment, run_name=self.run_name or run.output_dir.name
+        ).info.run_id
+        settings = [
+            self._mlflow.entities.Param(name, str(value)[:500])
+            for name, value in flat_values(run.settings).items()
+        ]
         for first in range(0, len(settings), 100):  # as many as a call may have
             self._client.log_batch(self.id, params=settings[first : first + 100])
 
     def send(self, metrics: Metrics, step: int) -> None:
         now, kind = int(time.time() * 1000), self._mlflow.entities.Metric
-        self._client.log_batch(self.id, [kind(name.replace("@", "_at_"), value, now, step) for name, value in metrics.items()])
+        self._client.log_batch(
+            self.id, [kind(name.replace("@", "_at_"), value, now, step) for name, value in metrics.items()]
+        )
 
     def close(self, *, failed: bool) -> None:
         self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
 
 
 class Trackio(Tracker):
-    """Keeps metrics in Trackio's database on this machine, or sends them where ``$TRACKIO_SPACE_ID`` or ``$TRACKIO_SERVER_URL`` says.
-    Needs the extra ``trackio``."""
+    """Keeps metrics in Trackio's database on this machine, or sends them where ``$TRACKIO_SPACE_ID`` or
+    ``$TRACKIO_SERVER_URL`` says. Needs the extra ``trackio``."""
 
     setting = "tracking.trackio=true"
 
@@ -204,7 +225,9 @@ class Trackio(Tracker):
         self.id = self.id or self.run_name or f"{run.output_dir.name}-{uuid4().hex[:6]}"
         how: dict[str, Any] = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
         resume = "never" if is_new else "allow"
-        self._run = self._trackio.init(project=self.project, name=self.id, config=run.config, resume=resume, **how)
+        self._run = self._trackio.init(
+            project=self.project, name=self.id, config=run.config, resume=resume, **how
+        )
 
     def send(self, metrics: Metrics, step: int) -> None:
         self._run.log(dict(metrics), step=step)

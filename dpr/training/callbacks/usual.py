@@ -1,4 +1,5 @@
-"""The callbacks of every run: validation and checkpoints, the log line, the progress bar, ``metrics.jsonl`` and the report page."""
+"""The callbacks of every run: validation and checkpoints, the log line, the progress bar, ``metrics.jsonl``
+and the report page."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ logger = get_logger(__name__)
 
 
 class SanityCheck(Callback):
-    """Before training, tries every validation that the run will reach on a few pools of each dev set; the values are discarded."""
+    """Before training, tries every validation that the run will reach on a few pools of each dev set; the
+    values are discarded."""
 
     def __init__(self, num_pools: int = 2) -> None:
         self.num_pools = num_pools
@@ -43,7 +45,10 @@ class SanityCheck(Callback):
         metrics = validate_ahead(run, num_pools=self.num_pools)
         name, _ = run.best_by(metrics)
         if name not in metrics and not run.progress.step:  # a resumed run is not lost over it
-            raise ConfigError(f"train.best_metric={name} is not a metric of any validation of this run; choose one of {', '.join(metrics)}")
+            raise ConfigError(
+                f"train.best_metric={name} is not a metric of any validation of this run; choose one of"
+                f" {', '.join(metrics)}"
+            )
         logger.info("validation tried on %d pools of each dev set", self.num_pools)
 
 
@@ -53,7 +58,8 @@ def validate_ahead(run: Run, *, num_pools: int = 0) -> Metrics:
 
 
 class ReportPage(Callback):
-    """Rewrites ``report.html`` in the run's folder at every checkpoint, so after every validation, and at the end. On rank 0.
+    """Rewrites ``report.html`` in the run's folder at every checkpoint, so after every validation, and at the
+    end. On rank 0.
 
     A page that cannot be written is a warning.
     """
@@ -73,7 +79,8 @@ class ReportPage(Callback):
 
 
 class LogEvery(Callback):
-    """Every so many steps (0: never), collects the training metrics of all ranks and passes them to the ``on_log`` of every callback."""
+    """Every so many steps (0: never), collects the training metrics of all ranks and passes them to the
+    ``on_log`` of every callback."""
 
     def __init__(self, every_steps: int) -> None:
         self.every_steps = every_steps
@@ -122,10 +129,16 @@ class ProgressLine(Callback):
             self._bar.set_postfix_str(text)
         elif run.ranks.is_main:
             left = duration(metrics["perf/eta_s"])
-            logger.info("epoch %d step %d/%d  %s  left %s", run.epoch, run.progress.step, run.last_step, text, left)
+            logger.info(
+                "epoch %d step %d/%d  %s  left %s", run.epoch, run.progress.step, run.last_step, text, left
+            )
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
-        logger.info("step %d  %s", run.progress.step, "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        logger.info(
+            "step %d  %s",
+            run.progress.step,
+            "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()),
+        )
 
     def on_save(self, run: Run, folder: Path) -> None:
         logger.info("saved %s", folder)
@@ -169,7 +182,11 @@ class MetricsFile(Callback):
             with durable_file(self.path) as file:
                 file.writelines(f"{line}\n" for line in metrics_lines(self.path) if _step_of(line) <= step)
         except (OSError, InputError) as error:
-            logger.warning("%s keeps the lines of steps that are repeated: %s", self.path, getattr(error, "strerror", None) or error)
+            logger.warning(
+                "%s keeps the lines of steps that are repeated: %s",
+                self.path,
+                getattr(error, "strerror", None) or error,
+            )
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
         if not run.ranks.is_main:
@@ -177,14 +194,20 @@ class MetricsFile(Callback):
         try:
             append_jsonl(self.path, {"step": run.progress.step, "epoch": run.epoch, **metrics})
         except OSError as error:  # no reason to lose a run
-            logger.warning("metrics of step %d are missing in %s: %s", run.progress.step, self.path, error.strerror or error)
+            logger.warning(
+                "metrics of step %d are missing in %s: %s",
+                run.progress.step,
+                self.path,
+                error.strerror or error,
+            )
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
         self.on_log(run, metrics)
 
 
 def _step_of(line: str | None) -> float:
-    """The step of a line. A line cut short by a kill, or too long, counts as a future one, so it is dropped."""
+    """The step of a line. A line cut short by a kill, or too long, counts as a future one, so it is
+    dropped."""
     try:
         return float(json.loads(line or "")["step"])
     except (ValueError, KeyError, TypeError):
@@ -220,7 +243,10 @@ class ValidateAndSave(Callback):
 
     def due_at(self, step: int, last_step: int, steps_per_epoch: int) -> tuple[bool, bool]:
         """Whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
-        validates, every = step == last_step or self.is_validation_due(step, steps_per_epoch), self.periods.save_every_steps
+        validates, every = (
+            step == last_step or self.is_validation_due(step, steps_per_epoch),
+            self.periods.save_every_steps,
+        )
         return validates, validates or bool(every and step % every == 0)
 
     def is_validation_due(self, step: int, steps_per_epoch: int) -> bool:
@@ -232,18 +258,35 @@ class ValidateAndSave(Callback):
         if not self.periods.eval_per_epoch:
             return False
         in_epoch = (step - 1) % steps_per_epoch + 1
-        return in_epoch == steps_per_epoch or in_epoch % math.ceil(steps_per_epoch / self.periods.eval_per_epoch) == 0
+        return (
+            in_epoch == steps_per_epoch
+            or in_epoch % math.ceil(steps_per_epoch / self.periods.eval_per_epoch) == 0
+        )
 
 
-def usual_callbacks(settings: TrainSettings, output_dir: Path, further: Sequence[Callback] = ()) -> list[Callback]:
-    """The callbacks that log, validate and save, and those that settings switch on, with ``further`` ones among them.
+def usual_callbacks(
+    settings: TrainSettings, output_dir: Path, further: Sequence[Callback] = ()
+) -> list[Callback]:
+    """The callbacks that log, validate and save, and those that settings switch on, with ``further`` ones
+    among them.
 
-    The order matters: first those that add to the metrics, then those that collect and write them, last the one that saves the state.
+    The order matters: first those that add to the metrics, then those that collect and write them, last the
+    one that saves the state.
     """
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     best = [LoadBest()] if settings.load_best_at_end else []
     return [
-        *(SanityCheck(settings.sanity_validation), Verdict(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir)),
+        *(
+            SanityCheck(settings.sanity_validation),
+            Verdict(),
+            PoolMetrics(settings.log_batch_step),
+            ReportPage(output_dir),
+        ),
         *(*further, *stopping, *best),
-        *(LogEvery(settings.log_batch_step), ProgressLine(), MetricsFile(output_dir / METRICS_LINES), ValidateAndSave(settings)),
+        *(
+            LogEvery(settings.log_batch_step),
+            ProgressLine(),
+            MetricsFile(output_dir / METRICS_LINES),
+            ValidateAndSave(settings),
+        ),
     ]

@@ -1,4 +1,5 @@
-"""Whether a run has made its model better: what it began with, measured before its first step, and a paired test at its end."""
+"""Whether a run has made its model better: what it began with, measured before its first step, and a paired
+test at its end."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A metric of a model against that of the start or of BM25; the last four are missing where questions have no values, the interval
-    where they are too few."""
+    """A metric of a model against that of the start or of BM25; the last four are missing where questions
+    have no values, the interval where they are too few."""
 
     metric: str
     against: str
@@ -59,15 +60,20 @@ class Comparison:
         }
         interval = f", 95 % interval {self.low:+.3f} to {self.high:+.3f}" if self.low is not None else ""
         interval += f", {self.num_questions} questions" if self.num_questions is not None else ""
-        numbers = f"{self.metric.removeprefix('eval/')} {self.before:.3f} -> {self.after:.3f}, {self.difference:+.3f}{interval}"
+        numbers = (
+            f"{self.metric.removeprefix('eval/')} {self.before:.3f} -> {self.after:.3f},"
+            f" {self.difference:+.3f}{interval}"
+        )
         return f"{words.get(self.verdict, f'{self.verdict} than {self.against}')} ({numbers})"
 
 
 class Verdict(Callback):
-    """Measures the start of a run, by all validations that it will reach: ``run.progress.start_metrics``. At the end, says in the log and
-    in ``verdict.json`` whether the best checkpoint is better. Training is not changed by it.
+    """Measures the start of a run, by all validations that it will reach: ``run.progress.start_metrics``. At
+    the end, says in the log and in ``verdict.json`` whether the best checkpoint is better. Training is not
+    changed by it.
 
-    Checkpoints hold the values of each question at the start, at the best checkpoint and at their step, of the metrics that are compared.
+    Checkpoints hold the values of each question at the start, at the best checkpoint and at their step, of
+    the metrics that are compared.
     """
 
     def __init__(self) -> None:
@@ -80,10 +86,19 @@ class Verdict(Callback):
             return
         if not is_start_measured(run):
             return
-        run.progress.start_metrics = metrics = run_validations(validations_ahead(run), run.model, at_start=True)
+        run.progress.start_metrics = metrics = run_validations(
+            validations_ahead(run), run.model, at_start=True
+        )
         self._values = {_START: _compared(run, metrics)}
-        metrics |= {_beside(name, "guard"): limit for name, (limit, _) in guard_limits(run.validations, metrics).items()}
-        shown = (name for name in metrics if not is_beside(name) or name in self._values[_START] or "/guard/" in name)
+        metrics |= {
+            _beside(name, "guard"): limit
+            for name, (limit, _) in guard_limits(run.validations, metrics).items()
+        }
+        shown = (
+            name
+            for name in metrics
+            if not is_beside(name) or name in self._values[_START] or "/guard/" in name
+        )
         logger.info("step 0  %s", "  ".join(f"{name} {metrics[name]:.4f}" for name in shown))
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
@@ -103,12 +118,19 @@ class Verdict(Callback):
             if from_main((run.output_dir / saved).is_dir()):
                 candidates[saved] = Measured(start, self._values.get(_START, {}))
             else:
-                logger.warning("the start was not saved, since it was not asked for then; the best checkpoint stays %s", best)
+                logger.warning(
+                    "the start was not saved, since it was not asked for then; the best checkpoint stays %s",
+                    best,
+                )
         if best:
             candidates[best] = Measured({name: float(progress.best_value or 0)}, self._values.get(best, {}))
         # Of equals the start: that is their order.
         sign = 1 if _is_highest(run, name) else -1
-        comparable = {each: sign * one.metrics[name] for each, one in candidates.items() if not math.isnan(one.metrics[name])}
+        comparable = {
+            each: sign * one.metrics[name]
+            for each, one in candidates.items()
+            if not math.isnan(one.metrics[name])
+        }
         opens = max(comparable or candidates, key=lambda each: comparable.get(each, math.nan), default=None)
         if opens is not None:
             progress.best_metric = name
@@ -127,22 +149,50 @@ class Verdict(Callback):
         """All comparisons of the best checkpoint, ``made``, that by which it was chosen first."""
         limits = guard_limits(run.validations, run.progress.start_metrics)
         guards = {guarded: limit for guarded, (limit, _) in limits.items()}
-        facts: dict[str, Any] = {"best_checkpoint": best, "opens": opens, "step": run.progress.step, "guards": guards}
+        facts: dict[str, Any] = {
+            "best_checkpoint": best,
+            "opens": opens,
+            "step": run.progress.step,
+            "guards": guards,
+        }
         if made is None:
-            line = f"no checkpoint keeps the guards ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in guards.items())})"
-            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if opens else "last checkpoint")
-            write_json(run.output_dir / VERDICT_FILE, {**facts, "verdict": "guards broken", "line": line, "comparisons": []})
+            line = (
+                "no checkpoint keeps the guards"
+                f" ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in guards.items())})"
+            )
+            logger.info(
+                "verdict: %s; model_file=%s opens the %s",
+                line,
+                run.output_dir,
+                "start" if opens else "last checkpoint",
+            )
+            write_json(
+                run.output_dir / VERDICT_FILE,
+                {**facts, "verdict": "guards broken", "line": line, "comparisons": []},
+            )
             return
         start = Measured(run.progress.start_metrics, self._values.get(_START, {}))
         compared = [_compare(run, name, start, made)]
-        compared += [_compare(run, other, start, made) for other in made.values if other != name and other in start.values]
-        compared += [_compare(run, other, start, made, "BM25") for other in made.values if _beside(other) in start.values]
+        compared += [
+            _compare(run, other, start, made)
+            for other in made.values
+            if other != name and other in start.values
+        ]
+        compared += [
+            _compare(run, other, start, made, "BM25")
+            for other in made.values
+            if _beside(other) in start.values
+        ]
         for each in compared:
             logger.info("verdict: %s", each)
         if opens != best or compared[0].verdict == "worse":
             opened = "the start" if opens != best else "it all the same (train.keep=best)"
             logger.info("model_file=%s opens %s", run.output_dir, opened)
-        facts |= {"verdict": compared[0].verdict, "line": str(compared[0]), "comparisons": [vars(one) for one in compared]}
+        facts |= {
+            "verdict": compared[0].verdict,
+            "line": str(compared[0]),
+            "comparisons": [vars(one) for one in compared],
+        }
         write_json(run.output_dir / VERDICT_FILE, facts)
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,8 +209,8 @@ def validations_ahead(run: Run) -> list[Validation]:
 
 
 def is_start_measured(run: Run) -> bool:
-    """Whether ``train.eval_at_start``, ``keep`` or a guard asks for it or, where the first is absent, the start has weights and
-    measuring it is cheap beside training. All ranks call it together."""
+    """Whether ``train.eval_at_start``, ``keep`` or a guard asks for it or, where the first is absent, the
+    start has weights and measuring it is cheap beside training. All ranks call it together."""
     train, ahead = run.settings.train, validations_ahead(run)
     is_needed = train.keep == "better" or any(each.guard is not None for each in ahead)
     wanted = True if is_needed else train.eval_at_start
@@ -168,7 +218,10 @@ def is_start_measured(run: Run) -> bool:
         return bool(wanted and ahead)
     num_texts, trained = sum(each.num_texts(run.model) for each in ahead), _PASSES * run.plan.num_texts()
     if num_texts > MOST_SHARE * trained:
-        message = "the start is not measured: %d texts would be encoded, more than %.0f %% of what training does; train.eval_at_start=true"
+        message = (
+            "the start is not measured: %d texts would be encoded, more than %.0f %% of what training does;"
+            " train.eval_at_start=true"
+        )
         logger.info(f"{message} measures it", num_texts, 100 * MOST_SHARE)
     return num_texts <= MOST_SHARE * trained
 
@@ -177,7 +230,12 @@ def _compared(run: Run, metrics: Metrics) -> Values:
     """Of these metrics, the values of questions of those that are compared, and of BM25 beside them."""
     names = [run.best_by(metrics)[0], *(name for each in run.validations for name in each.judged_by)]
     wanted = dict.fromkeys([*names, *map(_beside, names)])
-    values = {name: listed for each in run.validations for name, listed in each.values.items() if name in wanted and name in metrics}
+    values = {
+        name: listed
+        for each in run.validations
+        for name, listed in each.values.items()
+        if name in wanted and name in metrics
+    }
     return {name: values[name] for name in wanted if name in values}
 
 
@@ -190,7 +248,9 @@ def _compare(run: Run, name: str, one: Measured, other: Measured, against: str =
     from dpr.evaluation.significance import HIGHER, LOWER, TOO_FEW, paired_test
 
     test = paired_test((before, ours), flips=_FLIPS)
-    words = {HIGHER: "better", LOWER: "worse"} if _is_highest(run, name) else {HIGHER: "worse", LOWER: "better"}
+    words = (
+        {HIGHER: "better", LOWER: "worse"} if _is_highest(run, name) else {HIGHER: "worse", LOWER: "better"}
+    )
     interval = (None, None) if test.outcome == TOO_FEW else (test.low, test.high)
     numbers = test.first, test.second, test.difference, *interval, test.p_flips, test.num_questions
     return Comparison(name, against, words.get(test.outcome, test.outcome), *numbers)

@@ -1,8 +1,9 @@
-"""One pass over a corpus with the present model: each chunk is encoded, compared with all questions, and dropped.
+"""One pass over a corpus with the present model: each chunk is encoded, compared with all questions, and
+dropped.
 
-Chunk k belongs to rank k mod W. A rank keeps the best passages of each question that it has seen (``RunningSearch``: products nominate,
-float64 decides), and the ranks' lists are merged at the end. So the result has the same bits for any number of ranks, and memory grows
-with the questions, not with the corpus.
+Chunk k belongs to rank k mod W. A rank keeps the best passages of each question that it has seen
+(``RunningSearch``: products nominate, float64 decides), and the ranks' lists are merged at the end. So the
+result has the same bits for any number of ranks, and memory grows with the questions, not with the corpus.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class CorpusPass:
         self.seconds = Seconds()
 
     def run(self, asked: QuerySet, *, num_chunks: int | None = None) -> RunningTopK:
-        """What is found for the questions, on rank 0, in the first ``num_chunks`` chunks, in all of them by default.
+        """What is found for the questions, on rank 0, in the first ``num_chunks`` chunks, in all of them by
+        default.
 
         Raises:
             InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
@@ -74,23 +76,32 @@ class CorpusPass:
 
     def _encode(self, tokens: TokenBatch, encoder_type: str) -> np.ndarray:
         budget = usual_tokens(self._model.device)
-        return encode_tokens(self._model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=self._precision)
+        return encode_tokens(
+            self._model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=self._precision
+        )
 
     def _vectors(self, asked: QuerySet) -> np.ndarray:
-        """Vectors (Q, D) of all questions, on every rank; blocks of questions are dealt out, so that they do not depend on the ranks."""
+        """Vectors (Q, D) of all questions, on every rank; blocks of questions are dealt out, so that they do
+        not depend on the ranks."""
         start, ranks = time.perf_counter(), current_ranks()
         vectors = np.zeros((asked.count, self._model.dimension), dtype=np.float32)
-        blocks = [range(first, min(first + _QUESTION_ROWS, asked.count)) for first in range(0, asked.count, _QUESTION_ROWS)]
+        blocks = [
+            range(first, min(first + _QUESTION_ROWS, asked.count))
+            for first in range(0, asked.count, _QUESTION_ROWS)
+        ]
         for turn in range(-(-len(blocks) // ranks.world_size)):
             rows = dict(enumerate(blocks)).get(turn * ranks.world_size + ranks.rank, range(0))
-            vectors[rows.start : rows.stop] = self._encode(asked.tokens(rows) if rows else _NO_TOKENS, "question")
+            vectors[rows.start : rows.stop] = self._encode(
+                asked.tokens(rows) if rows else _NO_TOKENS, "question"
+            )
         vectors = sum_over_ranks(torch.from_numpy(vectors)).numpy()
         self.seconds.encoding += time.perf_counter() - start
         check_finite(np.arange(len(vectors)).astype(bytes), vectors)
         return vectors
 
     def _encoded(self, count: int) -> Iterator[tuple[TokenChunk, np.ndarray]]:
-        """This rank's chunks with their vectors. The ranks meet after every chunk, so that one that fails is noticed soon."""
+        """This rank's chunks with their vectors. The ranks meet after every chunk, so that one that fails is
+        noticed soon."""
         ranks = current_ranks()
         mine = list(range(ranks.rank, count, ranks.world_size))
         chunks = self._corpus.read(mine)
@@ -99,11 +110,16 @@ class CorpusPass:
             chunk: TokenChunk | None = None
             try:
                 chunk = next(chunks) if turn < len(mine) else None
-            except Exception as error:  # told to the other ranks first, which would wait for this one for ever
+            except (
+                Exception
+            ) as error:  # told to the other ranks first, which would wait for this one for ever
                 failure = error
             if largest_over_ranks(int(failure is not None)):
-                raise failure or LostRankError("another rank stopped while it read the corpus; its message says why")
-            vectors = self._encode(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")  # a sharded model encodes on all ranks together
+                raise failure or LostRankError(
+                    "another rank stopped while it read the corpus; its message says why"
+                )
+            # a sharded model encodes on all ranks together
+            vectors = self._encode(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")
             self.seconds.encoding += time.perf_counter() - start
             if chunk is not None:
                 yield chunk, vectors
@@ -135,7 +151,8 @@ class _Search:
 
 
 def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
-    """The best of all ranks on rank 0, elsewhere nothing more than this rank's; a list travels as 4 bytes and an id a passage."""
+    """The best of all ranks on rank 0, elsewhere nothing more than this rank's; a list travels as 4 bytes and
+    an id a passage."""
     ranks = current_ranks()
     if ranks.world_size == 1:
         return best

@@ -15,21 +15,25 @@ from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 
 QuestionMetric = Callable[[Tensor, Tensor], Tensor]
-"""(scores, labels) -> a value for each question: ``scores`` (B, M) of the pool's candidates, with -1e30 for those that do not count for a
-question, ``labels`` (B,) the columns of the positives; returns (B,). Validation takes the mean over all questions."""
+"""(scores, labels) -> a value for each question: ``scores`` (B, M) of the pool's candidates, with -1e30 for
+those that do not count for a question, ``labels`` (B,) the columns of the positives; returns (B,). Validation
+takes the mean over all questions."""
 
 
 class Validation(ABC):
-    """Measures a model during training and in evaluation-only runs. ``train.validation`` adds user-defined ones (docs/training.md).
+    """Measures a model during training and in evaluation-only runs. ``train.validation`` adds user-defined
+    ones (docs/training.md).
 
     What an implementation must promise:
 
-    * All ranks call it together, and it returns the same metrics on every rank, whatever their number: it shares the work and sums over
-      ranks, or every rank does all of it. A rank that raises alone leaves the others waiting. With ``train.sharding`` encoding is
-      itself done by all ranks together, so all call it equally often, be it with no texts.
-    * The names start with ``eval/``, do not change from call to call, and no other validation of the run uses them. Values are numbers.
-    * It leaves the model as it was: weights, gradients and training mode (``BiEncoder.encode_batch`` restores the mode). It may use torch's
-      global generator, since the trainer seeds every step.
+    * All ranks call it together, and it returns the same metrics on every rank, whatever their number: it
+      shares the work and sums over ranks, or every rank does all of it. A rank that raises alone leaves the
+      others waiting. With ``train.sharding`` encoding is itself done by all ranks together, so all call it
+      equally often, be it with no texts.
+    * The names start with ``eval/``, do not change from call to call, and no other validation of the run uses
+      them. Values are numbers.
+    * It leaves the model as it was: weights, gradients and training mode (``BiEncoder.encode_batch`` restores
+      the mode). It may use torch's global generator, since the trainer seeds every step.
     * Equal models give equal metrics: a resumed run must choose the same best checkpoint.
     """
 
@@ -38,27 +42,34 @@ class Validation(ABC):
     judged_by: Sequence[str] = ()
     """Of its metrics, by full name, those by which the end of a run is compared with its start."""
     guard: float | None = None
-    """How much worse than at step 0 the first of these may be in the best checkpoint; None = that does not matter."""
+    """How much worse than at step 0 the first of these may be in the best checkpoint; None = that does not
+    matter."""
     values: Mapping[str, Sequence[float]] = MappingProxyType({})
-    """Of the last call that was no trial, by metric, the values of all questions whose mean it is, always in one order; on rank 0."""
+    """Of the last call that was no trial, by metric, the values of all questions whose mean it is, always in
+    one order; on rank 0."""
 
     @abstractmethod
     def __call__(self, model: BiEncoder) -> Metrics:
-        """The metrics of ``model``, each by its full name, e.g. ``eval/nll_loss``. Any of them can be ``train.best_metric``."""
+        """The metrics of ``model``, each by its full name, e.g. ``eval/nll_loss``. Any of them can be
+        ``train.best_metric``."""
 
     def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
-        """A short run before training, which shows that the validation works; the values are discarded, the names are not.
+        """A short run before training, which shows that the validation works; the values are discarded, the
+        names are not.
 
-        ``num_pools``: how many pools of each dev set are enough. Override it if a whole validation takes long.
+        ``num_pools``: how many pools of each dev set are enough. Override it if a whole validation takes
+        long.
         """
         return self(model)
 
     def at_start(self, model: BiEncoder) -> Metrics:
-        """The metrics before the first step; with them, under names like ``eval/<set>/bm25/ndcg@10``, what stands beside them."""
+        """The metrics before the first step; with them, under names like ``eval/<set>/bm25/ndcg@10``, what
+        stands beside them."""
         return self(model)
 
     def num_texts(self, model: BiEncoder) -> int:
-        """How many texts a call encodes, by which its cost is judged beforehand; 0 where it is not known. All ranks call it together."""
+        """How many texts a call encodes, by which its cost is judged beforehand; 0 where it is not known. All
+        ranks call it together."""
         return 0
 
     def is_due(self, epoch: int) -> bool:
@@ -66,12 +77,13 @@ class Validation(ABC):
         return True
 
     def content(self) -> Mapping[str, Any]:
-        """What decides its metrics besides the model, as JSON: contents of its files, and settings. A resumed run compares it, and
-        chooses its best checkpoint anew where it has changed."""
+        """What decides its metrics besides the model, as JSON: contents of its files, and settings. A resumed
+        run compares it, and chooses its best checkpoint anew where it has changed."""
         return {}
 
     def higher_is_better(self, name: str) -> bool | None:
-        """Whether more is better of a metric of this validation; None where it is another's, or left to ``train.best_is_highest``."""
+        """Whether more is better of a metric of this validation; None where it is another's, or left to
+        ``train.best_is_highest``."""
         return None
 
 
@@ -87,7 +99,10 @@ def guard_limits(validations: Sequence[Validation], start: Metrics) -> dict[str,
         for name in each.judged_by[:1]:
             if each.guard is not None and name in start:
                 is_highest = bool(each.higher_is_better(name))
-                limits[name] = start[name] - each.guard if is_highest else start[name] + each.guard, is_highest
+                limits[name] = (
+                    start[name] - each.guard if is_highest else start[name] + each.guard,
+                    is_highest,
+                )
     return limits
 
 
@@ -100,24 +115,42 @@ def broken_guard(limits: Mapping[str, tuple[float, bool]], metrics: Metrics) -> 
     return None
 
 
-def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0, at_start: bool = False) -> Metrics:
-    """The metrics of all ``validations``; with ``num_pools`` those of their trials, ``at_start`` with what stands beside them.
+def run_validations(
+    validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0, at_start: bool = False
+) -> Metrics:
+    """The metrics of all ``validations``; with ``num_pools`` those of their trials, ``at_start`` with what
+    stands beside them.
 
     Raises:
-        ConfigError: two of them use one name, a name does not start with ``eval/``, or a value is not a number.
+        ConfigError: two of them use one name, a name does not start with ``eval/``, or a value is not a
+        number.
     """
     metrics: Metrics = {}
     for validation in validations:
-        metrics_of = validation.trial(model, num_pools) if num_pools else validation.at_start(model) if at_start else validation(model)
+        metrics_of = (
+            validation.trial(model, num_pools)
+            if num_pools
+            else validation.at_start(model)
+            if at_start
+            else validation(model)
+        )
         kind = type(validation).__name__
         if not isinstance(metrics_of, dict):
-            raise ConfigError(f"the validation {kind} returned a {type(metrics_of).__name__}; expected a dict of names and numbers")
+            raise ConfigError(
+                f"the validation {kind} returned a {type(metrics_of).__name__}; expected a dict of names and"
+                " numbers"
+            )
         for name, value in metrics_of.items():
             if not (isinstance(name, str) and name.startswith("eval/")):
-                raise ConfigError(f"the validation {kind} returned the metric {name!r}; expected a name that starts with eval/")
+                raise ConfigError(
+                    f"the validation {kind} returned the metric {name!r}; expected a name that starts with"
+                    " eval/"
+                )
             if name in metrics:
                 raise ConfigError(f"two validations return the metric {name}; rename that of {kind}")
             if not isinstance(value, int | float):
-                raise ConfigError(f"the validation {kind} returned a {type(value).__name__} for {name}; expected a number")
+                raise ConfigError(
+                    f"the validation {kind} returned a {type(value).__name__} for {name}; expected a number"
+                )
             metrics[name] = float(value)
     return metrics

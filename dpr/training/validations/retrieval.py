@@ -1,4 +1,5 @@
-"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, or their estimates, with the present model."""
+"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, or their estimates, with
+the present model."""
 
 from __future__ import annotations
 
@@ -67,19 +68,31 @@ class JudgedQuestions:
         questions = read_questions(options.questions)
         qrels = read_qrels(options.qrels) if options.qrels else {}
         if options.qrels:
-            require_judged([question.id for question in questions], qrels, file=options.qrels, of=str(options.questions))
-        relevant = {key: grades for key, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
+            require_judged(
+                [question.id for question in questions], qrels, file=options.qrels, of=str(options.questions)
+            )
+        relevant = {
+            key: grades for key, grades in qrels.items() if any(grade > 0 for grade in grades.values())
+        }
         match = "string" if options.match == "auto" and not options.qrels else options.match
         by_answers = match if match in ("string", "regex") else None
-        kept = [question for question in questions if question.id in relevant or (by_answers and question.answers)]
+        kept = [
+            question for question in questions if question.id in relevant or (by_answers and question.answers)
+        ]
         if not kept or (by_answers and not any(question.answers for question in kept)):
             missing = "has answers" if by_answers else f"has a passage judged relevant in {options.qrels}"
-            raise InputError(f"no question {missing}", file=options.questions, hint="question ids and judgements must belong together")
+            raise InputError(
+                f"no question {missing}",
+                file=options.questions,
+                hint="question ids and judgements must belong together",
+            )
         if by_answers:
             warn_of_empty_answers(kept)
         cutoffs = tuple(k for k in _CUTOFFS if k <= options.n_docs) or (options.n_docs,)
         asked = {question.id for question in kept}
-        return cls(kept, {key: grades for key, grades in relevant.items() if key in asked}, by_answers, cutoffs)
+        return cls(
+            kept, {key: grades for key, grades in relevant.items() if key in asked}, by_answers, cutoffs
+        )
 
     @property
     def answer_prefix(self) -> str:
@@ -88,8 +101,16 @@ class JudgedQuestions:
 
     def names(self) -> list[str]:
         """The metrics, without the set's name."""
-        by_qrels = [f"{kind}@{k}" for kind, listed in _SHOWN.items() for k in listed if k in self.cutoffs] if self.qrels else []
-        by_answers = [f"{self.answer_prefix}accuracy@{k}" for k in _SHOWN["accuracy"] if k in self.cutoffs] if self.answer_match else []
+        by_qrels = (
+            [f"{kind}@{k}" for kind, listed in _SHOWN.items() for k in listed if k in self.cutoffs]
+            if self.qrels
+            else []
+        )
+        by_answers = (
+            [f"{self.answer_prefix}accuracy@{k}" for k in _SHOWN["accuracy"] if k in self.cutoffs]
+            if self.answer_match
+            else []
+        )
         return by_qrels + by_answers
 
     def values(self, rankings: Sequence[Ranking], source: PassageSource) -> dict[str, list[float]]:
@@ -100,9 +121,16 @@ class JudgedQuestions:
             each = list(evaluate_questions(run, self.qrels, self.cutoffs).values())
             by_metric = {name: [values[name] for values in each] for name in each[0]}
         if self.answer_match:
-            pairs = [(question.answers, ranking) for question, ranking in zip(self.questions, rankings, strict=True) if question.answers]
+            pairs = [
+                (question.answers, ranking)
+                for question, ranking in zip(self.questions, rankings, strict=True)
+                if question.answers
+            ]
             hits = [[key for key, _ in ranking] for _, ranking in pairs]
-            texts = {key: passage.text for key, passage in found_in(source, {key for ids in hits for key in ids}).items()}
+            texts = {
+                key: passage.text
+                for key, passage in found_in(source, {key for ids in hits for key in ids}).items()
+            }
             matched = match_hits([answers for answers, _ in pairs], hits, texts, kind=self.answer_match)
             for k in self.cutoffs:
                 by_metric[f"{self.answer_prefix}accuracy@{k}"] = [float(any(flags[:k])) for flags in matched]
@@ -124,14 +152,22 @@ def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
 
 
 class RetrievalValidation(Validation):
-    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus, or over a sample of it, among which they are optimistic.
+    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus, or over a sample of it, among
+    which they are optimistic.
 
     The same bits for any number of ranks.
     """
 
-    def __init__(self, options: RetrievalValidationSettings, *, precision: str = "fp32", chunk_size: int | None = None) -> None:
+    def __init__(
+        self, options: RetrievalValidationSettings, *, precision: str = "fp32", chunk_size: int | None = None
+    ) -> None:
         options.check("train.validation.")
-        self.options, self.name, self.every, self.guard = options, options.set_name(), options.every, options.guard
+        self.options, self.name, self.every, self.guard = (
+            options,
+            options.set_name(),
+            options.every,
+            options.guard,
+        )
         self.judged = JudgedQuestions.read(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision, self._chunk_size = precision, chunk_size or CHUNK_ROWS
@@ -160,13 +196,24 @@ class RetrievalValidation(Validation):
     def at_start(self, model: BiEncoder) -> Metrics:
         """Beside the model BM25, and the hybrid of both with the usual weight; not for large corpora."""
         if is_large := self.corpus_of(model).num_passages > _MOST_INDEXED:
-            logger.info("%s: more than %d passages, so BM25 is not measured beside the start", self.name, _MOST_INDEXED)
+            logger.info(
+                "%s: more than %d passages, so BM25 is not measured beside the start",
+                self.name,
+                _MOST_INDEXED,
+            )
         return self._measured(model, ways=("",) if is_large else ("", *_BESIDE))
 
     def num_texts(self, model: BiEncoder) -> int:
         return self.corpus_of(model).num_passages + len(self.judged.questions)
 
-    def _measured(self, model: BiEncoder, *, num_chunks: int | None = None, is_trial: bool = False, ways: Sequence[str] = ("",)) -> Metrics:
+    def _measured(
+        self,
+        model: BiEncoder,
+        *,
+        num_chunks: int | None = None,
+        is_trial: bool = False,
+        ways: Sequence[str] = ("",),
+    ) -> Metrics:
         corpus = self.corpus_of(model)
         passes = CorpusPass(model, corpus, precision=self._precision)
         depth = min(self.options.n_docs, corpus.num_passages)
@@ -179,7 +226,11 @@ class RetrievalValidation(Validation):
             rankings = {"": to_rankings(hits.result())}
             if len(ways) > 1:
                 rankings |= zip(_BESIDE, self._beside(rankings[""], corpus.source), strict=True)
-            metrics = {way + kind: value for way in ways for kind, value in self._judge(rankings[way], corpus.source, way).items()}
+            metrics = {
+                way + kind: value
+                for way in ways
+                for kind, value in self._judge(rankings[way], corpus.source, way).items()
+            }
             values[:] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
 
         on_main(judge)
@@ -190,7 +241,9 @@ class RetrievalValidation(Validation):
                 *(self.name, corpus.num_passages, encoding, asked.count, searching),
                 100 * searching / max(encoding, 1e-9),
             )
-        return dict(zip((f"eval/{self.name}/{name}" for name in names), sum_over_ranks(values).tolist(), strict=True))
+        return dict(
+            zip((f"eval/{self.name}/{name}" for name in names), sum_over_ranks(values).tolist(), strict=True)
+        )
 
     def _beside(self, dense: Sequence[Ranking], source: PassageSource) -> tuple[list[Ranking], list[Ranking]]:
         """What BM25 finds, and the hybrid."""
@@ -199,15 +252,22 @@ class RetrievalValidation(Validation):
 
     def _judge(self, rankings: Sequence[Ranking], source: PassageSource, way: str) -> Metrics:
         each = self.judged.values(rankings, source)
-        self.values = {**self.values, **{f"eval/{self.name}/{way}{kind}": listed for kind, listed in each.items()}}
+        self.values = {
+            **self.values,
+            **{f"eval/{self.name}/{way}{kind}": listed for kind, listed in each.items()},
+        }
         return {kind: sum(listed) / len(listed) for kind, listed in each.items()}
 
     def _tokens(self, model: BiEncoder, rows: range) -> TokenBatch:
         texts = [self.judged.questions[row].text for row in rows]
         prefix = model.tensorizer.text.agreed_prefix(
-            self.options.query_prefix, model.tensorizer.text.question_prompt(self.options.prompt), key="query_prefix"
+            self.options.query_prefix,
+            model.tensorizer.text.question_prompt(self.options.prompt),
+            key="query_prefix",
         )
-        return TokenBatch.from_lists(model.tensorizer.question_tokens(texts, prompt=self.options.prompt, prefix=prefix))
+        return TokenBatch.from_lists(
+            model.tensorizer.question_tokens(texts, prompt=self.options.prompt, prefix=prefix)
+        )
 
     def corpus_of(self, model: BiEncoder) -> CorpusTokens:
         """The corpus, counted and checked when it is first asked for; all ranks call it together.
@@ -216,7 +276,9 @@ class RetrievalValidation(Validation):
             InputError: it has a bad row or a repeated id, or holds no passage that is judged relevant.
         """
         if self._corpus is None:
-            source = PassageSource(Path(self.options.corpus), self.name, passage_prefix=self.options.passage_prefix)
+            source = PassageSource(
+                Path(self.options.corpus), self.name, passage_prefix=self.options.passage_prefix
+            )
             counted = [0]
 
             def count() -> None:
@@ -229,21 +291,32 @@ class RetrievalValidation(Validation):
             if self.options.sample:
                 source, counted[0] = self._sampled(source, from_main(counted[0]))
             source = source.agreed(model.tensorizer.text)
-            self._corpus = CorpusTokens(source, from_main(counted[0]), model.tensorizer, chunk_size=self._chunk_size)
+            self._corpus = CorpusTokens(
+                source, from_main(counted[0]), model.tensorizer, chunk_size=self._chunk_size
+            )
         return self._corpus
 
     def _sampled(self, source: PassageSource, num_passages: int) -> tuple[PassageSource, int]:
-        """The passages judged relevant and those drawn from the others, as a corpus of its own in the cache, and how many there are; rank 0
-        writes it, and all ranks call this together."""
+        """The passages judged relevant and those drawn from the others, as a corpus of its own in the cache,
+        and how many there are; rank 0 writes it, and all ranks call this together."""
         options = self.options
-        relevant = {key for grades in self.judged.qrels.values() for key, grade in grades.items() if grade > 0}
+        relevant = {
+            key for grades in self.judged.qrels.values() for key, grade in grades.items() if grade > 0
+        }
         parts = [content_sha256(source.file), options.sample, options.seed]
-        folder = cache_root(None) / f"sample-{cache_key([Path(options.questions), Path(str(options.qrels))], parts)}"
+        folder = (
+            cache_root(None)
+            / f"sample-{cache_key([Path(options.questions), Path(str(options.qrels))], parts)}"
+        )
 
         def build(target: Path) -> None:
             num_others = num_passages - sum(passage.id in relevant for passage in source.read())
             size = min(options.sample, num_others)
-            drawn = set(generator_for(_DRAWN, options.seed).choice(num_others, size, replace=False, shuffle=False).tolist())
+            drawn = set(
+                generator_for(_DRAWN, options.seed)
+                .choice(num_others, size, replace=False, shuffle=False)
+                .tolist()
+            )
             number = itertools.count()
             kept = (passage for passage in source.read() if passage.id in relevant or next(number) in drawn)
             metadata: dict[str, Any] = {"kind": "sample", "cache": target.name}
@@ -253,19 +326,31 @@ class RetrievalValidation(Validation):
         on_main(lambda: ensure_built(folder, build))
         size = read_manifest(folder)["metadata"]["passages"]
         if current_ranks().is_main:
-            message = "%s: %d of %d passages are searched, all relevant ones among them: its metrics are optimistic; sample=0 searches all"
+            message = (
+                "%s: %d of %d passages are searched, all relevant ones among them: its metrics are"
+                " optimistic; sample=0 searches all"
+            )
             logger.warning(message, self.name, size, num_passages)
         return PassageSource(folder / _PASSAGES, source.name, passage_prefix=source.passage_prefix), size
 
     def _check_judgements(self, source: PassageSource) -> None:
-        """Judgements of other passages than those of the corpus would give 0 for every metric, which is not a measurement."""
+        """Judgements of other passages than those of the corpus would give 0 for every metric, which is not a
+        measurement."""
         wanted = {key for grades in self.judged.qrels.values() for key, grade in grades.items() if grade > 0}
         if not wanted:
             return
         missing = wanted - found_in(source, wanted).keys()
         if len(missing) == len(wanted):
             first = next(source.read())
-            found = f"none of the {len(wanted)} passages judged relevant is in it: one is {min(wanted)!r}, its first id is {first.id!r}"
+            found = (
+                f"none of the {len(wanted)} passages judged relevant is in it: one is {min(wanted)!r}, its"
+                f" first id is {first.id!r}"
+            )
             raise InputError(found, file=source.file, hint="judgements and corpus must use the same ids")
         if missing:
-            logger.warning("%s: %d of %d relevant passages are not in the corpus and cannot be found", self.name, len(missing), len(wanted))
+            logger.warning(
+                "%s: %d of %d relevant passages are not in the corpus and cannot be found",
+                self.name,
+                len(missing),
+                len(wanted),
+            )

@@ -1,4 +1,5 @@
-"""Settings of a validation by retrieval: an entry ``{kind: retrieval, ...}`` of ``train.validation``, in place of a user-defined class."""
+"""Settings of a validation by retrieval: an entry ``{kind: retrieval, ...}`` of ``train.validation``, in
+place of a user-defined class."""
 
 from __future__ import annotations
 
@@ -25,17 +26,20 @@ class RetrievalValidationSettings(Settings):
     qrels: str | None = setting(None, on_resume=CONTENT, path="input")
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels"), on_resume=IDENTITY)
-    """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where given, else string."""
+    """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where
+    given, else string."""
     name: str | None = setting(None, on_resume=NO_EFFECT)
     """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
     every: int = setting(1, unit="validations", least=1, on_resume=NO_EFFECT)
     """Every so many validations include this one; the last one of a run always does."""
     guard: float | None = setting(None, least=0, on_resume=WARNED)
-    """A checkpoint whose nDCG@10 (without judgements top-20) is more than this below that of step 0 is never the best; absent = none."""
+    """A checkpoint whose nDCG@10 (without judgements top-20) is more than this below that of step 0 is never
+    the best; absent = none."""
     n_docs: int = setting(100, unit="passages", least=1, on_resume=IDENTITY)
     """Passages per question."""
     sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
-    """Search the relevant passages and so many others, drawn, in place of the whole corpus: the metrics are optimistic; 0 = all."""
+    """Search the relevant passages and so many others, drawn, in place of the whole corpus: the metrics are
+    optimistic; 0 = all."""
     seed: int = setting(0, least=0, on_resume=IDENTITY, requires="sample")
     """Decides which passages are drawn."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
@@ -76,8 +80,13 @@ def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSett
     """
     key = f"train.validation[{number}]"
     if entry["kind"] != KIND:
-        raise ConfigError(f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use: module:Class")
+        raise ConfigError(
+            f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use:"
+            " module:Class"
+        )
     for name in entry:
         if sentence := retired.SETTINGS.get(f"train.validation.{name}"):
             raise ConfigError(f"{key}.{name} is gone: {sentence}")
-    return RetrievalValidationSettings.from_mapping({name: value for name, value in entry.items() if name != "kind"}, f"{key}.")
+    return RetrievalValidationSettings.from_mapping(
+        {name: value for name, value in entry.items() if name != "kind"}, f"{key}."
+    )

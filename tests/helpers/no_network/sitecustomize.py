@@ -1,7 +1,8 @@
-"""Python imports this module when it starts, if its folder is in PYTHONPATH: connections then leave this machine never.
+"""Python imports this module when it starts, if its folder is in PYTHONPATH: connections then leave this
+machine never.
 
-Unix sockets, loopback and this machine's own addresses go on working. For the process that runs the tests and for every Python that it
-starts.
+Unix sockets, loopback and this machine's own addresses go on working. For the process that runs the tests and
+for every Python that it starts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import Any
 
 def _is_near(self: socket.socket, address: Any) -> bool:
     host = str(address[0]) if isinstance(address, tuple) else ""
-    return self.family == getattr(socket, "AF_UNIX", None) or host in ("", "localhost", "::1") or host.startswith("127.") or _is_own(host)
+    return (
+        self.family == getattr(socket, "AF_UNIX", None)
+        or host in ("", "localhost", "::1")
+        or host.startswith("127.")
+        or _is_own(host)
+    )
 
 
 def _is_own(host: str) -> bool:

@@ -12,7 +12,9 @@ import torch
 from benchmarks import compare_peers
 from benchmarks.compare_peers import QUICK, prepare, rows_of, section, train_ours, train_rival, values_of
 
-pytestmark = pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,10 @@ def test_both_trainers_take_the_same_steps_and_find_the_same(out: Path) -> None:
 def test_the_known_positives_of_others_are_no_negatives_by_default(out: Path) -> None:
     case = QUICK[1]
     (default, same), rival = (
-        [train_ours(case, out, run_of(out, f"static {same}"), 0, same_loss=same, log_every=1) for same in (False, True)],
+        [
+            train_ours(case, out, run_of(out, f"static {same}"), 0, same_loss=same, log_every=1)
+            for same in (False, True)
+        ],
         train_rival(case, out, run_of(out, "static theirs"), 0, log_every=1),
     )
     assert len(default) == len(rival) == case.epochs * case.rows // case.batch
@@ -55,19 +60,36 @@ def test_the_known_positives_of_others_are_no_negatives_by_default(out: Path) ->
 def test_the_table_has_ratios_seed_by_seed_and_paired_differences() -> None:
     def measured(seconds: float, values: list[float]) -> dict[str, Any]:
         found = {str(number): value for number, value in enumerate(values)}
-        return {"seconds": seconds, "cpu": 2 * seconds, "mb": 100.0, "rows": 2000, "losses": [], "questions": found}
+        return {
+            "seconds": seconds,
+            "cpu": 2 * seconds,
+            "mb": 100.0,
+            "rows": 2000,
+            "losses": [],
+            "questions": found,
+        }
 
     rival = [measured(20, [0.0, 1.0, 0.5]), measured(30, [0.5, 0.5, 0.5])]
     ours = [measured(10, [0.5, 1.0, 0.5]), measured(10, [1.0, 1.0, 0.5])]
     lines = section(compare_peers.CASES[0], {"dpr": ours, "dpr_same_loss": ours, "rival": rival}).splitlines()
     (line,) = (line for line in lines if line.startswith("| dpr |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[1:8] == ["200", "2.50 (2.00 to 3.00)", "20", "0.42 (0.33 to 0.50)", "100", "0.667 0.833", "0.750"]
+    assert cells[1:8] == [
+        "200",
+        "2.50 (2.00 to 3.00)",
+        "20",
+        "0.42 (0.33 to 0.50)",
+        "100",
+        "0.667 0.833",
+        "0.750",
+    ]
     assert cells[8].startswith("+0.250 (")
     assert lines[-1].startswith("| sentence-transformers") and lines[-1].endswith("|  |")
 
 
-def test_without_data_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_data_it_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["compare_peers", "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit):
         compare_peers.main()

@@ -22,9 +22,15 @@ from tests.conftest import REPOSITORY
 
 FOUND = {
     "checks": ({"tests/gpu"}, {"failures"}),
-    "training": ({"sdpa", "padded", "plain loop", "profile of a step", "where the host waited"}, {"training", "synchronisations"}),
+    "training": (
+        {"sdpa", "padded", "plain loop", "profile of a step", "where the host waited"},
+        {"training", "synchronisations"},
+    ),
     "embedding": ({"sdpa", "padded", "tokenizer", "writer", "from file to file"}, {"embedding"}),
-    "search": ({"indexer=exact, vectors in the host's memory", "plain blocks, vectors in the device's memory"}, {"search"}),
+    "search": (
+        {"indexer=exact, vectors in the host's memory", "plain blocks, vectors in the device's memory"},
+        {"search"},
+    ),
     "caching": ({"cost", "largest batch, cached", "largest batch, direct"}, {"caching"}),
     "decoder": ({"all weights, sdpa", "LoRA, sdpa" if find_spec("peft") else "LoRA"}, set()),
     "memory": ({"step of 4 questions", "tokens of a forward, asked and found"}, set()),
@@ -53,11 +59,17 @@ def test_a_part_is_rehearsed(part: str, tmp_path: Path) -> None:
         assert stored["results"]["steps watched for synchronisations"] == 1
 
 
-def test_nothing_is_saved_while_synchronisations_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_saved_while_synchronisations_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An end of an epoch would bring a checkpoint, and that waits for the device."""
     saved: list[int] = []
     save = training.BiEncoderTrainer.save
-    monkeypatch.setattr(training.BiEncoderTrainer, "save", lambda trainer: (saved.append(trainer.progress.step), save(trainer))[1])
+    monkeypatch.setattr(
+        training.BiEncoderTrainer,
+        "save",
+        lambda trainer: (saved.append(trainer.progress.step), save(trainer))[1],
+    )
     record = Record("training", None, torch.device("cpu"), is_rehearsal=True)
     training._synchronisations(record, write_bert(tmp_path / "bert", REHEARSAL), REHEARSAL, "sdpa")
     assert saved == [REHEARSAL.sync_steps], "two epochs"
@@ -65,12 +77,19 @@ def test_nothing_is_saved_while_synchronisations_are_counted(tmp_path: Path, mon
 
 def test_a_missing_package_is_one_sentence() -> None:
     """``-S`` leaves out all packages but those of the standard library."""
-    ended = subprocess.run([sys.executable, "-I", "-S", "-c", _WITHOUT_PACKAGES], capture_output=True, text=True, cwd=REPOSITORY)
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _WITHOUT_PACKAGES], capture_output=True, text=True, cwd=REPOSITORY
+    )
     assert ended.returncode == 1 and ended.stdout == ""
-    assert ended.stderr.startswith("python -m benchmarks.gpu needs torch, which cannot be imported here") and ended.stderr.count("\n") == 1
+    assert (
+        ended.stderr.startswith("python -m benchmarks.gpu needs torch, which cannot be imported here")
+        and ended.stderr.count("\n") == 1
+    )
 
 
-_WITHOUT_PACKAGES = "import runpy, sys; sys.path.insert(0, '.'); runpy.run_module('benchmarks.gpu', run_name='__main__')"
+_WITHOUT_PACKAGES = (
+    "import runpy, sys; sys.path.insert(0, '.'); runpy.run_module('benchmarks.gpu', run_name='__main__')"
+)
 
 
 def test_what_was_found_before_a_failure_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +103,9 @@ def test_what_was_found_before_a_failure_stays(tmp_path: Path, monkeypatch: pyte
     assert stored["results"] == {"first": 1.0} and stored["state"] == "failed: ValueError: no more"
 
 
-def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Record("search", tmp_path, torch.device("cpu"), is_rehearsal=True).add("first", 1.0)
     monkeypatch.setattr(command, "MOST_SECONDS", 0.01)
     assert command._apart("search", tmp_path) == 1
@@ -92,7 +113,9 @@ def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_found(tmp_path:
     assert stored["results"] == {"first": 1.0} and stored["state"] == "cut off after 0.01 seconds"
 
 
-@pytest.mark.parametrize(("name", "met", "missed"), [("training", 0.5, 0.49), ("caching", 1.38, 1.39), ("synchronisations", 0, 1)])
+@pytest.mark.parametrize(
+    ("name", "met", "missed"), [("training", 0.5, 0.49), ("caching", 1.38, 1.39), ("synchronisations", 0, 1)]
+)
 def test_bars_are_met_or_missed(name: str, met: float, missed: float) -> None:
     record = Record("training", None, torch.device("cpu"))
     for found, verdict in ((met, "met"), (missed, "MISSED")):
@@ -109,7 +132,12 @@ def test_texts_have_the_lengths_of_natural_questions(tmp_path: Path) -> None:
 
 
 def test_gaps_between_kernels_and_their_kinds() -> None:
-    events = [("flash_fwd_kernel", 0.0, 10.0), ("sm90_xmma_gemm", 10.0, 40.0), ("other stream", 20.0, 30.0), ("gelu", 60.0, 70.0)]
+    events = [
+        ("flash_fwd_kernel", 0.0, 10.0),
+        ("sm90_xmma_gemm", 10.0, 40.0),
+        ("other stream", 20.0, 30.0),
+        ("gelu", 60.0, 70.0),
+    ]
     found = training.shares_of(events)
     assert found["milliseconds"] == 0.07 and found["idle share"] == pytest.approx(20 / 70)
     assert found["gaps of more than 10 us"] == 1 and found["longest gap, us"] == 20.0

@@ -21,7 +21,9 @@ def test_sections_that_were_not_run_stay_as_they_were(tmp_path: Path) -> None:
     keep(out, "search", Section("Search", "first text", (Ratio.of("another", [2.0, 1.0, 3.0]),), "yesterday"))
     keep(out, "training", Section("Training", "second text", (), "today"))
     written = out.read_text()
-    assert written.index("## Training\n\ntoday\n\nsecond text") < written.index("## Search\n\nyesterday\n\nfirst text")
+    assert written.index("## Training\n\ntoday\n\nsecond text") < written.index(
+        "## Search\n\nyesterday\n\nfirst text"
+    )
     keep(out, "search", Section("Search", "third text"))
     assert "first text" not in out.read_text() and "second text" in out.read_text()
 
@@ -60,8 +62,14 @@ def test_page_is_what_its_numbers_give() -> None:
 
 
 def test_readme_says_what_the_page_says() -> None:
-    rows = re.findall(r"(?m)^\| \[.+\]\(docs/benchmarks\.md#.+$", (REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    rows = re.findall(
+        r"(?m)^\| \[.+\]\(docs/benchmarks\.md#.+$", (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    )
     sections = page.read(PAGE.with_suffix(".json")).values()
-    known = {page.summary_row(section, ratio, "docs/benchmarks.md") for section in sections for ratio in section.ratios}
+    known = {
+        page.summary_row(section, ratio, "docs/benchmarks.md")
+        for section in sections
+        for ratio in section.ratios
+    }
     assert rows, "README has no figures"
     assert not set(rows) - known, "not on the page; take these of\n" + "\n".join(sorted(known))

@@ -34,7 +34,9 @@ def test_questions_are_paired_by_id_and_averaged_over_seeds() -> None:
 def test_table_has_what_was_measured_and_nothing_else() -> None:
     static = {1: run_of({"a": 0.0, "b": 0.5}, 3.0), 2: run_of({"a": 0.5, "b": 0.5})}
     words, other = {0: run_of({"a": 0.5, "b": 0.75})}, {2: run_of({"a": 0.375, "b": 0.625}, 40.0)}
-    lines = table({"BM25": words, "static": static, "mined": {}, "transformer": other}, ["mrr@10"], "static").splitlines()
+    lines = table(
+        {"BM25": words, "static": static, "mined": {}, "transformer": other}, ["mrr@10"], "static"
+    ).splitlines()
     assert lines[0] == "|  | seeds | MRR@10 | difference in MRR@10 | wall s | CPU s |"
     assert lines[2:] == [
         "| BM25 | 1 | 0.625 | +0.250 (+0.250 to +0.250) |  |  |",

@@ -1,4 +1,5 @@
-"""Settings that a command composes for another one are read back as they were, and files of settings that are damaged name the line."""
+"""Settings that a command composes for another one are read back as they were, and files of settings that are
+damaged name the line."""
 
 from __future__ import annotations
 
@@ -31,30 +32,50 @@ NAMES = [
 ]
 
 
-BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(b"%c: &%c [%s]\n" % (row, row, b",".join([b"*%c" % (row - 1)] * 9)) for row in b"bcdefgh")
+BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
+    b"%c: &%c [%s]\n" % (row, row, b",".join([b"*%c" % (row - 1)] * 9)) for row in b"bcdefgh"
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_neither_an_expression_nor_a_list(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_neither_an_expression_nor_a_list(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPR_SECRET", "leaked")
     seen: list[Any] = []
-    given = overrides({"qa_dataset": name, "ctx_datasets": [name, "b"], "metrics_file": Path(name), "indexer": "bm25"})
+    given = overrides(
+        {"qa_dataset": name, "ctx_datasets": [name, "b"], "metrics_file": Path(name), "indexer": "bm25"}
+    )
     assert launch("dense_retriever", RetrievalConfig, seen.append, given) == 0
-    assert launch(None, PreparePairsSettings, seen.append, overrides({"corpus": name, "out": Path(name, "x")})) == 0
+    assert (
+        launch(None, PreparePairsSettings, seen.append, overrides({"corpus": name, "out": Path(name, "x")}))
+        == 0
+    )
     retrieve, prepare = seen
     assert (retrieve.qa_dataset, retrieve.ctx_datasets, retrieve.metrics_file) == (name, [name, "b"], name)
     assert (prepare.corpus, prepare.out) == (name, str(Path(name, "x")))
 
 
-def test_a_file_that_exists_is_a_name_and_other_references_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_exists_is_a_name_and_other_references_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("${seed}.tsv").touch()
     seen: list[Any] = []
-    given = ["qa_dataset=${seed}.tsv", "ctx_datasets=[${seed}.tsv,b.tsv]", "metrics_file=${n_docs}.json", "indexer=bm25"]
+    given = [
+        "qa_dataset=${seed}.tsv",
+        "ctx_datasets=[${seed}.tsv,b.tsv]",
+        "metrics_file=${n_docs}.json",
+        "indexer=bm25",
+    ]
     assert launch("dense_retriever", RetrievalConfig, seen.append, given) == 0
     (config,) = seen
-    assert (config.qa_dataset, config.ctx_datasets, config.metrics_file) == ("${seed}.tsv", ["${seed}.tsv", "b.tsv"], "100.json")
+    assert (config.qa_dataset, config.ctx_datasets, config.metrics_file) == (
+        "${seed}.tsv",
+        ["${seed}.tsv", "b.tsv"],
+        "100.json",
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,10 +92,20 @@ def test_a_file_that_exists_is_a_name_and_other_references_are_followed(tmp_path
 )
 @pytest.mark.parametrize("flags", [[], ["--cfg", "job"]])
 def test_a_mistake_in_a_file_of_settings_is_one_sentence(
-    content: bytes, place: str, found: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes,
+    place: str,
+    found: str,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "mine.yaml").write_bytes(content)
-    code = launch("biencoder_train_cfg", BiEncoderTrainConfig, print, ["--config-dir", str(tmp_path), "train=mine", *flags])
+    code = launch(
+        "biencoder_train_cfg",
+        BiEncoderTrainConfig,
+        print,
+        ["--config-dir", str(tmp_path), "train=mine", *flags],
+    )
     said = capsys.readouterr().err.strip()
     assert code == 3 and f"mine.yaml{place}" in said and found in said and "\n" not in said, said

@@ -1,4 +1,5 @@
-"""``encoder.pretrained_model_cfg`` is a setting of every job that loads a model; what a checkpoint brings itself is answered."""
+"""``encoder.pretrained_model_cfg`` is a setting of every job that loads a model; what a checkpoint brings
+itself is answered."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def test_the_override_is_known(job: type) -> None:
 
 
 @pytest.mark.parametrize("job", [EmbedConfig, RetrievalConfig])
-@pytest.mark.parametrize("old", ["encoder.sequence_length=256", "encoder=hf_bert", "encoder.encoder_model_type=hf_bert"])
+@pytest.mark.parametrize(
+    "old", ["encoder.sequence_length=256", "encoder=hf_bert", "encoder.encoder_model_type=hf_bert"]
+)
 def test_the_rest_is_answered_by_a_warning(job: type, old: str) -> None:
     kept, warnings = check_keys([old], {entry.key: entry for entry in settings(job)}, CONF)
     assert kept == []

@@ -1,4 +1,5 @@
-"""What users of other trainers, and of DPR's first version, type is answered with the key that does it here."""
+"""What users of other trainers, and of DPR's first version, type is answered with the key that does it
+here."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def run(*argv: str) -> tuple[int, Seen]:
         ("learning_rate=1e-5", "train.learning_rate"),
     ],
 )
-def test_keys_of_other_trainers_get_the_right_suggestion(typed: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_other_trainers_get_the_right_suggestion(
+    typed: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(typed)[0] == 2
     assert f"unknown setting {typed.partition('=')[0]}; did you mean {answer}" in capsys.readouterr().err
 
@@ -51,6 +54,9 @@ def test_group_files_with_the_original_header_are_read(tmp_path: Path) -> None:
 
 def test_the_original_rules_bring_the_original_defaults_unless_others_are_named() -> None:
     assert run("compat=dpr", "train_datasets=a.json")[1].only.train.batch_size == 2
-    assert run("compat=dpr", "train_datasets=a.json", "dev_datasets=dev.json")[1].only.val_av_rank_start_epoch == 30
+    assert (
+        run("compat=dpr", "train_datasets=a.json", "dev_datasets=dev.json")[1].only.val_av_rank_start_epoch
+        == 30
+    )
     assert run("compat=dpr", "train=biencoder_nq", "train_datasets=a.json")[1].only.train.batch_size == 16
     assert run("train_datasets=a.json")[1].only.train.batch_size == 32

@@ -9,14 +9,18 @@ from dpr.core import retired
 
 
 @pytest.mark.parametrize("name", retired.COMMANDS)
-def test_a_command_that_is_gone_says_what_to_do_instead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_gone_says_what_to_do_instead(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert name not in COMMANDS
     assert main([name, "train_datasets=[a.json]"]) == 2
     assert capsys.readouterr().err == f"error: dpr {name} is gone: {retired.COMMANDS[name]}\n"
 
 
 @pytest.mark.parametrize("setting", retired.SETTINGS)
-def test_a_setting_that_is_gone_says_what_to_do_instead(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_is_gone_says_what_to_do_instead(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = setting if "=" in setting else f"{setting}=1"
     said = []
     for command in COMMANDS:

@@ -43,7 +43,11 @@ def test_folders_are_called_by_their_label_or_their_name(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_a_sentence(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -75,7 +79,11 @@ def test_a_token_is_one_line_without_spaces(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "words", "exit_code"),
     [
-        ("sys.stdout.buffer.write(packed({'error': 'vectors of another model', 'exit_code': 3}))", "vectors of another model", 3),
+        (
+            "sys.stdout.buffer.write(packed({'error': 'vectors of another model', 'exit_code': 3}))",
+            "vectors of another model",
+            3,
+        ),
         ("sys.exit(7)", "ended with code 7 before it was ready", 1),
     ],
 )
@@ -83,5 +91,8 @@ def test_indexes_that_cannot_be_opened_end_the_service(code: str, words: str, ex
     from dpr.serving.server import serve
 
     with pytest.raises(DprError, match=words) as raised:
-        serve(ServeSettings(port=0), [sys.executable, "-c", f"import sys; from dpr.serving.frames import packed; {code}"])
+        serve(
+            ServeSettings(port=0),
+            [sys.executable, "-c", f"import sys; from dpr.serving.frames import packed; {code}"],
+        )
     assert raised.value.exit_code == exit_code

@@ -32,15 +32,23 @@ def make_batch(num_known: int = 2) -> BiEncoderBatch:
 def values(batch: Any) -> list[Any]:
     found = [getattr(batch, item.name) for item in fields(batch)]
     return [
-        values(value) if isinstance(value, TokenBatch) else (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+        values(value)
+        if isinstance(value, TokenBatch)
+        else (value.dtype, value.tolist())
+        if isinstance(value, torch.Tensor)
+        else value
         for value in found
     ]
 
 
 @pytest.mark.parametrize("num_known", [0, 2])
-def test_a_batch_comes_from_a_worker_as_it_was_and_without_shared_memory(num_known: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_comes_from_a_worker_as_it_was_and_without_shared_memory(
+    num_known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
-        monkeypatch.setattr(torch.UntypedStorage, name, lambda *_: pytest.fail("a tensor went into shared memory"))
+        monkeypatch.setattr(
+            torch.UntypedStorage, name, lambda *_: pytest.fail("a tensor went into shared memory")
+        )
     batch = make_batch(num_known)
     received = ForkingPickler.loads(ForkingPickler.dumps(batch))
     assert values(received) == values(batch)
@@ -50,7 +58,11 @@ def test_a_batch_comes_from_a_worker_as_it_was_and_without_shared_memory(num_kno
 
 
 def test_joined_batches_are_the_sequences_of_one_after_the_others() -> None:
-    parts = [TokenBatch.from_lists([[2, 5, 3], [2, 3]], [1, 0]), TokenBatch.from_lists([[9]]), TokenBatch.from_lists([[4, 4]], [1])]
+    parts = [
+        TokenBatch.from_lists([[2, 5, 3], [2, 3]], [1, 0]),
+        TokenBatch.from_lists([[9]]),
+        TokenBatch.from_lists([[4, 4]], [1]),
+    ]
     joined = TokenBatch.join(parts)
     assert (joined.tokens.tolist(), joined.lengths.tolist()) == ([2, 5, 3, 2, 3, 9, 4, 4], [3, 2, 1, 2])
     assert joined.position.tolist() == [1, 0, 0, 1]

@@ -18,9 +18,17 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        for name, value in {
+            "RANK": 0,
+            "WORLD_SIZE": 1,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }.items():
             monkeypatch.setenv(name, str(value))
-        with pytest.raises(ConfigError, match=f"port {port} of this machine is taken.*--master-port"), process_group("cpu", timeout_s=5):
+        with (
+            pytest.raises(ConfigError, match=f"port {port} of this machine is taken.*--master-port"),
+            process_group("cpu", timeout_s=5),
+        ):
             raise AssertionError("it must not start")
 
 
@@ -31,11 +39,20 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "node1"}, None),
         ({"RANK": "1"}, None),
         ({"WORLD_SIZE": "4", "LOCAL_RANK": "0"}, None),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and WORLD_SIZE=2, but no MASTER_ADDR and no MASTER_PORT, .*torchrun"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "RANK=1 and WORLD_SIZE=2, but no MASTER_PORT, "),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            "RANK=1 and WORLD_SIZE=2, but no MASTER_ADDR and no MASTER_PORT, .*torchrun",
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
+            "RANK=1 and WORLD_SIZE=2, but no MASTER_PORT, ",
+        ),
         ({"RANK": "1", "WORLD_SIZE": "1"}, "RANK=1 and WORLD_SIZE=1, but ranks are counted from 0"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 and WORLD_SIZE=0, but ranks are counted from 0"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "http"}, "MASTER_PORT='http', not a number"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "http"},
+            "MASTER_PORT='http', not a number",
+        ),
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='', not a number"),
     ],
     ids=str,
@@ -52,7 +69,9 @@ def test_what_a_scheduler_leaves_in_the_environment_runs_or_is_refused(
         assert (ranks.rank, ranks.world_size) == (0, 1)
 
 
-@pytest.mark.parametrize("name", [*([] if torch.backends.mps.is_available() else ["mps"]), "xla", "meta", "cuda:9", "tpu", "gpu"])
+@pytest.mark.parametrize(
+    "name", [*([] if torch.backends.mps.is_available() else ["mps"]), "xla", "meta", "cuda:9", "tpu", "gpu"]
+)
 def test_a_device_that_is_not_here_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^device={name}.*; use (device=)?c") as caught:
         resolve_device(name)
@@ -73,7 +92,9 @@ def test_a_model_that_outlives_its_group_is_freed_without_waiting_for_gloo() -> 
         run_on_ranks(_leave_with_a_model, 2, join=False, timeout_s=10)
 
 
-def test_the_gpu_of_a_rank_becomes_the_current_one_and_one_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_of_a_rank_becomes_the_current_one_and_one_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="device=gpu is not a device"):
         resolve_device("gpu")

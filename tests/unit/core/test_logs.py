@@ -17,7 +17,8 @@ from dpr.core.logs import configure_by_default, configure_logging, limit_rate, s
 
 @contextmanager
 def fresh_logging() -> Iterator[logging.Logger]:
-    """No logging set up anywhere, as in a fresh interpreter. Not a fixture: pytest adds its own handlers after fixtures."""
+    """No logging set up anywhere, as in a fresh interpreter. Not a fixture: pytest adds its own handlers
+    after fixtures."""
     root, logger = logging.getLogger(), logging.getLogger("dpr")
     before = root.handlers[:], logger.handlers[:], logger.level, logger.propagate
     root.handlers[:], logger.handlers[:], logger.propagate = [], [], True
@@ -38,7 +39,9 @@ def test_a_plain_script_sees_messages_once(capsys: pytest.CaptureFixture[str]) -
         assert not logging.getLogger().handlers
 
 
-def test_what_all_ranks_have_to_say_is_said_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_all_ranks_have_to_say_is_said_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "environ", {})
     for rank in (0, 1):
         with fresh_logging() as logger, warnings.catch_warnings():
@@ -52,7 +55,9 @@ def test_what_all_ranks_have_to_say_is_said_once(capsys: pytest.CaptureFixture[s
     assert "[rank 1] E broken" in text
 
 
-def test_what_others_can_cause_is_said_a_few_times_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_can_cause_is_said_a_few_times_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with fresh_logging() as logger:

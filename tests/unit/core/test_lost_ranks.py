@@ -1,4 +1,5 @@
-"""A lost process is named: whose turn the roll call missed, what a rank that failed has left, and where it was."""
+"""A lost process is named: whose turn the roll call missed, what a rank that failed has left, and where it
+was."""
 
 from __future__ import annotations
 
@@ -22,8 +23,15 @@ CUT = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by pee
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     """That of a group of three ranks, of which this process is the first."""
     monkeypatch.setattr(lost_ranks, "ROLL_CALL_S", 0.3)
-    master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master.port)}.items():
+    master = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master.port),
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     return master
@@ -44,7 +52,9 @@ def test_ranks_that_do_not_answer_are_named(store: dist.Store) -> None:
     assert store.get("dpr/roll-call/0/0") == b"lost at step 12"
 
 
-def test_all_that_are_missing_are_listed_in_this_start_of_the_group(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_are_missing_are_listed_in_this_start_of_the_group(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.set("dpr/roll-call/0/1", "lost")  # of the group before the launcher started it again
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert message_of(CUT).startswith("ranks 1, 2 of 3 died")
@@ -71,7 +81,10 @@ def end_of_one_alone(error: Exception) -> str:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (InputError("no vector of the passage 'p9'", file="v_0.npy"), "v_0.npy: no vector of the passage 'p9'"),
+        (
+            InputError("no vector of the passage 'p9'", file="v_0.npy"),
+            "v_0.npy: no vector of the passage 'p9'",
+        ),
         (ConfigError("the term Short returned a float"), "the term Short returned a float"),
         (KeyError("p9"), "KeyError: 'p9'"),
     ],
@@ -83,17 +96,23 @@ def test_the_others_name_what_one_rank_alone_has_raised(error: Exception, reason
     assert own == f"{type(error).__name__}: {error}"
 
 
-def test_where_the_store_is_gone_the_launcher_is_suspected(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_store_is_gone_the_launcher_is_suspected(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(unused.getsockname()[1]))
-        assert message_of(CUT).startswith("the group's store does not answer, so rank 0 or its launcher has ended, at step 12")
+        assert message_of(CUT).startswith(
+            "the group's store does not answer, so rank 0 or its launcher has ended, at step 12"
+        )
 
 
 def test_a_worker_of_the_loader_is_named_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
     monkeypatch.delenv("RANK", raising=False)
-    assert message_of(killed, "").startswith("data-loader worker 77 is killed by signal: Killed; often the machine ran out of memory")
+    assert message_of(killed, "").startswith(
+        "data-loader worker 77 is killed by signal: Killed; often the machine ran out of memory"
+    )
     monkeypatch.setenv("RANK", "1")
     assert message_of(RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly")).startswith(
         "data-loader worker 7, 8 of rank 1 exited unexpectedly, at step 12"
@@ -111,7 +130,12 @@ def test_what_is_no_loss_passes_as_it_is(store: dist.Store, monkeypatch: pytest.
 
 
 def test_a_port_that_is_taken_says_what_to_do(store: dist.Store) -> None:
-    with pytest.raises(ConfigError, match=rf"port {os.environ['MASTER_PORT']} of this machine is taken.*--master-port"), named():
+    with (
+        pytest.raises(
+            ConfigError, match=rf"port {os.environ['MASTER_PORT']} of this machine is taken.*--master-port"
+        ),
+        named(),
+    ):
         raise RuntimeError("The server socket has failed to listen on any local network address. EADDRINUSE")
 
 

@@ -65,7 +65,9 @@ def test_an_exception_ends_a_block() -> None:
 
 
 @pytest.mark.parametrize("load", [pretrained.read_config, load_tokenizer])
-def test_a_name_fails_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Any) -> None:
+def test_a_name_fails_at_once_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Any
+) -> None:
     asked = list[Any]()
 
     def refuse(*address: Any, **_: Any) -> Any:
@@ -75,7 +77,10 @@ def test_a_name_fails_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     begun = time.monotonic()
-    with caplog.at_level(logging.DEBUG), pytest.raises(InputError, match=r"set encoder.* to a local model folder"):
+    with (
+        caplog.at_level(logging.DEBUG),
+        pytest.raises(InputError, match=r"set encoder.* to a local model folder"),
+    ):
         load("some/typed-name")
     assert len(asked) == 1
     assert time.monotonic() - begun < 5

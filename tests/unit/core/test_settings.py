@@ -103,7 +103,9 @@ def test_what_is_allowed_passes() -> None:
 
 
 def test_settings_are_made_of_a_mapping_in_which_none_is_the_default() -> None:
-    assert Outer.from_mapping({"count": 3, "rate": None, "epochs": [0]}, "train.") == Outer(count=3, epochs=[0])
+    assert Outer.from_mapping({"count": 3, "rate": None, "epochs": [0]}, "train.") == Outer(
+        count=3, epochs=[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,9 @@ def test_values_are_found_by_what_a_change_means() -> None:
     assert flat_values(Outer(), (NO_EFFECT,)) == {"count": 1}
 
 
-@pytest.mark.parametrize(("value", "hint"), [([1], list[int]), ((1, 2), list[int] | None), ({}, dict[str, Any]), (1, float), ("x", Any)])
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [([1], list[int]), ((1, 2), list[int] | None), ({}, dict[str, Any]), (1, float), ("x", Any)],
+)
 def test_types_that_are_taken(value: Any, hint: Any) -> None:
     check_type("key", value, hint)

@@ -1,4 +1,5 @@
-"""A class named by import path is checked against the contract of its slot; whatever is wrong is one ConfigError."""
+"""A class named by import path is checked against the contract of its slot; whatever is wrong is one
+ConfigError."""
 
 from __future__ import annotations
 
@@ -67,7 +68,10 @@ def test_a_class_that_has_the_methods_of_the_protocol_is_taken() -> None:
         ("slot_module:Silent", "it has no __call__"),
         ("slot_module:whole", "is not a class, expected one that implements .*Slot; name its class Whole"),
         ("os:getcwd", "is not a class"),
-        ({"use": "slot_module:Whole", "sise": 4}, "unexpected keyword argument 'sise'; arguments given: sise"),
+        (
+            {"use": "slot_module:Whole", "sise": 4},
+            "unexpected keyword argument 'sise'; arguments given: sise",
+        ),
         (["slot_module:Whole"], "has no import path"),
     ],
 )

@@ -1,4 +1,5 @@
-"""What a batch holds: slots, distinct contexts, identities; and that negatives are a function of (seed, epoch, data set, row)."""
+"""What a batch holds: slots, distinct contexts, identities; and that negatives are a function of (seed,
+epoch, data set, row)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def tensorizer(tmp_path_factory: pytest.TempPathFactory) -> Tensorizer:
 
 
 def collate(
-    tensorizer: Tensorizer, samples: list[TrainingSample], num_hard: int = 1, num_other: int = 0, **options: object
+    tensorizer: Tensorizer,
+    samples: list[TrainingSample],
+    num_hard: int = 1,
+    num_other: int = 0,
+    **options: object,
 ) -> BiEncoderBatch:
     source = ListSource(samples)
     collator = Collator(tensorizer, num_hard=num_hard, num_other=num_other, **options)  # type: ignore[arg-type]
@@ -34,23 +39,39 @@ def collate(
 
 
 def test_slots_are_filled_up_and_each_passage_is_encoded_once(tensorizer: Tensorizer) -> None:
-    batch = collate(tensorizer, [TrainingSample("ca", (A,), (B, C)), TrainingSample("ce", (B,), (), (D,)), TrainingSample("ci", (C,))], 2)
+    batch = collate(
+        tensorizer,
+        [
+            TrainingSample("ca", (A,), (B, C)),
+            TrainingSample("ce", (B,), (), (D,)),
+            TrainingSample("ci", (C,)),
+        ],
+        2,
+    )
     assert batch.context_valid.tolist() == [True, True, True, True, True, False, True, False, False]
     assert batch.positive_idx.tolist() == [0, 3, 6]
     assert len(batch.contexts) == 4
     assert batch.context_row.tolist() == [0, 1, 2, 1, 3, 0, 2, 0, 0]
-    assert batch.context_ids[1].tolist() == batch.context_ids[3].tolist() == list(judgement_identity(B, "tiny"))
+    assert (
+        batch.context_ids[1].tolist() == batch.context_ids[3].tolist() == list(judgement_identity(B, "tiny"))
+    )
     assert batch.context_ids[5].tolist() == [0, 0]
-    assert batch.num_tokens == int(batch.questions.lengths.sum() + batch.contexts.lengths.sum()) == 3 * 3 + 4 * 3
+    assert (
+        batch.num_tokens == int(batch.questions.lengths.sum() + batch.contexts.lengths.sum()) == 3 * 3 + 4 * 3
+    )
 
 
 def test_the_order_within_a_question_is_positive_other_hard(tensorizer: Tensorizer) -> None:
     batch = collate(tensorizer, [TrainingSample("ca", (A,), (B,), (C,))], 1, 1)
-    assert [tuple(pair) for pair in batch.context_ids.tolist()] == [judgement_identity(passage, "tiny") for passage in (A, C, B)]
+    assert [tuple(pair) for pair in batch.context_ids.tolist()] == [
+        judgement_identity(passage, "tiny") for passage in (A, C, B)
+    ]
 
 
 def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer: Tensorizer) -> None:
-    batch = collate(tensorizer, [TrainingSample("ca", (A, D)), TrainingSample("ca", (B,)), TrainingSample("ce", (C,))], 0)
+    batch = collate(
+        tensorizer, [TrainingSample("ca", (A, D)), TrainingSample("ca", (B,)), TrainingSample("ce", (C,))], 0
+    )
     known = [
         {tuple(pair) for pair, valid in zip(row.tolist(), mask.tolist(), strict=True) if valid}
         for row, mask in zip(batch.known_positive_ids, batch.known_positive_valid, strict=True)
@@ -61,7 +82,9 @@ def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer
 
 def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None:
     def same(one: Passage, other: Passage, namespace: str = "a") -> bool:
-        return bool(are_same(*(torch.tensor(judgement_identity(*each)) for each in ((one, "a"), (other, namespace)))))
+        return bool(
+            are_same(*(torch.tensor(judgement_identity(*each)) for each in ((one, "a"), (other, namespace))))
+        )
 
     assert same(Passage("x", id="7"), Passage("y", id="7"))
     assert not same(Passage("x", id="7"), Passage("y", id="7"), "b")
@@ -78,7 +101,9 @@ def test_other_negatives_stand_in_for_missing_hard_ones() -> None:
     assert select_passages(sample, num_hard=2, num_other=0).hard_negatives == (B, C)
     both = select_passages(sample, num_hard=1, num_other=2)
     assert (both.other_negatives, both.hard_negatives) == ((B, C), (B,))
-    assert select_passages(TrainingSample("q", (A,), (B,), (C,)), num_hard=2, num_other=0).hard_negatives == (B,)
+    assert select_passages(TrainingSample("q", (A,), (B,), (C,)), num_hard=2, num_other=0).hard_negatives == (
+        B,
+    )
 
 
 def test_further_positives_stand_behind_the_first_and_change_no_other_draw() -> None:
@@ -87,7 +112,12 @@ def test_further_positives_stand_behind_the_first_and_change_no_other_draw() -> 
     assert select_passages(sample, num_hard=1, num_other=0, num_positives=9).in_slot_order() == [A, B, C, D]
     drawn = [
         select_passages(
-            sample, num_hard=1, num_other=0, num_positives=count, generator=np.random.default_rng(7), shuffle_positives=True
+            sample,
+            num_hard=1,
+            num_other=0,
+            num_positives=count,
+            generator=np.random.default_rng(7),
+            shuffle_positives=True,
         ).in_slot_order()
         for count in (1, 3)
     ]
@@ -96,8 +126,13 @@ def test_further_positives_stand_behind_the_first_and_change_no_other_draw() -> 
 
 def test_gold_without_a_score_is_excluded_unless_nothing_would_remain() -> None:
     scored = Passage("be", id="s", has_score=True)
-    assert select_passages(TrainingSample("q", (A, scored)), num_hard=0, num_other=0, exclude_gold=True).positive is scored
-    assert select_passages(TrainingSample("q", (A, B)), num_hard=0, num_other=0, exclude_gold=True).positive is A
+    assert (
+        select_passages(TrainingSample("q", (A, scored)), num_hard=0, num_other=0, exclude_gold=True).positive
+        is scored
+    )
+    assert (
+        select_passages(TrainingSample("q", (A, B)), num_hard=0, num_other=0, exclude_gold=True).positive is A
+    )
 
 
 def test_negatives_depend_on_seed_epoch_set_and_row_alone(tensorizer: Tensorizer) -> None:
@@ -126,7 +161,10 @@ def test_augmentation_changes_training_only_and_repeats(tensorizer: Tensorizer) 
     assert first.contexts.lengths.tolist() == [8]
     assert torch.equal(first.contexts.tokens, again.contexts.tokens)
     assert torch.equal(dev.contexts.tokens, plain.contexts.tokens)
-    assert not torch.equal(first.questions.tokens, plain.questions.tokens) or first.contexts.tokens.shape != plain.contexts.tokens.shape
+    assert (
+        not torch.equal(first.questions.tokens, plain.questions.tokens)
+        or first.contexts.tokens.shape != plain.contexts.tokens.shape
+    )
 
 
 def words_of(tensorizer: Tensorizer, batch: BiEncoderBatch) -> list[str]:
@@ -139,17 +177,28 @@ def test_prefixes_stand_before_question_and_title_or_text(tensorizer: Tensorizer
     options = DataSetSettings(query_prefix="ca ", passage_prefix="ce-", selector=1)
     batch = Collator(tensorizer, num_hard=1, num_other=0)([data_row(ListSource([sample]), 0, options)])
     assert words_of(tensorizer, batch) == ["[CLS] ce - be bi [SEP]", "[CLS] ce - bu [SEP] bo [SEP]"]
-    assert tensorizer.tokenizer.convert_ids_to_tokens(batch.questions.tokens.tolist()) == ["[CLS]", "ca", "ba", "[SEP]"]
-    assert batch.context_ids[0].tolist() == list(judgement_identity(sample.positives[0], "tiny")), "judged as the passage it is"
+    assert tensorizer.tokenizer.convert_ids_to_tokens(batch.questions.tokens.tolist()) == [
+        "[CLS]",
+        "ca",
+        "ba",
+        "[SEP]",
+    ]
+    assert batch.context_ids[0].tolist() == list(judgement_identity(sample.positives[0], "tiny")), (
+        "judged as the passage it is"
+    )
 
 
 def test_a_prefix_stays_where_the_text_is_cropped(tensorizer: Tensorizer) -> None:
     long = "ca ce ci co cu da de di do du fa fe fi fo fu ga ge gi"
     options = DataSetSettings(passage_prefix="ba be ")
-    source = ListSource([TrainingSample("q", (Passage(f"{long} {long}"),)), TrainingSample("q", (Passage(long, "ka"),))])
+    source = ListSource(
+        [TrainingSample("q", (Passage(f"{long} {long}"),)), TrainingSample("q", (Passage(long, "ka"),))]
+    )
     seen = set()
     for seed in range(12):
-        collator = Collator(tensorizer, num_hard=0, num_other=0, seed=seed, augmentation=Augmentation(crop_tokens=9))
+        collator = Collator(
+            tensorizer, num_hard=0, num_other=0, seed=seed, augmentation=Augmentation(crop_tokens=9)
+        )
         words = words_of(tensorizer, collator([data_row(source, row, options) for row in range(2)]))
         assert words[0].startswith("[CLS] ba be ") and words[1].startswith("[CLS] ba be ka [SEP] ")
         assert {len(text.split()) for text in words} == {9}
@@ -164,14 +213,23 @@ def test_rows_of_several_sets_keep_their_own_options(tensorizer: Tensorizer) -> 
         DataSetSettings(query_special_suffix=" cu", passage_prefix="ce ", selector=2, loss_scale=0.25),
     ]
     source = ListSource(samples)
-    rows = [data_row(source, number % 2, sets[number % 2], dataset=number % 2, lap=number) for number in (1, 0, 3)]
+    rows = [
+        data_row(source, number % 2, sets[number % 2], dataset=number % 2, lap=number) for number in (1, 0, 3)
+    ]
     batch = Collator(tensorizer, num_hard=1, num_other=0)(rows)
     questions = batch.questions.tokens.split(batch.questions.lengths.tolist())
-    assert [tensorizer.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in questions] == ["bi cu", "ca ba be", "bi cu"]
+    assert [tensorizer.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in questions] == [
+        "bi cu",
+        "ca ba be",
+        "bi cu",
+    ]
     assert batch.questions.position.tolist() == [2, 0, 2]
     assert batch.loss_weights.tolist() == [0.25, 1.0, 0.25]
     assert (batch.datasets, batch.rows) == ((1, 0, 1), (1, 0, 1))
-    assert [words_of(tensorizer, batch)[row] for row in batch.context_row[[0, 2]]] == ["[CLS] ce bo [SEP]", "[CLS] bo [SEP]"]
+    assert [words_of(tensorizer, batch)[row] for row in batch.context_row[[0, 2]]] == [
+        "[CLS] ce bo [SEP]",
+        "[CLS] bo [SEP]",
+    ]
     alone = [Collator(tensorizer, num_hard=1, num_other=0)([row]) for row in rows]
     assert torch.cat([part.questions.tokens for part in alone]).tolist() == batch.questions.tokens.tolist()
     assert torch.cat([part.context_ids for part in alone]).tolist() == batch.context_ids.tolist()

@@ -17,7 +17,13 @@ from tests.helpers.decoders import BEGIN, END, KINDS, VOCABULARY, byte_tokenizer
 from tests.unit.data.test_joining import fast_tokenizer, stored
 
 EOS = VOCABULARY[END]
-PASSAGES = [Passage("abcdefghijkl"), Passage("xyz" * 9, "title"), Passage("xyz", "a title that is long"), Passage(""), Passage("b")]
+PASSAGES = [
+    Passage("abcdefghijkl"),
+    Passage("xyz" * 9, "title"),
+    Passage("xyz", "a title that is long"),
+    Passage(""),
+    Passage("b"),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,7 +35,12 @@ def test_an_end_token_survives_truncation(kind: str, length: int) -> None:
     assert tensorizer.ends_sequences
     found = [*tensorizer.question_tokens(["abcdefghijkl", "a", ""]), *tensorizer.passage_tokens(PASSAGES)]
     assert all(tokens[-1] == EOS and tokens.count(EOS) == 1 and len(tokens) <= length for tokens in found)
-    assert found[0][:-1] == [*([VOCABULARY[BEGIN]] if kind == "llama" else []), *range(VOCABULARY["a"], VOCABULARY["m"])][: length - 1]
+    assert (
+        found[0][:-1]
+        == [*([VOCABULARY[BEGIN]] if kind == "llama" else []), *range(VOCABULARY["a"], VOCABULARY["m"])][
+            : length - 1
+        ]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +83,9 @@ def test_a_decoder_that_is_read_at_its_last_token_needs_one(tmp_path: Path) -> N
     settings = {"pooling": "last", "sequence_length": 16, "shared": True}
     with pytest.raises(ConfigError, match=r"set encoder\.append_eos=true"):
         BiEncoder.from_pretrained(folder, EncoderSettings(**settings), pretrained=False)
-    model = BiEncoder.from_pretrained(folder, EncoderSettings(**settings, append_eos=True), pretrained=False).eval()
+    model = BiEncoder.from_pretrained(
+        folder, EncoderSettings(**settings, append_eos=True), pretrained=False
+    ).eval()
     assert model.question_model.is_packed
     model.save(tmp_path / "saved")
     loaded = BiEncoder.load(tmp_path / "saved")

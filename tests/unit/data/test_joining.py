@@ -1,4 +1,5 @@
-"""Title and text tokenised apart and joined give what the tokenizer gives for the pair: every length, every kind of tokenizer."""
+"""Title and text tokenised apart and joined give what the tokenizer gives for the pair: every length, every
+kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -19,11 +20,18 @@ from dpr.data.tensorizer import Tensorizer
 from tests.helpers.examples import examples
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
 
-SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
 
 
 def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
-    """``bert``: one separator; ``roberta``: byte-level, two between a pair; ``t5``: nothing before; ``gpt2``: no special tokens."""
+    """``bert``: one separator; ``roberta``: byte-level, two between a pair; ``t5``: nothing before; ``gpt2``:
+    no special tokens."""
     vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
     ids = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
     if kind == "roberta":
@@ -31,13 +39,24 @@ def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
         vocabulary = {token: number for number, token in enumerate([*SPECIAL.values(), *letters])}
         tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.post_processor = processors.RobertaProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+        tokenizer.post_processor = processors.RobertaProcessing(
+            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+        )
     else:
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-        single, pair = ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]") if kind == "bert" else ("$A [SEP]", "$A [SEP] $B [SEP]")
+        tokenizer.normalizer, tokenizer.pre_tokenizer = (
+            normalizers.BertNormalizer(lowercase=True),
+            pre_tokenizers.BertPreTokenizer(),
+        )
+        single, pair = (
+            ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]")
+            if kind == "bert"
+            else ("$A [SEP]", "$A [SEP] $B [SEP]")
+        )
         if kind != "gpt2":
-            tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=single, pair=pair, special_tokens=ids
+            )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL, **options)
 
 
@@ -77,14 +96,23 @@ def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
 def test_joined_parts_are_the_pair(kind: str, title: str, text: str, length: int) -> None:
     tensorizer = Tensorizer(TOKENIZERS[kind], sequence_length=length)
     passage = Passage(text, title)
-    assert tensorizer.passage_tokens([stored(tensorizer, passage), passage]) == tensorizer.passage_tokens([passage]) * 2
-    assert tensorizer.question_tokens(tensorizer.bare_tokens([text])) == tensorizer.passage_tokens([Passage(text)]) or text != text.strip()
+    assert (
+        tensorizer.passage_tokens([stored(tensorizer, passage), passage])
+        == tensorizer.passage_tokens([passage]) * 2
+    )
+    assert (
+        tensorizer.question_tokens(tensorizer.bare_tokens([text]))
+        == tensorizer.passage_tokens([Passage(text)])
+        or text != text.strip()
+    )
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "t5"])
 @settings(max_examples=examples(150), deadline=None)
 @given(title=texts, text=texts, length=st.integers(4, 30), seed=st.integers(0, 9))
-def test_a_crop_of_joined_parts_is_the_crop_of_the_text(kind: str, title: str, text: str, length: int, seed: int) -> None:
+def test_a_crop_of_joined_parts_is_the_crop_of_the_text(
+    kind: str, title: str, text: str, length: int, seed: int
+) -> None:
     tensorizer = Tensorizer(TOKENIZERS[kind], sequence_length=32)
     passage = Passage(text, title)
     first, second = np.random.default_rng(seed), np.random.default_rng(seed)
@@ -98,7 +126,9 @@ def test_every_pair_of_lengths_is_cut_as_the_tokenizer_cuts_it(tmp_path: Path) -
     for title in range(12):
         for text in range(12):
             passage = Passage(" ".join(WORDS[:text]), " ".join(WORDS[-title:]) if title else "")
-            assert tensorizer.passage_tokens([stored(tensorizer, passage)]) == tensorizer.passage_tokens([passage]), (title, text)
+            assert tensorizer.passage_tokens([stored(tensorizer, passage)]) == tensorizer.passage_tokens(
+                [passage]
+            ), (title, text)
 
 
 def examples() -> Iterator[tuple[Any, Any]]:
@@ -108,6 +138,8 @@ def examples() -> Iterator[tuple[Any, Any]]:
     yield ([1, 2], [None, None]), ([1, 5, 2], [None, 0, None])  # a text without tokens
 
 
-@pytest.mark.parametrize(("single", "pair", "is_rule"), [(*example, number == 0) for number, example in enumerate(examples())])
+@pytest.mark.parametrize(
+    ("single", "pair", "is_rule"), [(*example, number == 0) for number, example in enumerate(examples())]
+)
 def test_a_tokenizer_without_such_a_rule_is_reported(single: Any, pair: Any, is_rule: bool) -> None:
     assert (JoinRule.from_examples(single, pair, cut_start=False) is not None) == is_rule

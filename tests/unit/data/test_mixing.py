@@ -1,4 +1,5 @@
-"""Several data sets in an epoch: exact counts, every row its turn, the same pools for any number of ranks, nothing depends on history."""
+"""Several data sets in an epoch: exact counts, every row its turn, the same pools for any number of ranks,
+nothing depends on history."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.data.iterators import LocalShardedDataIterator, MixedDataIterator, MultiSetDataIterator, PoolIterator, ShardedDataIterator
+from dpr.data.iterators import (
+    LocalShardedDataIterator,
+    MixedDataIterator,
+    MultiSetDataIterator,
+    PoolIterator,
+    ShardedDataIterator,
+)
 from dpr.data.mixing import Sampling, largest_remainder
 from dpr.data.order import WINDOW_POOLS, WORDS, group
 
@@ -19,27 +26,42 @@ SIZES, POOL = (403, 90, 37), 8
 Made = Callable[..., PoolIterator]
 
 
-def one_set_a_pool(sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any) -> PoolIterator:
+def one_set_a_pool(
+    sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
+) -> PoolIterator:
     features = features_of(sizes, sampling) or [None] * len(sizes)
     sets = [
         ShardedDataIterator(
-            size, global_batch_size=POOL, seed=seed, rank=rank, world_size=world_size, dataset=number, features=features[number]
+            size,
+            global_batch_size=POOL,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            dataset=number,
+            features=features[number],
         )
         for number, size in enumerate(sizes)
     ]
     return MultiSetDataIterator(sets, seed=seed, sampling=Sampling(**sampling))
 
 
-def mixed(sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any) -> PoolIterator:
+def mixed(
+    sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
+) -> PoolIterator:
     shared = {"global_batch_size": POOL, "seed": seed, "rank": rank, "world_size": world_size}
-    return MixedDataIterator(sizes, **shared, sampling=Sampling(mixed=True, **sampling), features=features_of(sizes, sampling))
+    return MixedDataIterator(
+        sizes, **shared, sampling=Sampling(mixed=True, **sampling), features=features_of(sizes, sampling)
+    )
 
 
 def features_of(sizes: tuple[int, ...], sampling: dict[str, Any]) -> list[np.ndarray] | None:
     if sampling.get("group_by_length"):
         return [np.random.default_rng(dataset).integers(1, 1000, size) for dataset, size in enumerate(sizes)]
     if sampling.get("group_by_words"):
-        return [words_around(np.random.default_rng(dataset).integers(0, 9, size)) for dataset, size in enumerate(sizes)]
+        return [
+            words_around(np.random.default_rng(dataset).integers(0, 9, size))
+            for dataset, size in enumerate(sizes)
+        ]
     return None
 
 
@@ -77,12 +99,19 @@ WAYS = pytest.mark.parametrize(
 def test_largest_remainder_is_exact_and_in_proportion() -> None:
     assert largest_remainder(10, np.array([0.5, 0.3, 0.2])) == (5, 3, 2)
     assert largest_remainder(10, np.array([1, 1, 1]) / 3) == (4, 3, 3)
-    assert largest_remainder(7, np.array([0.1, 0.2, 0.7])) == (1, 1, 5)  # exactly .7, 1.4, 4.9: the first and last are nearest to the next
+    # exactly .7, 1.4, 4.9: the first and last are nearest to the next
+    assert largest_remainder(7, np.array([0.1, 0.2, 0.7])) == (
+        1,
+        1,
+        5,
+    )
     assert largest_remainder(3, np.array([0.0, 1.0])) == (0, 3)
     for total in range(40):
         shares = np.random.default_rng(total).dirichlet([1, 1, 1, 1])
         counts = largest_remainder(total, shares)
-        assert sum(counts) == total and all(abs(count - total * share) < 1 for count, share in zip(counts, shares, strict=True))
+        assert sum(counts) == total and all(
+            abs(count - total * share) < 1 for count, share in zip(counts, shares, strict=True)
+        )
 
 
 def test_weights_say_the_shares_of_an_epoch() -> None:
@@ -96,9 +125,14 @@ def test_weights_say_the_shares_of_an_epoch() -> None:
     assert one_set_a_pool(weights=[1, 1, 0], epoch_pools=10).counts == (5, 5, 0)
 
 
-@pytest.mark.parametrize(("temperature", "shares"), [(1.0, (403, 90, 37)), (2.0, (403**0.5, 90**0.5, 37**0.5)), (1e9, (1, 1, 1))])
+@pytest.mark.parametrize(
+    ("temperature", "shares"), [(1.0, (403, 90, 37)), (2.0, (403**0.5, 90**0.5, 37**0.5)), (1e9, (1, 1, 1))]
+)
 def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[float, ...]) -> None:
-    for found, unit in ((one_set_a_pool(temperature=temperature, epoch_pools=600), 1), (mixed(temperature=temperature), POOL)):
+    for found, unit in (
+        (one_set_a_pool(temperature=temperature, epoch_pools=600), 1),
+        (mixed(temperature=temperature), POOL),
+    ):
         total = sum(found.counts)
         for count, share in zip(found.counts, shares, strict=True):
             assert abs(count - total * share / sum(shares)) < 1, unit
@@ -106,10 +140,13 @@ def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[floa
 
 @BOTH
 def test_drawn_pools_have_the_shares_that_the_temperature_states(made: Made) -> None:
-    """Not only in sum: early and late in an epoch, and in the first place of a pool as in the last. Chi-square of 2 degrees of freedom."""
+    """Not only in sum: early and late in an epoch, and in the first place of a pool as in the last.
+    Chi-square of 2 degrees of freedom."""
     found = made(temperature=2.0, epoch_pools=400)
     shares = np.sqrt(SIZES) / np.sqrt(SIZES).sum()
-    places = np.array([dataset for epoch in range(3) for dataset, _ in rows_of(found, [epoch])]).reshape(3, 400, POOL)
+    places = np.array([dataset for epoch in range(3) for dataset, _ in rows_of(found, [epoch])]).reshape(
+        3, 400, POOL
+    )
     for part in (places[0, :100, 0], places[1, 300:, POOL - 1], places[:, ::7, 3].ravel()):
         expected = shares * part.size
         statistic = float(((np.bincount(part, minlength=3) - expected) ** 2 / expected).sum())
@@ -133,7 +170,9 @@ def test_a_large_set_is_continued_in_the_next_epoch(made: Made) -> None:
     found = made(weights=[1, 1, 1], epoch_pools=30)
     by_epoch = [[row for dataset, row in rows_of(found, [epoch]) if dataset == 0] for epoch in range(5)]
     assert all(len(rows) == 10 * POOL == len(set(rows)) for rows in by_epoch)
-    assert len({row for rows in by_epoch for row in rows}) == 5 * 10 * POOL, "no row twice before all had their turn"
+    assert len({row for rows in by_epoch for row in rows}) == 5 * 10 * POOL, (
+        "no row twice before all had their turn"
+    )
 
 
 @BOTH
@@ -178,13 +217,18 @@ def test_a_pool_depends_on_nothing_that_was_asked_before(made: Made, sampling: d
     worn = made(**sampling)
     rows_of(worn, [3, 0])
     for key in ((1, 4), (0, 0), (4, 2)):
-        assert [part.tolist() for part in worn.pool(*key)] == [part.tolist() for part in made(**sampling).pool(*key)]
+        assert [part.tolist() for part in worn.pool(*key)] == [
+            part.tolist() for part in made(**sampling).pool(*key)
+        ]
     assert rows_of(worn, [1]) != rows_of(worn, [2])
     assert rows_of(worn, [1]) != rows_of(made(**sampling, seed=2), [1])
 
 
 def test_one_set_a_pool_or_all_sets_in_one() -> None:
-    kinds = [{len(set(found.pool(0, pool).datasets.tolist())) for pool in range(60)} for found in (one_set_a_pool(), mixed())]
+    kinds = [
+        {len(set(found.pool(0, pool).datasets.tolist())) for pool in range(60)}
+        for found in (one_set_a_pool(), mixed())
+    ]
     assert kinds[0] == {1} and max(kinds[1]) == 3
     # Most pools of 8 hold several sets, as drawing 8 rows of 403, 90 and 37 would give.
     several = sum(len(set(mixed().pool(0, pool).datasets.tolist())) > 1 for pool in range(60))
@@ -194,8 +238,14 @@ def test_one_set_a_pool_or_all_sets_in_one() -> None:
 def test_rates_multiply_pools_as_before() -> None:
     found = one_set_a_pool((40, 20), rates=[0.5, 2.0])
     assert found.counts == (2, 4) and found.laps() == [0.4, 2.0]
-    assert [dataset for dataset, _ in rows_of(found, [3])] != sorted(dataset for dataset, _ in rows_of(found, [3]))
-    assert mixed((40, 20), rates=[0.5, 2.0]).counts == (19, 37)  # 56 of the 60 rows fill whole pools; 18.67 and 37.33
+    assert [dataset for dataset, _ in rows_of(found, [3])] != sorted(
+        dataset for dataset, _ in rows_of(found, [3])
+    )
+    # 56 of the 60 rows fill whole pools; 18.67 and 37.33
+    assert mixed((40, 20), rates=[0.5, 2.0]).counts == (
+        19,
+        37,
+    )
 
 
 def test_pools_of_like_length_in_an_order_that_says_nothing_of_it() -> None:
@@ -205,9 +255,13 @@ def test_pools_of_like_length_in_an_order_that_says_nothing_of_it() -> None:
     pools = lengths[places].reshape(-1, POOL)
     assert np.median(np.ptp(pools, axis=1)) < np.ptp(lengths) / WINDOW_POOLS * 1.5
     means = pools.mean(1)
-    assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.15, "long pools come neither early nor late"
+    assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.15, (
+        "long pools come neither early nor late"
+    )
     # Ranks take consecutive slices of a pool: none may always get the longer rows.
-    assert abs(pools[:, 0].mean() - pools[:, -1].mean()) < 5 * np.ptp(lengths) / WINDOW_POOLS / len(pools) ** 0.5
+    assert (
+        abs(pools[:, 0].mean() - pools[:, -1].mean()) < 5 * np.ptp(lengths) / WINDOW_POOLS / len(pools) ** 0.5
+    )
 
 
 def test_windows_keep_rows_of_like_length_apart() -> None:
@@ -228,8 +282,14 @@ def test_pools_of_rows_near_each_other_in_an_order_that_says_nothing_of_it() -> 
     assert sorted(places.tolist()) == list(range(len(topics)))
     pools = topics[places].reshape(-1, POOL)
     assert (pools == pools[:, :1]).all(), "each topic fills whole pools"
-    assert abs(np.corrcoef(np.arange(len(pools)), pools[:, 0])[0, 1]) < 0.3 and (np.diff(pools[:, 0]) == 0).mean() < 0.2
-    first = [int(np.flatnonzero(places[start : start + POOL] == places[start : start + POOL].min())[0]) for start in range(0, 900, POOL)]
+    assert (
+        abs(np.corrcoef(np.arange(len(pools)), pools[:, 0])[0, 1]) < 0.3
+        and (np.diff(pools[:, 0]) == 0).mean() < 0.2
+    )
+    first = [
+        int(np.flatnonzero(places[start : start + POOL] == places[start : start + POOL].min())[0])
+        for start in range(0, 900, POOL)
+    ]
     assert len(set(first)) == POOL, "the row that the others are near is anywhere in the pool"
 
 
@@ -240,7 +300,9 @@ def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
     pools = features["positive"][group(features, POOL, np.random.default_rng(1))].reshape(-1, POOL)
     assert [len(set(pool)) for pool in pools.tolist()] == [POOL] * 6
     features["positive"] = 0
-    assert len(set(group(features, POOL, np.random.default_rng(1)).tolist())) == 6 * POOL, "where there are no others, all are used"
+    assert len(set(group(features, POOL, np.random.default_rng(1)).tolist())) == 6 * POOL, (
+        "where there are no others, all are used"
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,11 +320,21 @@ def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
             (8, 8),
             "train.sampling.weights and train.sampling.temperature are mutually exclusive",
         ),
-        ({"rates": [1, 2], "temperature": 2.0}, (8, 8), r"train_sampling_rates and train\.sampling\.temperature are mutually exclusive"),
-        ({"rates": [1, 2], "epoch_pools": 2}, (8, 8), r"train_sampling_rates and train\.sampling\.epoch_pools are mutually exclusive"),
+        (
+            {"rates": [1, 2], "temperature": 2.0},
+            (8, 8),
+            r"train_sampling_rates and train\.sampling\.temperature are mutually exclusive",
+        ),
+        (
+            {"rates": [1, 2], "epoch_pools": 2},
+            (8, 8),
+            r"train_sampling_rates and train\.sampling\.epoch_pools are mutually exclusive",
+        ),
     ],
 )
-def test_impossible_mixtures_are_refused(sampling: dict[str, Any], sizes: tuple[int, int], message: str) -> None:
+def test_impossible_mixtures_are_refused(
+    sampling: dict[str, Any], sizes: tuple[int, int], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         one_set_a_pool(sizes, **sampling)
 

@@ -20,8 +20,14 @@ def pools(iterator: ShardedDataIterator, lap: int) -> list[list[int]]:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_share_each_pool_without_changing_it(world_size: int) -> None:
     whole = pools(ShardedDataIterator(101, global_batch_size=8, seed=3), lap=2)
-    ranks = [ShardedDataIterator(101, global_batch_size=8, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert [functools.reduce(operator.iadd, (rank.rows(24 + pool).tolist() for rank in ranks), []) for pool in range(12)] == whole
+    ranks = [
+        ShardedDataIterator(101, global_batch_size=8, seed=3, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    assert [
+        functools.reduce(operator.iadd, (rank.rows(24 + pool).tolist() for rank in ranks), [])
+        for pool in range(12)
+    ] == whole
 
 
 def test_a_lap_uses_every_row_once_but_for_a_remainder_that_changes() -> None:
@@ -51,16 +57,24 @@ RECORDED = [8, 7, 1, 2, 0, 4, 3, 9, 5, 6]
 def test_a_pool_beyond_the_lap_starts_the_next_in_another_order() -> None:
     iterator = ShardedDataIterator(16, global_batch_size=4, seed=0)
     first, second = pools(iterator, 0), pools(iterator, 1)
-    assert sorted(functools.reduce(operator.iadd, first, [])) == sorted(functools.reduce(operator.iadd, second, [])) == list(range(16))
+    assert (
+        sorted(functools.reduce(operator.iadd, first, []))
+        == sorted(functools.reduce(operator.iadd, second, []))
+        == list(range(16))
+    )
     assert first != second
 
 
 def test_local_shards_stay_in_their_part_and_cover_it() -> None:
     for num_rows in (40, 43):
         for rank in range(4):
-            iterator = LocalShardedDataIterator(num_rows, global_batch_size=8, seed=0, rank=rank, world_size=4)
+            iterator = LocalShardedDataIterator(
+                num_rows, global_batch_size=8, seed=0, rank=rank, world_size=4
+            )
             part = rank_slice(num_rows, rank, 4)
-            rows = functools.reduce(operator.iadd, (iterator.rows(5 + pool).tolist() for pool in range(iterator.num_pools)), [])
+            rows = functools.reduce(
+                operator.iadd, (iterator.rows(5 + pool).tolist() for pool in range(iterator.num_pools)), []
+            )
             assert iterator.num_pools == 5
             assert len(set(rows)) == 10
             assert set(rows) <= set(range(part.start, part.stop))

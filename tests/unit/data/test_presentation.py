@@ -1,4 +1,5 @@
-"""Prompts, title templates and the apostrophe rule: one place puts them around texts, from text and from a token store alike."""
+"""Prompts, title templates and the apostrophe rule: one place puts them around texts, from text and from a
+token store alike."""
 
 from __future__ import annotations
 
@@ -38,29 +39,42 @@ def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [TEXT, TEMPLATE, TWICE], ids=["prompts", "both", "title twice"])
 @settings(max_examples=examples(60), deadline=None)
-@given(title=texts, body=texts, length=st.integers(24, 40), limit=st.integers(24, 40), seed=st.integers(0, 99))
+@given(
+    title=texts, body=texts, length=st.integers(24, 40), limit=st.integers(24, 40), seed=st.integers(0, 99)
+)
 def test_stored_passages_become_the_tokens_of_their_text(
     kind: str, text: TextSettings, title: str, body: str, length: int, limit: int, seed: int
 ) -> None:
     tensorizer, passage = tensorizer_of(kind, text, sequence_length=length), Passage(body, title)
     kept = stored(tensorizer, passage)
     assert tensorizer.passage_tokens([kept]) == tensorizer.passage_tokens([passage])
-    drawn = [tensorizer.cropped_passage_tokens(each, limit, np.random.default_rng(seed)) for each in (kept, passage)]
+    drawn = [
+        tensorizer.cropped_passage_tokens(each, limit, np.random.default_rng(seed))
+        for each in (kept, passage)
+    ]
     assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_cut_is_never_the_prompt(kind: str) -> None:
     tensorizer, long = tensorizer_of(kind, TEXT, sequence_length=32, question_length=12), " ".join(WORDS)
-    (before, _) = tensorizer.join_rule.single if tensorizer.join_rule else ([], [])
+    before, _ = tensorizer.join_rule.single if tensorizer.join_rule else ([], [])
     for prompt, text, length in (
         (TEXT.query_prompt, tensorizer.question_tokens([long])[0], 12),
         (TEXT.prompts["web"], tensorizer.question_tokens([long], prompt="web")[0], 12),
         (TEXT.passage_prompt, tensorizer.passage_tokens([Passage(long)])[0], 32),
         (TEXT.passage_prompt, tensorizer.passage_tokens([Passage(long, long)])[0], 32),
         (TEXT.passage_prompt, tensorizer.passage_tokens([Passage(long, long * 9)])[0], 32),
-        (TEXT.passage_prompt, tensorizer.cropped_passage_tokens(Passage(long), 20, np.random.default_rng(0)), 20),
-        (TEXT.passage_prompt, tensorizer.cropped_passage_tokens(Passage(long, long), 20, np.random.default_rng(0)), 20),
+        (
+            TEXT.passage_prompt,
+            tensorizer.cropped_passage_tokens(Passage(long), 20, np.random.default_rng(0)),
+            20,
+        ),
+        (
+            TEXT.passage_prompt,
+            tensorizer.cropped_passage_tokens(Passage(long, long), 20, np.random.default_rng(0)),
+            20,
+        ),
     ):
         expected = [*before, *tensorizer.bare_tokens([prompt.strip()])[0]]
         assert len(text) == length
@@ -70,7 +84,9 @@ def test_what_is_cut_is_never_the_prompt(kind: str) -> None:
 def test_texts_are_those_of_a_model_that_is_given_them_by_hand() -> None:
     tensorizer, plain = tensorizer_of("bert", TEXT), tensorizer_of("bert", TextSettings())
     assert tensorizer.question_tokens(["ca"]) == plain.question_tokens(["ba be: ca"])
-    assert tensorizer.question_tokens(["ca"], prompt="web", suffix="?") == plain.question_tokens(["bo bu ca?"])
+    assert tensorizer.question_tokens(["ca"], prompt="web", suffix="?") == plain.question_tokens(
+        ["bo bu ca?"]
+    )
     assert tensorizer.passage_tokens([Passage("ca"), Passage("ca", "ce")]) == plain.passage_tokens(
         [Passage("bi ca"), Passage("ca", "bi ce")]
     )
@@ -78,7 +94,9 @@ def test_texts_are_those_of_a_model_that_is_given_them_by_hand() -> None:
     assert template.passage_tokens([Passage(" ca ", "ce"), Passage("ca")]) == plain.passage_tokens(
         [Passage("bi ba ce - ca"), Passage("bi ca")]
     )
-    assert tensorizer_of("bert", TWICE).passage_tokens([Passage("ca", "ce")]) == plain.passage_tokens([Passage("ce ce ca")])
+    assert tensorizer_of("bert", TWICE).passage_tokens([Passage("ca", "ce")]) == plain.passage_tokens(
+        [Passage("ce ce ca")]
+    )
 
 
 def test_the_apostrophe_rule_is_the_models() -> None:
@@ -88,17 +106,29 @@ def test_the_apostrophe_rule_is_the_models() -> None:
 
 
 def test_a_prompt_that_would_be_cut_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"encoder.question_length=5 leaves no room behind the 3 tokens of encoder.query_prompt.* 6 or"):
+    with pytest.raises(
+        ConfigError,
+        match=r"encoder.question_length=5 leaves no room behind the 3 tokens of encoder.query_prompt.* 6 or",
+    ):
         tensorizer_of("bert", TEXT, question_length=5)
     with pytest.raises(ConfigError, match=r"encoder.sequence_length=5 .* encoder.passage_prompt.* 6 or more"):
         tensorizer_of("bert", TextSettings(passage_prompt="bi "), sequence_length=5)
     with pytest.raises(ConfigError, match="cuts texts at their beginning"):
         Tensorizer(fast_tokenizer("bert", truncation_side="left"), sequence_length=32).present(TEXT)
     with pytest.raises(ConfigError, match=r"train.augment.crop_tokens=5 leaves no room"):
-        Collator(tensorizer_of("bert", TEXT), num_hard=0, num_other=0, seed=0, augmentation=Augmentation(crop_tokens=5))
+        Collator(
+            tensorizer_of("bert", TEXT),
+            num_hard=0,
+            num_other=0,
+            seed=0,
+            augmentation=Augmentation(crop_tokens=5),
+        )
 
 
-@pytest.mark.parametrize("template", ["{title}", "{text} {title}", "{title} {text} end", "{title} {text} {text}", "{name} {title} {text}"])
+@pytest.mark.parametrize(
+    "template",
+    ["{title}", "{text} {title}", "{title} {text} end", "{title} {text} {text}", "{name} {title} {text}"],
+)
 def test_a_template_that_is_none_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match=r"encoder.title_template=.* must have {title} and end"):
         tensorizer_of("bert", TextSettings(title_template=template))
@@ -113,6 +143,9 @@ def test_a_prefix_beside_a_prompt_must_repeat_it() -> None:
     assert TEXT.agreed_prefix("ba be: ", TEXT.query_prompt, key="query_prefix") is None
     assert TextSettings().agreed_prefix("ba be: ", "", key="query_prefix") == "ba be: "
     with pytest.raises(
-        ConfigError, match=r"query_prefix='bo bu ', but the model was trained with 'ba be: ' there.*, name it by prompt=web"
+        ConfigError,
+        match=(
+            r"query_prefix='bo bu ', but the model was trained with 'ba be: ' there.*, name it by prompt=web"
+        ),
     ):
         TEXT.agreed_prefix("bo bu ", TEXT.query_prompt, key="query_prefix")

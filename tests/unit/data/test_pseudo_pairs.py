@@ -1,4 +1,5 @@
-"""Pairs cut from a corpus: the same for any number of ranks, from text as from tokens; no passage of a document is its negative."""
+"""Pairs cut from a corpus: the same for any number of ranks, from text as from tokens; no passage of a
+document is its negative."""
 
 from __future__ import annotations
 
@@ -39,19 +40,29 @@ ALL_KINDS = [*KINDS]
 
 
 def write_corpus(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps({"_id": str(number), **row}) + "\n" for number, row in enumerate(rows)))
+    file.write_text(
+        "".join(json.dumps({"_id": str(number), **row}) + "\n" for number, row in enumerate(rows))
+    )
     return file
 
 
 def made_rows(count: int) -> list[dict[str, Any]]:
-    """Passages with all that decides a cut: some without title, empty ones, questions, other scripts; two of every three in one file."""
+    """Passages with all that decides a cut: some without title, empty ones, questions, other scripts; two of
+    every three in one file."""
     draw = random.Random(5)
-    sentence = lambda: " ".join(draw.choices(WORDS, k=draw.randint(2, 7))).capitalize() + draw.choice([".", ".", "?", '."', " ."])
+    sentence = lambda: (
+        " ".join(draw.choices(WORDS, k=draw.randint(2, 7))).capitalize()
+        + draw.choice([".", ".", "?", '."', " ."])
+    )
     rows = []
     for number in range(count):
         text = " ".join(sentence() for _ in range(draw.randint(1, 6)))
-        title = draw.choice(["", f"Bo {draw.choice(WORDS)}", f"Bo > {draw.choice(WORDS)} {draw.choice(WORDS)}"])
-        rows.append({"title": title, "text": text, "metadata": {"file": f"{number // 3}.md"} if number % 3 else {}})
+        title = draw.choice(
+            ["", f"Bo {draw.choice(WORDS)}", f"Bo > {draw.choice(WORDS)} {draw.choice(WORDS)}"]
+        )
+        rows.append(
+            {"title": title, "text": text, "metadata": {"file": f"{number // 3}.md"} if number % 3 else {}}
+        )
     rows[4]["text"] = "  "
     rows[7]["text"] = "ba\u4e2d\u6587\u3002 be\n\tbi ba-be ba'bo (do. Du?) e.g. bo"
     return rows
@@ -77,7 +88,9 @@ def drawn(source: Any, row: int, lap: int = 0) -> Any:
 
 @pytest.mark.parametrize("kinds", [*ALL_KINDS, ALL_KINDS, "mixed"])
 @pytest.mark.parametrize("template", ["", "{title} {title} {text}"])
-def test_tokens_give_the_pairs_of_the_text(corpus: Path, tensorizer: Tensorizer, kinds: Any, template: str) -> None:
+def test_tokens_give_the_pairs_of_the_text(
+    corpus: Path, tensorizer: Tensorizer, kinds: Any, template: str
+) -> None:
     tensorizer.text = TextSettings(plain_apostrophes=False, title_template=template)
     text = PseudoPairs(corpus, kinds=kinds)
     stored = open_tokens(text, tensorizer, SET)
@@ -85,7 +98,9 @@ def test_tokens_give_the_pairs_of_the_text(corpus: Path, tensorizer: Tensorizer,
     for row in range(len(text)):
         for lap in range(4):
             ours, theirs = drawn(stored, row, lap), drawn(text, row, lap)
-            assert tensorizer.question_tokens([ours.question]) == tensorizer.question_tokens([theirs.question])
+            assert tensorizer.question_tokens([ours.question]) == tensorizer.question_tokens(
+                [theirs.question]
+            )
             assert tensorizer.passage_tokens(ours.positives) == tensorizer.passage_tokens(theirs.positives)
             assert ours.positives[0].identity == theirs.positives[0].identity
 
@@ -98,22 +113,32 @@ def batches_of(source: Any, tensorizer: Tensorizer, ranks: Ranks, epoch: int = 0
 
 def identities(batches: list[Any]) -> dict[int, list[int]]:
     """That of the positive of each row."""
-    return {row: ids for batch in batches for row, ids in zip(batch.rows, batch.context_ids[batch.positive_idx].tolist(), strict=True)}
+    return {
+        row: ids
+        for batch in batches
+        for row, ids in zip(batch.rows, batch.context_ids[batch.positive_idx].tolist(), strict=True)
+    }
 
 
 def test_ranks_share_the_pools_of_one_process(corpus: Path, tensorizer: Tensorizer) -> None:
     text = PseudoPairs(corpus)
     for source in (text, open_tokens(text, tensorizer, SET)):
         whole = batches_of(source, tensorizer, Ranks())
-        assert [values(batch) for batch in batches_of(pickle.loads(pickle.dumps(source)), tensorizer, Ranks())] == list(map(values, whole))
+        assert [
+            values(batch) for batch in batches_of(pickle.loads(pickle.dumps(source)), tensorizer, Ranks())
+        ] == list(map(values, whole))
         for size in (2, 3):
             parts = [batches_of(source, tensorizer, Ranks(rank, size)) for rank in range(size)]
             for number, batch in enumerate(whole):
                 of_pool = [part[number] for part in parts]
                 assert [row for part in of_pool for row in part.rows] == list(batch.rows)
                 assert torch.equal(torch.cat([part.context_ids for part in of_pool]), batch.context_ids)
-                assert torch.equal(torch.cat([part.questions.tokens for part in of_pool]), batch.questions.tokens)
-        first, second = (identities(batches) for batches in (whole, batches_of(source, tensorizer, Ranks(), epoch=1)))
+                assert torch.equal(
+                    torch.cat([part.questions.tokens for part in of_pool]), batch.questions.tokens
+                )
+        first, second = (
+            identities(batches) for batches in (whole, batches_of(source, tensorizer, Ranks(), epoch=1))
+        )
         again = [row for row in first if row in second]
         assert len(again) > 10
         assert all(first[row][1] != second[row][1] for row in again)  # another cut in every epoch
@@ -121,7 +146,9 @@ def test_ranks_share_the_pools_of_one_process(corpus: Path, tensorizer: Tensoriz
 
 def test_the_lap_decides_the_pair(corpus: Path) -> None:
     source = PseudoPairs(corpus)
-    assert all(drawn(source, row, 1) == drawn(source, row, 1) and source[row] == source[row] for row in range(40))
+    assert all(
+        drawn(source, row, 1) == drawn(source, row, 1) and source[row] == source[row] for row in range(40)
+    )
     assert sum(drawn(source, row, 1) != drawn(source, row, 2) for row in range(40)) > 30
 
 
@@ -130,12 +157,18 @@ def test_no_passage_of_the_document_is_a_negative(corpus: Path, tensorizer: Tens
     for batch in batches_of(source, tensorizer, Ranks()):
         in_corpus = [source.row(row) for row in batch.rows]
         drawn_ids = batch.context_ids[batch.positive_idx, 0].tolist()
-        documents = [row.document if row.words.text else drawn for row, drawn in zip(in_corpus, drawn_ids, strict=True)]
+        documents = [
+            row.document if row.words.text else drawn for row, drawn in zip(in_corpus, drawn_ids, strict=True)
+        ]
         known = batch.known_positive_ids, batch.known_positive_valid
-        found = find_candidates("distinct", batch.positive_idx, batch.context_valid, batch.context_ids, *known)
+        found = find_candidates(
+            "distinct", batch.positive_idx, batch.context_valid, batch.context_ids, *known
+        )
         assert found.counts.all()  # two cuts of one document are two passages
         for question, document in enumerate(documents):
-            same = {column for column, other in enumerate(documents) if other == document and column != question}
+            same = {
+                column for column, other in enumerate(documents) if other == document and column != question
+            }
             assert {column for column in found.masked[question].tolist() if column < len(documents)} == same
     files = [source.row(row).document for row in (1, 2, 0, 3)]
     assert files[0] == files[1]
@@ -143,7 +176,9 @@ def test_no_passage_of_the_document_is_a_negative(corpus: Path, tensorizer: Tens
 
 
 def test_in_place_of_an_empty_passage_any_other_may_come(tmp_path: Path) -> None:
-    rows = [{"text": f"{word} {word} {word}" if number != 2 else "  "} for number, word in enumerate(WORDS[:6])]
+    rows = [
+        {"text": f"{word} {word} {word}" if number != 2 else "  "} for number, word in enumerate(WORDS[:6])
+    ]
     source = PseudoPairs(write_corpus(tmp_path / "gap.jsonl", rows), kinds="crops", drop_words=0)
     found = Counter(drawn(source, 2, lap).positives[0].text.split()[0] for lap in range(500))
     assert set(found) == {word for number, word in enumerate(WORDS[:6]) if number != 2}
@@ -152,19 +187,30 @@ def test_in_place_of_an_empty_passage_any_other_may_come(tmp_path: Path) -> None
 
 def test_no_question_of_the_document_competes_for_a_passage(corpus: Path, tensorizer: Tensorizer) -> None:
     for batch in batches_of(PseudoPairs(corpus), tensorizer, Ranks()):
-        known = torch.cat([batch.known_positive_ids, batch.known_positive_valid[:, :, None].to(torch.int64)], dim=2)
-        pool = SimpleNamespace(questions=torch.zeros(len(batch), 1), own_questions=slice(0, len(batch)), known_positives=known)
+        known = torch.cat(
+            [batch.known_positive_ids, batch.known_positive_valid[:, :, None].to(torch.int64)], dim=2
+        )
+        pool = SimpleNamespace(
+            questions=torch.zeros(len(batch), 1), own_questions=slice(0, len(batch)), known_positives=known
+        )
         found = competing_questions(pool, batch, "distinct")  # type: ignore[arg-type]
         documents = batch.context_ids[:, 0].tolist()
         for row, document in enumerate(documents):
-            same = {other for other, of_other in enumerate(documents) if of_other == document and other != row}
+            same = {
+                other for other, of_other in enumerate(documents) if of_other == document and other != row
+            }
             assert {question for question in found.masked[row].tolist() if question < len(batch)} == same
             assert int(found.target[row]) == row
 
 
 @pytest.mark.parametrize(("share", "are_documents"), [(0.5, False), (0.05, True)])
-def test_a_title_that_many_passages_have_is_no_document(tmp_path: Path, share: float, are_documents: bool) -> None:
-    rows = [{"title": "Bo" if number < share * 200 else f"Bo {number}", "text": f"ba be {number}"} for number in range(200)]
+def test_a_title_that_many_passages_have_is_no_document(
+    tmp_path: Path, share: float, are_documents: bool
+) -> None:
+    rows = [
+        {"title": "Bo" if number < share * 200 else f"Bo {number}", "text": f"ba be {number}"}
+        for number in range(200)
+    ]
     source = PseudoPairs(write_corpus(tmp_path / "titled.jsonl", rows))
     assert (source.row(0).document == source.row(1).document) == are_documents
 
@@ -186,11 +232,15 @@ def test_a_file_of_more_than_half_of_the_passages_is_no_document(tmp_path: Path)
 
 
 def test_what_is_held_back_is_held_back_whole(tmp_path: Path) -> None:
-    rows = [{"text": f"ba be bi. Bo bu {number}", "metadata": {"file": f"{number // 5}.md"}} for number in range(400)]
+    rows = [
+        {"text": f"ba be bi. Bo bu {number}", "metadata": {"file": f"{number // 5}.md"}}
+        for number in range(400)
+    ]
     file = write_corpus(tmp_path / "files.jsonl", rows)
     train, held = PseudoPairs(file, held_back=0.2), PseudoPairs(file, held_back=0.2, held_only=True)
     documents = [
-        {drawn(source, row, lap).positives[0].identity[0] for row in range(len(source)) for lap in (0, 1)} for source in (train, held)
+        {drawn(source, row, lap).positives[0].identity[0] for row in range(len(source)) for lap in (0, 1)}
+        for source in (train, held)
     ]
     assert not documents[0] & documents[1]
     assert len(documents[0] | documents[1]) == 80
@@ -203,7 +253,11 @@ class Shout:
     """A maker of the user's."""
 
     def pair(self, passage: Passage, generator: np.random.Generator) -> tuple[str, Passage] | None:
-        return None if int(passage.id or 0) % 2 else (passage.text.upper()[:5], Passage(passage.text[5:], passage.title))
+        return (
+            None
+            if int(passage.id or 0) % 2
+            else (passage.text.upper()[:5], Passage(passage.text[5:], passage.title))
+        )
 
 
 class Bad(Shout):
@@ -238,13 +292,20 @@ def test_every_kind_is_what_it_says(corpus: Path) -> None:
             word for start, end in cut.passage for word in text[start:end]
         )
 
-    assert {read(cut) for cut in cuts["first"]} == {("Ba be bi.", "Is it bo? Yes it is bu. Last one e.g. ba.")}
+    assert {read(cut) for cut in cuts["first"]} == {
+        ("Ba be bi.", "Is it bo? Yes it is bu. Last one e.g. ba.")
+    }
     assert {read(cut) for cut in cuts["title"]} == {("Doc > Head of it", passage.text)}
     assert {read(cut) for cut in cuts["heading"]} == {("Head of it", passage.text)}
     assert not any(cut.keeps_title for kind in ("title", "heading") for cut in cuts[kind])
     assert {read(cut) for cut in cuts["question"]} == {("Is it bo?", "Yes it is bu. Last one e.g. ba.")}
     asked = [read(cut) for cut in cuts["sentence"]]
-    assert {question for question, _ in asked} == {"Ba be bi.", "Is it bo?", "Yes it is bu.", "Last one e.g. ba."}
+    assert {question for question, _ in asked} == {
+        "Ba be bi.",
+        "Is it bo?",
+        "Yes it is bu.",
+        "Last one e.g. ba.",
+    }
     assert 10 <= sum(question in rest for question, rest in asked) <= 60
     for question, rest in map(read, cuts["crops"]):
         assert question in passage.text
@@ -254,7 +315,10 @@ def test_every_kind_is_what_it_says(corpus: Path) -> None:
 
 
 def test_neighbours_answer_with_a_passage_beside_of_the_same_document(tmp_path: Path) -> None:
-    rows = [{"text": " ".join([word] * 9), "metadata": {"file": f"{number // 3}.md"}} for number, word in enumerate(WORDS[:6])]
+    rows = [
+        {"text": " ".join([word] * 9), "metadata": {"file": f"{number // 3}.md"}}
+        for number, word in enumerate(WORDS[:6])
+    ]
     source = PseudoPairs(write_corpus(tmp_path / "beside.jsonl", rows), kinds="neighbours", drop_words=0)
     found = {(sample.question.split()[0], sample.positives[0].text.split()[0]) for row in range(6) for lap in range(20)
              for sample in [drawn(source, row, lap)]}  # fmt: skip
@@ -266,7 +330,10 @@ def test_words_of_questions_are_dropped(tmp_path: Path) -> None:
     file = write_corpus(tmp_path / "long.jsonl", [{"text": " ".join(WORDS[:60])} for _ in range(200)])
     whole, some = (PseudoPairs(file, kinds="crops", drop_words=share) for share in (0, 0.5))
     pairs = [(drawn(whole, row).question.split(), drawn(some, row).question.split()) for row in range(200)]
-    assert all(len(kept) > 1 and set(kept) <= set(asked) and sorted(kept, key=asked.index) == kept for asked, kept in pairs)
+    assert all(
+        len(kept) > 1 and set(kept) <= set(asked) and sorted(kept, key=asked.index) == kept
+        for asked, kept in pairs
+    )
     shorter = [len(kept) / len(asked) for asked, kept in pairs if kept != asked]
     assert 0.45 < len(shorter) / 200 < 0.7
     assert 0.45 < sum(shorter) / len(shorter) < 0.65
@@ -308,7 +375,13 @@ def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
 
 def test_words_of_scripts_without_spaces_are_characters() -> None:
     text = "\u4e2d\u6587 abc\u3042d"
-    assert [text[start:end] for start, end in written_spans(text)] == ["\u4e2d", "\u6587", "abc", "\u3042", "d"]
+    assert [text[start:end] for start, end in written_spans(text)] == [
+        "\u4e2d",
+        "\u6587",
+        "abc",
+        "\u3042",
+        "d",
+    ]
 
 
 def test_what_changes_texts_after_the_cut_is_cut_from_the_text(
@@ -329,10 +402,14 @@ def test_what_changes_texts_after_the_cut_is_cut_from_the_text(
 def test_a_tokenizer_that_joins_words_is_given_the_text(corpus: Path, tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    joined = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "ba": 2, "be": 3, "bi": 4}, unk_token="[UNK]"))
+    joined = Tokenizer(
+        models.WordLevel({"[UNK]": 0, "[PAD]": 1, "ba": 2, "be": 3, "bi": 4}, unk_token="[UNK]")
+    )
     joined.pre_tokenizer = pre_tokenizers.Split("X", "removed")  # type: ignore[assignment]
     folder = tmp_path / "joined"
-    PreTrainedTokenizerFast(tokenizer_object=joined, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(str(folder))
+    PreTrainedTokenizerFast(tokenizer_object=joined, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(
+        str(folder)
+    )
     made = Tensorizer.load(folder, sequence_length=24)
     made.text = TextSettings(plain_apostrophes=False)
     source = PseudoPairs(corpus)

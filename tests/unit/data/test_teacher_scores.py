@@ -1,4 +1,5 @@
-"""A teacher's scores from the record to the batch: slot by slot, from text and from stored tokens, on one rank and on two."""
+"""A teacher's scores from the record to the batch: slot by slot, from text and from stored tokens, on one
+rank and on two."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 
 OPTIONS = DataSetSettings()
-A, B, C, D = (Passage(text, id=text, teacher_score=score) for text, score in (("ba", 4.0), ("be", -1.5), ("bi", None), ("bo", 1 / 3)))
+A, B, C, D = (
+    Passage(text, id=text, teacher_score=score)
+    for text, score in (("ba", 4.0), ("be", -1.5), ("bi", None), ("bo", 1 / 3))
+)
 
 
 def scored(samples: list[TrainingSample]) -> list[TrainingSample]:
@@ -43,7 +47,10 @@ def scored(samples: list[TrainingSample]) -> list[TrainingSample]:
         )
 
     lists = ("positives", "hard_negatives", "other_negatives")
-    return [replace(sample, **{name: passages(getattr(sample, name), row) for name in lists}) for row, sample in enumerate(samples)]
+    return [
+        replace(sample, **{name: passages(getattr(sample, name), row) for name in lists})
+        for row, sample in enumerate(samples)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +80,11 @@ def expected_scores(samples: list[TrainingSample], batch: BiEncoderBatch) -> lis
     for slot in range(len(batch.context_valid)):
         sample = samples[batch.rows[slot // width]]
         tokens = {tuple(batch.context_ids[slot].tolist())}
-        listed = [item for item in sample.positives + sample.hard_negatives + sample.other_negatives if {identity(item)} == tokens]
+        listed = [
+            item
+            for item in sample.positives + sample.hard_negatives + sample.other_negatives
+            if {identity(item)} == tokens
+        ]
         score = listed[0].teacher_score if listed and batch.context_valid[slot] else None
         chosen.append(math.nan if score is None else score)
     return chosen
@@ -90,7 +101,9 @@ def same(found: torch.Tensor | None, expected: list[float]) -> None:
 
 def test_every_slot_has_the_score_of_its_passage_for_its_question(tensorizer: Tensorizer) -> None:
     other = replace(A, teacher_score=-7.0)  # the same text beside another question
-    batch = collate(tensorizer, [TrainingSample("ca", (A,), (B,), (C,)), TrainingSample("ce", (D,), (other,))])
+    batch = collate(
+        tensorizer, [TrainingSample("ca", (A,), (B,), (C,)), TrainingSample("ce", (D,), (other,))]
+    )
     same(batch.teacher_scores, [4.0, math.nan, -1.5, 1 / 3, -7.0, math.nan])
     assert len(batch.contexts) == 4
 
@@ -107,16 +120,21 @@ def test_drawn_passages_bring_their_scores(text: TrainingSet, tensorizer: Tensor
     samples = [text[row] for row in range(len(text))]
     for seed in (None, 3):
         options = replace(OPTIONS, shuffle_positives=True)
-        batch = Collator(tensorizer, num_hard=2, num_other=1, seed=seed)([data_row(text, row, options) for row in range(30)])
+        batch = Collator(tensorizer, num_hard=2, num_other=1, seed=seed)(
+            [data_row(text, row, options) for row in range(30)]
+        )
         same(batch.teacher_scores, expected_scores(samples, batch))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_stored_tokens_give_the_scores_of_the_text(text: TrainingSet, tensorizer: Tensorizer, workers: int) -> None:
+def test_stored_tokens_give_the_scores_of_the_text(
+    text: TrainingSet, tensorizer: Tensorizer, workers: int
+) -> None:
     stored = open_tokens(text, tensorizer, OPTIONS)
     assert isinstance(stored, StoredTokens)
     found = [
-        [batch.teacher_scores for batch in pools_of(source, tensorizer, Ranks(), workers=workers)] for source in (text, stored, stored)
+        [batch.teacher_scores for batch in pools_of(source, tensorizer, Ranks(), workers=workers)]
+        for source in (text, stored, stored)
     ]
     for ours, theirs in zip(found[0], found[1], strict=True):
         same(theirs, ours.tolist())  # type: ignore[union-attr]
@@ -154,7 +172,11 @@ def test_the_fingerprint_of_a_user_s_data_changes_with_scores_and_not_without() 
         len(
             {
                 Mine(samples).fingerprint
-                for samples in (plain, [TrainingSample("q", (A,))], [TrainingSample("q", (replace(A, teacher_score=5.0),))])
+                for samples in (
+                    plain,
+                    [TrainingSample("q", (A,))],
+                    [TrainingSample("q", (replace(A, teacher_score=5.0),))],
+                )
             }
         )
         == 3
@@ -166,11 +188,15 @@ def pools_of(source: Any, tensorizer: Tensorizer, ranks: Ranks, *, workers: int 
     collator = Collator(tensorizer, num_hard=2, num_other=1, seed=7)
     pools = cut_into_pools([(source, OPTIONS)], collator, global_batch_size=10, ranks=ranks, seed=3)
     keys = [(0, pool) for pool in range(pools.iterator.pools_per_epoch)]
-    return [pools[key] for key in keys] if not workers else list(pool_loader(pools, keys, num_workers=workers))  # type: ignore[arg-type]
+    return (
+        [pools[key] for key in keys] if not workers else list(pool_loader(pools, keys, num_workers=workers))
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_the_slots_of_two_ranks_are_those_of_one(text: TrainingSet, tensorizer: Tensorizer, is_stored: bool) -> None:
+def test_the_slots_of_two_ranks_are_those_of_one(
+    text: TrainingSet, tensorizer: Tensorizer, is_stored: bool
+) -> None:
     source = open_tokens(text, tensorizer, OPTIONS) if is_stored else text
     whole = pools_of(source, tensorizer, Ranks())
     halves = [pools_of(source, tensorizer, Ranks(rank, 2)) for rank in range(2)]
@@ -188,7 +214,9 @@ class Distil(Loss):
     def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
         contexts = pool.contexts.view(len(questions), -1, pool.contexts.shape[1])
         teacher = (
-            torch.full(contexts.shape[:2], math.nan) if batch.teacher_scores is None else batch.teacher_scores.view(contexts.shape[:2])
+            torch.full(contexts.shape[:2], math.nan)
+            if batch.teacher_scores is None
+            else batch.teacher_scores.view(contexts.shape[:2])
         )
         has = ~teacher.isnan()
         student = torch.einsum("bd,bnd->bn", questions, contexts).masked_fill(~has, -1e30).log_softmax(1)
@@ -204,7 +232,9 @@ def gradients(folder: Path) -> dict[str, torch.Tensor]:
     step = DirectStep(model, Distil(), ranks=ranks, device=torch.device("cpu"))
     for batch in pools_of(source, model.tensorizer, ranks):
         step(batch, num_pools=3, is_last=True)
-    sums = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    sums = {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     if ranks.world_size > 1:
         for gradient in sums.values():
             torch.distributed.all_reduce(gradient)

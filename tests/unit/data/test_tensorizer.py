@@ -38,7 +38,9 @@ def tensorizer(folder: Path, length: int = 12, **options: object) -> Tensorizer:
 
 
 def test_a_title_makes_a_pair_and_no_title_a_single_text(folder: Path) -> None:
-    encoded = tensorizer(folder).passage_tokens([Passage(" ba be ", "da"), Passage(" ba be "), Passage("ba", " ")])
+    encoded = tensorizer(folder).passage_tokens(
+        [Passage(" ba be ", "da"), Passage(" ba be "), Passage("ba", " ")]
+    )
     assert encoded[0] == [CLS, *ids("da"), SEP, *ids("ba be"), SEP]
     assert encoded[1] == [CLS, *ids("ba be"), SEP]
     assert encoded[2] == [CLS, SEP, *ids("ba"), SEP]
@@ -46,7 +48,9 @@ def test_a_title_makes_a_pair_and_no_title_a_single_text(folder: Path) -> None:
 
 def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(folder: Path) -> None:
     long = Passage("ba be bi bo bu ca ce ci co cu", "da de")
-    assert tensorizer(folder, 9).passage_tokens([long]) == [[CLS, *ids("da de"), SEP, *ids("ba be bi bo"), SEP]]
+    assert tensorizer(folder, 9).passage_tokens([long]) == [
+        [CLS, *ids("da de"), SEP, *ids("ba be bi bo"), SEP]
+    ]
     assert tensorizer(folder, 5).question_tokens(["ba be bi bo bu"]) == [[CLS, *ids("ba be bi"), SEP]]
 
 
@@ -54,11 +58,19 @@ def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(fol
 def test_a_long_title_is_cut_as_the_tokenizer_cuts_it_without_asking_it_to(
     folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a pair with two long parts the tokenizer makes every window of one with every window of the other."""
-    passages = [Passage("da be " * texts, "ba di " * titles) for titles, texts in ((10, 1), (10, 10), (100, 3), (40, 200))]
-    expected = tensorizer(folder, length)._encode([passage.title for passage in passages], [p.text.strip() for p in passages], length)
+    """Of a pair with two long parts the tokenizer makes every window of one with every window of the
+    other."""
+    passages = [
+        Passage("da be " * texts, "ba di " * titles)
+        for titles, texts in ((10, 1), (10, 10), (100, 3), (40, 200))
+    ]
+    expected = tensorizer(folder, length)._encode(
+        [passage.title for passage in passages], [p.text.strip() for p in passages], length
+    )
     ours = tensorizer(folder, length)
-    monkeypatch.setattr(ours, "_encode", lambda first, second, length: [pytest.fail("asked")] if first else [])
+    monkeypatch.setattr(
+        ours, "_encode", lambda first, second, length: [pytest.fail("asked")] if first else []
+    )
     assert ours.passage_tokens(passages) == expected
 
 
@@ -69,7 +81,10 @@ def test_questions_have_their_own_length(folder: Path) -> None:
 
 
 def test_the_typographic_apostrophe_becomes_plain_in_questions_only(folder: Path) -> None:
-    assert normalize_question("l\N{RIGHT SINGLE QUOTATION MARK}a \N{LEFT SINGLE QUOTATION MARK}b") == "l'a \N{LEFT SINGLE QUOTATION MARK}b"
+    assert (
+        normalize_question("l\N{RIGHT SINGLE QUOTATION MARK}a \N{LEFT SINGLE QUOTATION MARK}b")
+        == "l'a \N{LEFT SINGLE QUOTATION MARK}b"
+    )
     known = tensorizer(folder)
     assert known.question_tokens(["ba\N{RIGHT SINGLE QUOTATION MARK}"]) == [[CLS, *ids("ba '"), SEP]]
     assert known.passage_tokens([Passage("ba\N{RIGHT SINGLE QUOTATION MARK}")]) != [[CLS, *ids("ba '"), SEP]]
@@ -85,7 +100,9 @@ def test_prefix_and_suffix(folder: Path) -> None:
     assert decorate_question("ba be?", suffix="?") == "ba be?"
 
 
-def test_special_tokens_take_unused_slots_are_never_split_and_survive_saving(folder: Path, tmp_path: Path) -> None:
+def test_special_tokens_take_unused_slots_are_never_split_and_survive_saving(
+    folder: Path, tmp_path: Path
+) -> None:
     special = tensorizer(folder, special_tokens=["[Qa]", "[Qb]"])
     expected = [[CLS, 1, *ids("ba"), 2, SEP]]
     assert special.question_tokens(["ba [Qb]"], prefix="[Qa] ") == expected
@@ -107,7 +124,9 @@ def test_selectors(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("selector", [1000, 12, -1, True, False, 1.5, "", "[nope]", [0]])
-def test_a_selector_that_is_no_position_of_a_question_and_no_token_is_refused(folder: Path, selector: Any) -> None:
+def test_a_selector_that_is_no_position_of_a_question_and_no_token_is_refused(
+    folder: Path, selector: Any
+) -> None:
     small = tensorizer(folder)
     with pytest.raises(ConfigError, match="selector="):
         small.representation_positions(small.question_tokens(["ba be"]), selector)
@@ -147,7 +166,9 @@ def test_masking_spares_special_tokens_and_follows_its_probability(folder: Path)
 
 def test_lower_casing_follows_the_setting(folder: Path) -> None:
     assert tensorizer(folder, do_lower_case=True).question_tokens(["BA"]) == [[CLS, *ids("ba"), SEP]]
-    assert tensorizer(folder, do_lower_case=False).question_tokens(["BA"]) == [[CLS, VOCABULARY.index("[UNK]"), SEP]]
+    assert tensorizer(folder, do_lower_case=False).question_tokens(["BA"]) == [
+        [CLS, VOCABULARY.index("[UNK]"), SEP]
+    ]
 
 
 def test_the_fingerprint_depends_on_vocabulary_and_lengths_and_not_on_use(folder: Path) -> None:
@@ -208,7 +229,8 @@ def test_a_vocabulary_of_special_tokens_and_a_word_is_one(kept: str, tmp_path: P
 
 
 def test_a_text_without_any_token_is_one_token_for_every_use() -> None:
-    """A tokenizer without special tokens makes nothing of an empty text, which has to have a vector all the same."""
+    """A tokenizer without special tokens makes nothing of an empty text, which has to have a vector all the
+    same."""
     plain = Tensorizer(fast_tokenizer("gpt2", eos_token="?"), sequence_length=8)
     end = [VOCABULARY.index("?")]
     assert plain.question_tokens(["", "ba", " "]) == [end, ids("ba"), end]
@@ -217,22 +239,33 @@ def test_a_text_without_any_token_is_one_token_for_every_use() -> None:
     assert plain.representation_positions([end], 3) == [0]
 
 
-@pytest.mark.parametrize(("kind", "pair", "single"), [("bert", 3, 2), ("roberta", 4, 2), ("t5", 2, 1), ("gpt2", 0, 0)])
-def test_a_length_that_special_tokens_exceed_is_refused_and_others_are_kept(kind: str, pair: int, single: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "pair", "single"), [("bert", 3, 2), ("roberta", 4, 2), ("t5", 2, 1), ("gpt2", 0, 0)]
+)
+def test_a_length_that_special_tokens_exceed_is_refused_and_others_are_kept(
+    kind: str, pair: int, single: int
+) -> None:
     least = max(pair, 1)
     made = Tensorizer(fast_tokenizer(kind), sequence_length=least, question_length=max(single, 1))
     assert len(made.passage_tokens([Passage("ba be", "bi bo")])[0]) == least
     assert len(made.question_tokens(["ba be"])[0]) == max(single, 1)
     if pair:
-        with pytest.raises(ConfigError, match=f"sequence_length={pair - 1} is less than the {pair} special tokens of a title and"):
+        with pytest.raises(
+            ConfigError,
+            match=f"sequence_length={pair - 1} is less than the {pair} special tokens of a title and",
+        ):
             Tensorizer(fast_tokenizer(kind), sequence_length=pair - 1)
     if single > 1:
-        with pytest.raises(ConfigError, match=f"question_length={single - 1} is less than the {single} special tokens of a question"):
+        with pytest.raises(
+            ConfigError,
+            match=f"question_length={single - 1} is less than the {single} special tokens of a question",
+        ):
             Tensorizer(fast_tokenizer(kind), sequence_length=8, question_length=single - 1)
 
 
 def test_what_is_saved_does_not_depend_on_use(folder: Path, tmp_path: Path) -> None:
-    """How the last call cut and padded is part of a tokenizer's state, and so of the files that it writes, unless it is taken out."""
+    """How the last call cut and padded is part of a tokenizer's state, and so of the files that it writes,
+    unless it is taken out."""
 
     def saved(known: Tensorizer, name: str) -> dict[str, bytes]:
         (tmp_path / name).mkdir()
@@ -256,4 +289,7 @@ def test_what_is_saved_does_not_depend_on_use(folder: Path, tmp_path: Path) -> N
     assert saved(again, "again")["tokenizer.json"] == before["tokenizer.json"]
     again.passage_tokens([Passage("1", "ba", "be")])
     assert saved(again, "again used") == saved(tensorizer(tmp_path / "other"), "not used")
-    assert again.fingerprint == known.fingerprint and again.vocabulary_fingerprint == known.vocabulary_fingerprint
+    assert (
+        again.fingerprint == known.fingerprint
+        and again.vocabulary_fingerprint == known.vocabulary_fingerprint
+    )

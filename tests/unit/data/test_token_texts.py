@@ -19,21 +19,36 @@ from tests.helpers.examples import examples
 from tests.helpers.tiny import WORDS, encoder_folder
 
 # Words of the vocabulary between characters of all kinds; some texts are many times longer than a window.
-_PIECES = st.sampled_from([*WORDS, " ", "\t", "\n", "[MASK]", "[SEP]", "-", "\N{RIGHT SINGLE QUOTATION MARK}"])
+_PIECES = st.sampled_from(
+    [*WORDS, " ", "\t", "\n", "[MASK]", "[SEP]", "-", "\N{RIGHT SINGLE QUOTATION MARK}"]
+)
 _ODD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=4)
 TEXT = st.lists(_PIECES | _ODD, max_size=12).map(" ".join)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
 # Not for titles: of a pair whose parts are both many windows long, the tokenizer makes every pair of windows.
 LONG = st.sampled_from(WORDS).map(lambda word: f"{word} " * 500)
-PASSAGES = st.lists(st.builds(Passage, SOLID | LONG, st.just("") | TEXT, st.none() | _ODD, st.booleans()), max_size=3).map(tuple)
-SAMPLES = st.lists(st.builds(TrainingSample, SOLID | LONG, PASSAGES.filter(bool), PASSAGES, PASSAGES), min_size=1, max_size=4)
-OPTIONS = st.builds(DataSetSettings, query_prefix=st.none() | TEXT, query_special_suffix=st.none() | _ODD, normalize=st.booleans())
+PASSAGES = st.lists(
+    st.builds(Passage, SOLID | LONG, st.just("") | TEXT, st.none() | _ODD, st.booleans()), max_size=3
+).map(tuple)
+SAMPLES = st.lists(
+    st.builds(TrainingSample, SOLID | LONG, PASSAGES.filter(bool), PASSAGES, PASSAGES), min_size=1, max_size=4
+)
+OPTIONS = st.builds(
+    DataSetSettings,
+    query_prefix=st.none() | TEXT,
+    query_special_suffix=st.none() | _ODD,
+    normalize=st.booleans(),
+)
 
 
-def test_stored_texts_have_the_tokens_of_the_text(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_texts_have_the_tokens_of_the_text(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    tokenizer = Tensorizer.load(encoder_folder(tmp_path_factory.mktemp("tokenizer")), sequence_length=16).tokenizer
+    tokenizer = Tensorizer.load(
+        encoder_folder(tmp_path_factory.mktemp("tokenizer")), sequence_length=16
+    ).tokenizer
 
     @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(samples=SAMPLES, options=OPTIONS, length=st.integers(12, 40))
@@ -48,11 +63,17 @@ def test_stored_texts_have_the_tokens_of_the_text(tmp_path_factory: pytest.TempP
         decorated: dict[str, Any] = {"prefix": options.query_prefix, "suffix": options.query_special_suffix}
         for row, sample in enumerate(samples):
             found = stored[row]
-            assert tensorizer.question_tokens([found.question]) == tensorizer.question_tokens([sample.question], **decorated)
+            assert tensorizer.question_tokens([found.question]) == tensorizer.question_tokens(
+                [sample.question], **decorated
+            )
             for name in ("positives", "hard_negatives", "other_negatives"):
                 mine, theirs = getattr(found, name), getattr(sample, name)
-                assert tensorizer.passage_tokens(mine) == tensorizer.passage_tokens([as_encoded(passage, options) for passage in theirs])
-                assert [passage.identity for passage in mine] == [judgement_identity(passage, "t") for passage in theirs]
+                assert tensorizer.passage_tokens(mine) == tensorizer.passage_tokens(
+                    [as_encoded(passage, options) for passage in theirs]
+                )
+                assert [passage.identity for passage in mine] == [
+                    judgement_identity(passage, "t") for passage in theirs
+                ]
                 assert [passage.has_score for passage in mine] == [passage.has_score for passage in theirs]
 
     check()

@@ -1,4 +1,5 @@
-"""What is looked at in a model folder before libraries read it: sizes, links, names, numbers, and tables of characters."""
+"""What is looked at in a model folder before libraries read it: sizes, links, names, numbers, and tables of
+characters."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from dpr.data.tokenizer_files import check_files, check_numbers, check_tokenizer
 
 
 def unigram(folder: Path, charsmap: bytes | None = None) -> Path:
-    """A tokenizer as the tokenizers package writes it, whose vocabulary is a list, with a table of characters if one is given."""
+    """A tokenizer as the tokenizers package writes it, whose vocabulary is a list, with a table of characters
+    if one is given."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁ba", -1.0), ("b", -2.0)], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -34,7 +36,8 @@ def table(units: dict[int, int], texts: bytes = b"b\0", *, count: int = 768) -> 
 
 LEAF, END = 1 << 8, 1 << 31
 A_TO_B = {0: 256 << 10, 256 ^ ord("a"): 97 << 10 | LEAF | ord("a"), 256: END}
-"""The root's children are at 256; "a" is one of them, and its first child, at 256 again, says that the text at 0 takes its place."""
+"""The root's children are at 256; "a" is one of them, and its first child, at 256 again, says that the text
+at 0 takes its place."""
 FIRST, SECOND = "é".encode()
 ACCENT_TO_B = {
     0: 256 << 10,
@@ -74,7 +77,11 @@ def test_a_table_of_characters_that_the_library_reads_is_sound(units: dict[int, 
 def test_a_table_that_leads_outside_itself_is_refused(charsmap: bytes, tmp_path: Path) -> None:
     folder = unigram(tmp_path)
     step = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
-    change(folder, "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [step]}]})
+    change(
+        folder,
+        "tokenizer.json",
+        normalizer={"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [step]}]},
+    )
     with pytest.raises(InputError, match="precompiled_charsmap of its normalizer is damaged"):
         check_tokenizer_files(folder)
 
@@ -110,7 +117,12 @@ def test_a_vocabulary_is_tokens_with_their_numbers(vocab: Any, is_sound: bool, t
 @pytest.mark.parametrize("key", ["normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens"])
 def test_a_long_text_is_refused_beside_the_vocabulary_and_not_in_it(key: str, tmp_path: Path) -> None:
     folder = unigram(tmp_path)
-    change(folder, "tokenizer.json", model={"vocab": [["x" * 20_000, 0.0]]}, **{key: [{"content": "x" * (1 << 14)}]})
+    change(
+        folder,
+        "tokenizer.json",
+        model={"vocab": [["x" * 20_000, 0.0]]},
+        **{key: [{"content": "x" * (1 << 14)}]},
+    )
     check_tokenizer_files(folder)
     change(folder, "tokenizer.json", **{key: [{"deeper": {"content": "x" * ((1 << 14) + 1)}}]})
     with pytest.raises(InputError, match="a text of more than 16,384 characters beside its vocabulary"):
@@ -121,12 +133,18 @@ def test_a_long_text_is_refused_beside_the_vocabulary_and_not_in_it(key: str, tm
     ("name", "values", "found"),
     [
         ("special_tokens_map.json", {"vocab_file": "/etc/hostname"}, "vocab_file is"),
-        ("tokenizer_config.json", {"fast_tokenizer_files": ["tokenizer.4.json", "../tokenizer.json"]}, "a file or folder inside"),
+        (
+            "tokenizer_config.json",
+            {"fast_tokenizer_files": ["tokenizer.4.json", "../tokenizer.json"]},
+            "a file or folder inside",
+        ),
         ("tokenizer_config.json", {"fast_tokenizer_files": [7]}, "a file or folder inside"),
         ("config.json", {"num_hidden_layers": 1001}, "num_hidden_layers is the number 1001"),
     ],
 )
-def test_files_that_name_files_or_sizes_without_end_are_refused(name: str, values: dict[str, Any], found: str, tmp_path: Path) -> None:
+def test_files_that_name_files_or_sizes_without_end_are_refused(
+    name: str, values: dict[str, Any], found: str, tmp_path: Path
+) -> None:
     folder = unigram(tmp_path)
     change(folder, "special_tokens_map.json", unk_token="<unk>")
     change(folder, "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.json"])
@@ -149,7 +167,16 @@ def test_files_that_name_files_or_sizes_without_end_are_refused(name: str, value
         ({"num_labels": 10_001}, "num_labels is the number 10001"),
         ({"hidden_size": (1 << 31) + 1}, "hidden_size is"),
         ([], "expected an object"),
-        ({"num_layers": 1000, "num_labels": 10_000, "hidden_size": 1 << 31, "layer_types": ["full"] * 2000, "layer_scale": 1e12}, ""),
+        (
+            {
+                "num_layers": 1000,
+                "num_labels": 10_000,
+                "hidden_size": 1 << 31,
+                "layer_types": ["full"] * 2000,
+                "layer_scale": 1e12,
+            },
+            "",
+        ),
     ],
 )
 def test_a_config_asks_for_no_more_than_models_have(values: Any, refused: str, tmp_path: Path) -> None:
@@ -161,7 +188,9 @@ def test_a_config_asks_for_no_more_than_models_have(values: Any, refused: str, t
 
 
 def test_links_lead_nowhere_but_to_the_blobs_of_their_own_repository(tmp_path: Path) -> None:
-    snapshot, blobs, other = (tmp_path / name for name in ("models--a/snapshots/1", "models--a/blobs", "models--b/blobs"))
+    snapshot, blobs, other = (
+        tmp_path / name for name in ("models--a/snapshots/1", "models--a/blobs", "models--b/blobs")
+    )
     for folder in (snapshot, blobs, other):
         folder.mkdir(parents=True)
     unigram(blobs)
@@ -184,7 +213,10 @@ def test_a_folder_that_is_a_link_is_followed_where_a_person_named_it(tmp_path: P
         check_files(tmp_path / "model" / "linked", within=tmp_path / "model")
 
 
-@pytest.mark.parametrize(("name", "most"), [("config.json", 1 << 20), ("tokenizer_config.json", 32 << 20), ("vocab.txt", 256 << 20)])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("config.json", 1 << 20), ("tokenizer_config.json", 32 << 20), ("vocab.txt", 256 << 20)],
+)
 def test_files_are_as_large_as_a_model_needs_them(name: str, most: int, tmp_path: Path) -> None:
     for size in (most, most + 1):
         with open(tmp_path / name, "wb") as file:

@@ -1,4 +1,5 @@
-"""Training from stored tokens is training from the text: the same batches, curve and weights; what is damaged or stale is not used."""
+"""Training from stored tokens is training from the text: the same batches, curve and weights; what is damaged
+or stale is not used."""
 
 from __future__ import annotations
 
@@ -32,12 +33,23 @@ PLAIN = DataSetSettings()
 
 
 def many_samples(count: int = 60) -> list[TrainingSample]:
-    """Samples with every trait that decides a batch: repeated questions across parts, scores, typographic signs, several lists."""
+    """Samples with every trait that decides a batch: repeated questions across parts, scores, typographic
+    signs, several lists."""
     samples = make_samples(count, seed=4)
-    scored = tuple(Passage(f'"{p.text}\n\N{RIGHT SINGLE QUOTATION MARK}"', p.title, p.id, True) for p in samples[0].positives)
-    samples[0] = TrainingSample("ba\N{RIGHT SINGLE QUOTATION MARK} be", (*samples[0].positives, *scored), (), samples[1].other_negatives)
+    scored = tuple(
+        Passage(f'"{p.text}\n\N{RIGHT SINGLE QUOTATION MARK}"', p.title, p.id, True)
+        for p in samples[0].positives
+    )
+    samples[0] = TrainingSample(
+        "ba\N{RIGHT SINGLE QUOTATION MARK} be",
+        (*samples[0].positives, *scored),
+        (),
+        samples[1].other_negatives,
+    )
     for row in (count // 2, count - 1):
-        samples[row] = TrainingSample(samples[0].question, samples[row].positives, samples[row].hard_negatives)
+        samples[row] = TrainingSample(
+            samples[0].question, samples[row].positives, samples[row].hard_negatives
+        )
     return samples
 
 
@@ -55,7 +67,9 @@ def tensorizer(tmp_path: Path) -> Tensorizer:
     return Tensorizer.load(encoder_folder(tmp_path / "tokenizer"), sequence_length=12, question_length=6)
 
 
-def stored(text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings = PLAIN, **more: Any) -> StoredTokens:
+def stored(
+    text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings = PLAIN, **more: Any
+) -> StoredTokens:
     opened = open_tokens(text, tensorizer, options, **more)
     assert isinstance(opened, StoredTokens)
     return opened
@@ -66,7 +80,9 @@ def store_folder(tmp_path: Path) -> Path:
     return found
 
 
-def batches(source: Any, tensorizer: Tensorizer, options: DataSetSettings, *, workers: int = 0, **collating: Any) -> list[BiEncoderBatch]:
+def batches(
+    source: Any, tensorizer: Tensorizer, options: DataSetSettings, *, workers: int = 0, **collating: Any
+) -> list[BiEncoderBatch]:
     collator = Collator(tensorizer, num_hard=2, num_other=1, **collating)
     pools = cut_into_pools([(source, options)], collator, global_batch_size=6, ranks=Ranks(), seed=3)
     order = PoolOrder(epoch=0, pool=0, num_epochs=2, pools_per_epoch=pools.iterator.pools_per_epoch)
@@ -76,9 +92,21 @@ def batches(source: Any, tensorizer: Tensorizer, options: DataSetSettings, *, wo
 def values(batch: BiEncoderBatch) -> list[Any]:
     parts = [batch.questions, batch.contexts]
     tensors = [getattr(part, name) for part in parts for name in ("tokens", "lengths", "position")]
-    names = ("context_row", "context_valid", "context_ids", "positive_idx", "known_positive_ids", "known_positive_valid", "loss_weights")
+    names = (
+        "context_row",
+        "context_valid",
+        "context_ids",
+        "positive_idx",
+        "known_positive_ids",
+        "known_positive_valid",
+        "loss_weights",
+    )
     tensors += [getattr(batch, name) for name in names]
-    return [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors] + [batch.rows, batch.datasets, batch.encoder_type]
+    return [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors] + [
+        batch.rows,
+        batch.datasets,
+        batch.encoder_type,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,14 +126,29 @@ def values(batch: BiEncoderBatch) -> list[Any]:
             {"seed": 1},
         ),
         (DataSetSettings(query_prefix="ba bo: ", passage_prefix="be bi: "), {}),
-        (DataSetSettings(passage_prefix="be bi: ", normalize=True), {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
+        (
+            DataSetSettings(passage_prefix="be bi: ", normalize=True),
+            {"seed": 1, "augmentation": Augmentation(crop_tokens=8)},
+        ),
         (PLAIN, {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
         (PLAIN, {"seed": 2, "augmentation": Augmentation(crop_tokens=7, mask_probability=0.3)}),
     ],
-    ids=["training", "validation", "all options", "prefixes", "prefix, cropped", "cropped", "cropped and masked"],
+    ids=[
+        "training",
+        "validation",
+        "all options",
+        "prefixes",
+        "prefix, cropped",
+        "cropped",
+        "cropped and masked",
+    ],
 )
 def test_batches_are_those_of_the_text(
-    text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, collating: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    text: TrainingSet,
+    tensorizer: Tensorizer,
+    options: DataSetSettings,
+    collating: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = batches(text, tensorizer, options, **collating)
     source = stored(text, tensorizer, options)
@@ -114,7 +157,8 @@ def test_batches_are_those_of_the_text(
     call = type(tensorizer.tokenizer).__call__
 
     def tokenise(tokenizer: Any, texts: list[str], *rest: Any, **settings: Any) -> Any:
-        assert texts == [str(options.passage_prefix).strip()], "a text was tokenised"  # the prefix, once, tells where a crop may begin
+        # the prefix, once, tells where a crop may begin
+        assert texts == [str(options.passage_prefix).strip()], "a text was tokenised"
         return call(tokenizer, texts, *rest, **settings)
 
     monkeypatch.setattr(type(tensorizer.tokenizer), "__call__", tokenise)
@@ -129,11 +173,15 @@ def test_worker_processes_read_the_same_store(text: TrainingSet, tensorizer: Ten
     assert [values(batch) for batch in found] == [values(batch) for batch in expected]
 
 
-def test_one_store_serves_every_sequence_length(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
+def test_one_store_serves_every_sequence_length(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path
+) -> None:
     stored(text, tensorizer)
     short = Tensorizer(tensorizer.tokenizer, sequence_length=5)
     source = stored(text, short, build=False)
-    assert [values(batch) for batch in batches(source, short, PLAIN)] == [values(batch) for batch in batches(text, short, PLAIN)]
+    assert [values(batch) for batch in batches(source, short, PLAIN)] == [
+        values(batch) for batch in batches(text, short, PLAIN)
+    ]
     assert store_folder(tmp_path)
 
 
@@ -159,7 +207,9 @@ def records_of(file: bytes | bytearray) -> int:
 PARTS = ["part-00000", "part-00001", "part-00002"]
 
 
-def test_a_second_opening_tokenises_nothing(text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_opening_tokenises_nothing(
+    text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = written_parts(monkeypatch)
     stored(text, tensorizer)
     assert written == PARTS
@@ -168,18 +218,26 @@ def test_a_second_opening_tokenises_nothing(text: TrainingSet, tensorizer: Tenso
 
 
 @pytest.mark.parametrize("change", ["text", "prefix", "passage prefix", "normalize", "name", "vocabulary"])
-def test_what_changes_tokens_makes_another_store(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, change: str) -> None:
+def test_what_changes_tokens_makes_another_store(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, change: str
+) -> None:
     first = stored(text, tensorizer)
     options = PLAIN
     if change == "text":
         write_training_set(tmp_path / "train.jsonl", many_samples()[:-1])
         text = open_training_set(tmp_path / "train.jsonl", name="tiny")
     elif change == "vocabulary":
-        tensorizer = Tensorizer.load(tmp_path / "tokenizer", sequence_length=12, question_length=6, special_tokens=["[Q]"])
+        tensorizer = Tensorizer.load(
+            tmp_path / "tokenizer", sequence_length=12, question_length=6, special_tokens=["[Q]"]
+        )
     elif change == "name":
         text = open_training_set(tmp_path / "train.jsonl", name="b")
     else:
-        changed = {"prefix": {"query_prefix": "ba"}, "passage prefix": {"passage_prefix": "ba "}, "normalize": {"normalize": True}}
+        changed = {
+            "prefix": {"query_prefix": "ba"},
+            "passage prefix": {"passage_prefix": "ba "},
+            "normalize": {"normalize": True},
+        }
         options = DataSetSettings(**changed[change])  # type: ignore[arg-type]
     assert not isinstance(open_tokens(text, tensorizer, options, build=False), StoredTokens)
     second = stored(text, tensorizer, options)
@@ -218,7 +276,9 @@ def test_damage_found_at_opening_is_repaired_and_good_parts_are_kept(
             (folder / "part-00001" / name).write_bytes((folder / "part-00000" / name).read_bytes())
     source = stored(text, tensorizer)
     assert written == ([] if damage in ("no manifest", "other facts") else ["part-00001"])
-    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [values(batch) for batch in batches(text, tensorizer, PLAIN)]
+    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
+        values(batch) for batch in batches(text, tensorizer, PLAIN)
+    ]
     assert verify_folder(folder) == []
 
 
@@ -233,14 +293,22 @@ def test_a_changed_byte_is_never_used_and_repaired_at_the_next_start(
         content[place] ^= 1
     file.write_bytes(content)
     with pytest.raises(InputError, match=r"damaged.*rerun the command"):
-        batches(StoredTokens(text, store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)), tensorizer, PLAIN)
+        batches(
+            StoredTokens(text, store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)),
+            tensorizer,
+            PLAIN,
+        )
     written = written_parts(monkeypatch)
     source = stored(text, tensorizer)
     assert written == ["part-00002"]
-    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [values(batch) for batch in batches(text, tensorizer, PLAIN)]
+    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
+        values(batch) for batch in batches(text, tensorizer, PLAIN)
+    ]
 
 
-def test_damage_that_a_worker_finds_is_reported_in_one_line(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
+def test_damage_that_a_worker_finds_is_reported_in_one_line(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path
+) -> None:
     source = stored(text, tensorizer)
     file = store_folder(tmp_path) / "part-00002" / "tokens.npy"
     content = file.read_bytes()
@@ -251,14 +319,18 @@ def test_damage_that_a_worker_finds_is_reported_in_one_line(text: TrainingSet, t
     assert "\n" not in str(caught.value)
 
 
-def test_every_single_changed_byte_of_a_record_is_found(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
+def test_every_single_changed_byte_of_a_record_is_found(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path
+) -> None:
     stored(text, tensorizer)
     folder, facts = store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)
     for name, record_bytes in (("passages.npy", 40), ("rows.npy", 36)):
         whole = (folder / "part-00000" / name).read_bytes()
         start = records_of(whole)
         for place in range(start, start + record_bytes):
-            (folder / "part-00000" / name).write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+            (folder / "part-00000" / name).write_bytes(
+                whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :]
+            )
             tokens.finish_store(folder, facts, [20, 40, 60])
             source = StoredTokens(text, folder, facts)
             with pytest.raises(InputError, match="damaged"):
@@ -301,7 +373,9 @@ def test_a_killed_build_keeps_its_finished_parts(
 def test_processes_that_start_together_build_one_store(text: TrainingSet, tensorizer: Tensorizer) -> None:
     context = mp.get_context("fork")
     writes = context.Value("i", 0)
-    processes = [context.Process(target=_build_slowly, args=(text, tensorizer, 0.1, writes)) for _ in range(3)]
+    processes = [
+        context.Process(target=_build_slowly, args=(text, tensorizer, 0.1, writes)) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -319,9 +393,13 @@ def test_several_processes_build_what_one_builds(
     for cores in ({0}, {0, 1}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         source = stored(text, tensorizer, folder=tmp_path / f"store-{len(cores)}")
-        contents.append({path.relative_to(source._folder): path.read_bytes() for path in source._folder.rglob("*.npy")})
+        contents.append(
+            {path.relative_to(source._folder): path.read_bytes() for path in source._folder.rglob("*.npy")}
+        )
     assert contents[0] == contents[1] and len(contents[0]) == 15
-    assert torch.equal(torch.get_rng_state(), state), "the run's random numbers must not depend on whether a store was built"
+    assert torch.equal(torch.get_rng_state(), state), (
+        "the run's random numbers must not depend on whether a store was built"
+    )
 
 
 def test_where_nothing_can_be_stored_training_is_from_the_text(
@@ -337,7 +415,10 @@ def test_where_nothing_can_be_stored_training_is_from_the_text(
 
 
 def test_a_tokenizer_that_joins_by_a_rule_of_its_own_is_found_out(
-    text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    text: TrainingSet,
+    tensorizer: Tensorizer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     encode = Tensorizer._encode
 
@@ -356,16 +437,22 @@ def test_large_vocabularies_take_32_bits(
     monkeypatch.setattr(Tensorizer, "largest_id", property(lambda self: 70_000))
     source = stored(text, tensorizer)
     assert source._facts["bits"] == 32
-    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [values(batch) for batch in batches(text, tensorizer, PLAIN)]
+    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
+        values(batch) for batch in batches(text, tensorizer, PLAIN)
+    ]
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "passages.npy", "rows.npy", "slots.npy"])
-def test_a_changed_byte_of_a_header_is_never_used(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, name: str) -> None:
+def test_a_changed_byte_of_a_header_is_never_used(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, name: str
+) -> None:
     expected = [values(batch) for batch in batches(stored(text, tensorizer), tensorizer, PLAIN)]
     folder, facts = store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)
     whole = (folder / "part-00000" / name).read_bytes()
     for place in range(0, records_of(whole), 3):
-        (folder / "part-00000" / name).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        (folder / "part-00000" / name).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        )
         tokens.finish_store(folder, facts, [20, 40, 60])
         try:
             found = [values(batch) for batch in batches(StoredTokens(text, folder, facts), tensorizer, PLAIN)]
@@ -374,7 +461,9 @@ def test_a_changed_byte_of_a_header_is_never_used(text: TrainingSet, tensorizer:
         assert found == expected, place  # a blank of the header
 
 
-def test_workers_that_are_spawned_make_the_same_batches(text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_are_spawned_make_the_same_batches(
+    text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on Windows and macOS, where workers are not forked and everything they need is sent to them."""
     expected = [values(batch) for batch in batches(text, tensorizer, PLAIN)]
     monkeypatch.setattr(mp.context._default_context, "_actual_context", mp.get_context("spawn"))  # type: ignore[attr-defined]

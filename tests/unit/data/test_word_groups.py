@@ -1,4 +1,5 @@
-"""Features that rows are grouped by words with: near where words are shared, whole numbers, the same everywhere."""
+"""Features that rows are grouped by words with: near where words are shared, whole numbers, the same
+everywhere."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def test_rows_that_share_rare_words_are_near() -> None:
     vectors = row_words(Rows())["vector"].astype(np.int64)
     cosines = vectors @ vectors.T / 4080**2
     assert np.allclose(np.diag(cosines)[:5], 1, atol=0.01) and not vectors[5].any()
-    related, others = [cosines[pair] for pair in ((0, 1), (2, 3), (2, 4))], [cosines[pair] for pair in ((0, 2), (0, 3), (1, 2), (1, 3))]
+    related, others = (
+        [cosines[pair] for pair in ((0, 1), (2, 3), (2, 4))],
+        [cosines[pair] for pair in ((0, 2), (0, 3), (1, 2), (1, 3))],
+    )
     assert min(related) > max(others) + 0.05
 
 
@@ -61,11 +65,17 @@ def test_products_are_exact_in_float32_in_any_order() -> None:
 
 def test_another_process_that_orders_sets_of_words_otherwise_finds_the_same() -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_word_groups as t, dpr.data.word_groups as w, hashlib;"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_word_groups as t,"
+        " dpr.data.word_groups as w, hashlib;"
     )
     code += "print(hashlib.sha256(w.row_words(t.Rows()).tobytes()).hexdigest())"
     outputs = {
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
         for seed in ("1", "2")
     }
     assert len(outputs) == 1
@@ -73,7 +83,10 @@ def test_another_process_that_orders_sets_of_words_otherwise_finds_the_same() ->
 
 def test_pairs_of_one_document_count_as_having_one_positive(tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
-    rows = [{"_id": str(row), "title": f"title {row // 2}", "text": f"word{row} other{row} more of it {row}"} for row in range(40)]
+    rows = [
+        {"_id": str(row), "title": f"title {row // 2}", "text": f"word{row} other{row} more of it {row}"}
+        for row in range(40)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     positives = row_words(PseudoPairs(file))["positive"]
     assert len(set(positives.tolist())) == 20 and (positives[::2] == positives[1::2]).all()

@@ -16,22 +16,35 @@ LETTERS = regex.compile(r"[\p{L}\p{N}\p{M}]+")
     [
         ("GPT\u6a21\u578b", "GPT \u6a21\u578b"),
         ("\u732b", "\u732b"),
-        ("\u4e2d\u56fd\u7684\u9996\u90fd\u3002\u732b", "\u4e2d\u56fd \u56fd\u7684 \u7684\u9996 \u9996\u90fd \u732b"),
+        (
+            "\u4e2d\u56fd\u7684\u9996\u90fd\u3002\u732b",
+            "\u4e2d\u56fd \u56fd\u7684 \u7684\u9996 \u9996\u90fd \u732b",
+        ),
         ("\u30b3\u30fc\u30d2\u30fc", "\u30b3\u30fc \u30fc\u30d2 \u30d2\u30fc"),
         ("\U00020000\U00020001\u5b57", "\U00020000\U00020001 \U00020001\u5b57"),
-        ("\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563", "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563"),  # marks belong to their letter
+        # marks belong to their letter
+        (
+            "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563",
+            "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563",
+        ),
         ("\u0ea5\u0eb2\u0ea7", "\u0ea5\u0eb2 \u0eb2\u0ea7"),
         ("\u1797\u17b6\u179f\u17b6", "\u1797\u17b6\u179f\u17b6"),
         ("\u1019\u103c\u1014\u103a\u1019\u102c", "\u1019\u103c\u1014\u103a \u1014\u103a\u1019\u102c"),
         ("\uc11c\uc6b8\uc740 \ubb3c", "\uc11c\uc6b8 \uc6b8\uc740 \ubb3c"),
-        ("caf\u00e9 \u092e\u0947\u0902 \u041c\u0438\u0440 read_csv", "caf\u00e9 \u092e\u0947\u0902 \u041c\u0438\u0440 read csv"),
+        (
+            "caf\u00e9 \u092e\u0947\u0902 \u041c\u0438\u0440 read_csv",
+            "caf\u00e9 \u092e\u0947\u0902 \u041c\u0438\u0440 read csv",
+        ),
     ],
 )
 def test_words(text: str, words: str) -> None:
     assert split_words(text, LETTERS) == words.split()
 
 
-@pytest.mark.parametrize("text", ["\u4e2d\u56fd\u7684 GPT\u6a21\u578b", "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 a", "some plain words"])
+@pytest.mark.parametrize(
+    "text",
+    ["\u4e2d\u56fd\u7684 GPT\u6a21\u578b", "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 a", "some plain words"],
+)
 def test_words_are_put_together_as_they_were_written(text: str) -> None:
     spans = written_spans(text)
     assert len(spans) > 2 and joined(text, spans) == text

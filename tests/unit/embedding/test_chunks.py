@@ -1,4 +1,5 @@
-"""Reading, encoding and writing side by side: none waits for another, nothing is lost, a failing write is reported."""
+"""Reading, encoding and writing side by side: none waits for another, nothing is lost, a failing write is
+reported."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with durable_folder(folder / "model") as target:
         tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
     rng = random.Random(0)
-    write_passages(folder / "corpus.tsv", (Passage(sentence(rng, rng.randint(1, 30)), "", f"p{row}") for row in range(CHUNKS * SIZE)))
+    write_passages(
+        folder / "corpus.tsv",
+        (Passage(sentence(rng, rng.randint(1, 30)), "", f"p{row}") for row in range(CHUNKS * SIZE)),
+    )
     return folder
 
 
@@ -49,7 +53,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_chunk_is_encoded_while_the_one_before_it_is_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_is_encoded_while_the_one_before_it_is_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each write waits until the next chunk has been encoded; written in turn, they would deadlock."""
     encoded = [threading.Event() for _ in range(CHUNKS + 1)]
     encoded[CHUNKS].set()  # nothing follows the last
@@ -76,7 +82,11 @@ def test_a_chunk_is_encoded_while_the_one_before_it_is_written(folder: Path, tmp
 
 @pytest.mark.parametrize("failing", [0, 2, CHUNKS - 1])
 def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: int
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failing: int,
 ) -> None:
     embed(folder, tmp_path / "whole")
     real = steps.durable_file
@@ -87,13 +97,22 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
         return real(target, mode)
 
     torch.set_num_threads(1)
-    paths = [f"model_file={folder / 'model'}", f"ctx_src={folder / 'corpus.tsv'}", f"out_file={tmp_path / 'X'}"]
+    paths = [
+        f"model_file={folder / 'model'}",
+        f"ctx_src={folder / 'corpus.tsv'}",
+        f"out_file={tmp_path / 'X'}",
+    ]
     arguments = [*paths, "no_cuda=true", f"chunk_size={SIZE}", "batch_tokens=200"]
     with monkeypatch.context() as patched:
         patched.setattr(steps, "durable_file", full)
         assert main(arguments) == 3
-    assert "X_0: cannot be written (No space left on device); rerun the same command where it can" in capsys.readouterr().err
-    assert {path.name for path in (tmp_path / "X_0").glob("chunk-*.json")} == {f"chunk-{number:05d}.json" for number in range(failing)}
+    assert (
+        "X_0: cannot be written (No space left on device); rerun the same command where it can"
+        in capsys.readouterr().err
+    )
+    assert {path.name for path in (tmp_path / "X_0").glob("chunk-*.json")} == {
+        f"chunk-{number:05d}.json" for number in range(failing)
+    }
     assert not (tmp_path / "X_0" / "manifest.json").exists()
     assert main(arguments) == 0
     assert contents(tmp_path / "X_0") == contents(tmp_path / "whole_0")
@@ -126,8 +145,13 @@ def _outcome_where_the_last_write_fails(folder: Path, out: Path) -> str:
 def test_codes_are_written_while_embedding(folder: Path, tmp_path: Path, dtype: str) -> None:
     for name, stored in (("exact", "float32"), ("coded", dtype)):
         embed(folder, tmp_path / name, out_dtype=stored)
-    exact, coded = (np.concatenate([rows for _, rows in VectorShard(tmp_path / f"{name}_0").chunks()]) for name in ("exact", "coded"))
-    np.testing.assert_array_equal(exact >= 0, coded >= 0) if dtype == "binary" else np.testing.assert_allclose(
+    exact, coded = (
+        np.concatenate([rows for _, rows in VectorShard(tmp_path / f"{name}_0").chunks()])
+        for name in ("exact", "coded")
+    )
+    np.testing.assert_array_equal(
+        exact >= 0, coded >= 0
+    ) if dtype == "binary" else np.testing.assert_allclose(
         coded, exact, atol=float(np.abs(exact).max()) / 253
     )
     assert VectorShard(tmp_path / "coded_0").metadata["dtype"] == dtype

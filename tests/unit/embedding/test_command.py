@@ -33,20 +33,38 @@ def folder(tmp_path: Path) -> Path:
     with durable_folder(tmp_path / "model") as target:
         tiny_model(tmp_path / "encoder", dtype=torch.float32).write_to(target)
     rng = random.Random(0)
-    write_passages(tmp_path / "corpus.tsv", (Passage(sentence(rng, 8), sentence(rng, 1), str(row)) for row in range(20)))
+    write_passages(
+        tmp_path / "corpus.tsv", (Passage(sentence(rng, 8), sentence(rng, 1), str(row)) for row in range(20))
+    )
     return tmp_path
 
 
 def config(folder: Path, **options: Any) -> EmbedConfig:
-    paths = {"model_file": str(folder / "model"), "ctx_src": str(folder / "corpus.tsv"), "out_file": str(folder / "X")}
+    paths = {
+        "model_file": str(folder / "model"),
+        "ctx_src": str(folder / "corpus.tsv"),
+        "out_file": str(folder / "X"),
+    }
     made = EmbedConfig(**{**paths, "no_cuda": True, "chunk_size": 4, **options})
     made.check()
     return made
 
 
 def test_the_script_writes_the_shard_of_dprs_command_line(folder: Path) -> None:
-    arguments = [f"model_file={folder / 'model'}", f"ctx_src={folder / 'corpus.tsv'}", f"out_file={folder / 'X'}", "no_cuda=true"]
-    arguments += ["shard_id=1", "num_shards=3", "batch_size=4", "fp16=false", "do_lower_case=true", "local_rank=-1"]
+    arguments = [
+        f"model_file={folder / 'model'}",
+        f"ctx_src={folder / 'corpus.tsv'}",
+        f"out_file={folder / 'X'}",
+        "no_cuda=true",
+    ]
+    arguments += [
+        "shard_id=1",
+        "num_shards=3",
+        "batch_size=4",
+        "fp16=false",
+        "do_lower_case=true",
+        "local_rank=-1",
+    ]
     command = [sys.executable, str(ROOT / "generate_embeddings.py"), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -57,15 +75,23 @@ def test_the_script_writes_the_shard_of_dprs_command_line(folder: Path) -> None:
 def test_ranks_of_a_launcher_take_chunks_in_turn_and_write_the_same_bytes(folder: Path) -> None:
     torch.set_num_threads(1)  # as on the ranks; sums are cut up differently for other numbers of threads
     run(config(folder))
-    assert run_on_ranks(_chunks_written, 3, config(folder, out_file=str(folder / "many")), join=False) == [[0, 3], [1, 4], [2]]
-    single, many = ({path.name: path.read_bytes() for path in (folder / name).iterdir()} for name in ("X_0", "many_0"))
+    assert run_on_ranks(_chunks_written, 3, config(folder, out_file=str(folder / "many")), join=False) == [
+        [0, 3],
+        [1, 4],
+        [2],
+    ]
+    single, many = (
+        {path.name: path.read_bytes() for path in (folder / name).iterdir()} for name in ("X_0", "many_0")
+    )
     assert single == many
 
 
 def _chunks_written(settings: EmbedConfig) -> list[int]:
     written: list[int] = []
     real = VectorShardWriter.write_chunk
-    VectorShardWriter.write_chunk = lambda self, number, *rest: written.append(number) or real(self, number, *rest)  # type: ignore
+    VectorShardWriter.write_chunk = lambda self, number, *rest: (
+        written.append(number) or real(self, number, *rest)
+    )  # type: ignore
     assert run(settings).embedded == 20
     return written
 
@@ -92,12 +118,16 @@ def test_catalogue_source_with_prefix_is_embedded(folder: Path) -> None:
         ({"batch_tokens": -1}, "batch_tokens=-1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         config(tmp_path, **options)
 
 
-def test_data_errors_end_with_three_and_usage_errors_with_two(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_errors_end_with_three_and_usage_errors_with_two(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [f"model_file={folder / 'model'}", f"out_file={folder / 'X'}", "no_cuda=true"]
     assert main([*arguments, f"ctx_src={folder / 'corpus.csv'}"]) == 2
     assert "neither a file nor a passage collection of the catalogue ctx_sources" in capsys.readouterr().err
@@ -113,11 +143,24 @@ def test_data_errors_end_with_three_and_usage_errors_with_two(folder: Path, caps
 def test_sources_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "c.v1.tsv").write_text("1\ta\n")
     (tmp_path / "wiki.tsv.gz").write_text("")
-    options = {"file": str(tmp_path / "wiki.tsv"), "id_prefix": "w:", "title_col": 1, "text_col": 2, "normalize": True}
-    catalogue = {"wiki": {**options, "_target_": "dpr.data.retriever_data.CsvCtxSrc"}, "short": str(tmp_path / "c.v1.tsv")}
-    assert resolve_passage_source(str(tmp_path / "c.v1.tsv"), catalogue) == PassageSource(tmp_path / "c.v1.tsv", name="c")
+    options = {
+        "file": str(tmp_path / "wiki.tsv"),
+        "id_prefix": "w:",
+        "title_col": 1,
+        "text_col": 2,
+        "normalize": True,
+    }
+    catalogue = {
+        "wiki": {**options, "_target_": "dpr.data.retriever_data.CsvCtxSrc"},
+        "short": str(tmp_path / "c.v1.tsv"),
+    }
+    assert resolve_passage_source(str(tmp_path / "c.v1.tsv"), catalogue) == PassageSource(
+        tmp_path / "c.v1.tsv", name="c"
+    )
     assert resolve_passage_source("short", catalogue) == PassageSource(tmp_path / "c.v1.tsv", name="short")
-    assert resolve_passage_source("wiki", catalogue) == PassageSource(tmp_path / "wiki.tsv.gz", "wiki", 0, 2, 1, "w:", True)
+    assert resolve_passage_source("wiki", catalogue) == PassageSource(
+        tmp_path / "wiki.tsv.gz", "wiki", 0, 2, 1, "w:", True
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short").write_text("")
     assert resolve_passage_source("short", catalogue).file == Path("short"), "a path wins over a name"

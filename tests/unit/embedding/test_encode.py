@@ -24,7 +24,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> BiEncoder:
 
 def passages(count: int) -> list[Passage]:
     rng = random.Random(0)
-    return [Passage(sentence(rng, rng.randint(1, 30)), sentence(rng, 2) if rng.random() < 0.5 else "", str(row)) for row in range(count)]
+    return [
+        Passage(sentence(rng, rng.randint(1, 30)), sentence(rng, 2) if rng.random() < 0.5 else "", str(row))
+        for row in range(count)
+    ]
 
 
 def test_vectors_are_the_towers_in_the_order_given(model: BiEncoder) -> None:
@@ -33,10 +36,14 @@ def test_vectors_are_the_towers_in_the_order_given(model: BiEncoder) -> None:
     for encoder_type, tower in (("ctx", model.ctx_model), ("question", model.question_model)):
         found = encode_tokens(model, tokens, encoder_type=encoder_type, batch_tokens=200)
         with torch.no_grad():
-            one_by_one = [tower.eval()(tokenize_passages(model.tensorizer, [text]))[0].numpy() for text in texts]
+            one_by_one = [
+                tower.eval()(tokenize_passages(model.tensorizer, [text]))[0].numpy() for text in texts
+            ]
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, np.stack(one_by_one), atol=1e-5)
-    assert np.abs(encode_tokens(model, tokens, batch_tokens=200) - found).max() > 0.1, "the towers do not differ"
+    assert np.abs(encode_tokens(model, tokens, batch_tokens=200) - found).max() > 0.1, (
+        "the towers do not differ"
+    )
 
 
 def test_a_text_has_the_same_vector_in_any_batch(model: BiEncoder) -> None:
@@ -47,13 +54,19 @@ def test_a_text_has_the_same_vector_in_any_batch(model: BiEncoder) -> None:
     for batch_size in (1, 7, 64):
         found = encode_tokens(model, shuffled, batch_tokens=1 << 20, batch_size=batch_size)
         np.testing.assert_allclose(found, expected[order], atol=1e-5)
-        np.testing.assert_array_equal(found, encode_tokens(model, shuffled, batch_tokens=1 << 20, batch_size=batch_size))
+        np.testing.assert_array_equal(
+            found, encode_tokens(model, shuffled, batch_tokens=1 << 20, batch_size=batch_size)
+        )
 
 
 def test_batches_keep_to_their_limits(model: BiEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
     real = model.ctx_model.forward
-    monkeypatch.setattr(model.ctx_model, "forward", lambda batch: sizes.append((len(batch), int(batch.lengths.max()))) or real(batch))
+    monkeypatch.setattr(
+        model.ctx_model,
+        "forward",
+        lambda batch: sizes.append((len(batch), int(batch.lengths.max()))) or real(batch),
+    )
     tokens = tokenize_passages(model.tensorizer, passages(60))
     encode_tokens(model, tokens, batch_tokens=100)
     assert max(count * longest for count, longest in sizes) <= 100
@@ -83,7 +96,9 @@ def test_dropout_is_off_and_the_mode_is_restored(model: BiEncoder) -> None:
 
 def test_half_precision_changes_little_and_returns_float32(model: BiEncoder) -> None:
     tokens = tokenize_passages(model.tensorizer, passages(8))
-    exact, half = (encode_tokens(model, tokens, batch_tokens=500, precision=precision) for precision in ("fp32", "bf16"))
+    exact, half = (
+        encode_tokens(model, tokens, batch_tokens=500, precision=precision) for precision in ("fp32", "bf16")
+    )
     assert half.dtype == np.float32
     assert 0 < np.abs(exact - half).max() < 0.1
 
@@ -96,7 +111,9 @@ def test_passages_without_text_are_encoded_by_title_or_as_empty_sequences(model:
     assert np.isfinite(encode_tokens(model, tokens, batch_tokens=500)).all()
 
 
-def test_tokens_do_not_depend_on_how_many_passages_are_listed_at_a_time(model: BiEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_do_not_depend_on_how_many_passages_are_listed_at_a_time(
+    model: BiEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = passages(50)
     whole = tokenize_passages(model.tensorizer, texts)
     monkeypatch.setattr("dpr.embedding.encode._LISTED_PASSAGES", 7)

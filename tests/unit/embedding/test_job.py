@@ -42,7 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with durable_folder(folder / "model") as target:
         tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
     rng = random.Random(0)
-    rows = (Passage(sentence(rng, rng.randint(1, 30)), sentence(rng, 2), f"p{row}") for row in range(NUM_PASSAGES))
+    rows = (
+        Passage(sentence(rng, rng.randint(1, 30)), sentence(rng, 2), f"p{row}") for row in range(NUM_PASSAGES)
+    )
     write_passages(folder / "corpus.tsv", rows)
     return folder
 
@@ -50,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def embed(folder: Path, out: Path, settings: EmbedConfig = SMALL, **options: Any) -> EmbedReport:
     torch.set_num_threads(1)
     source = PassageSource(options.pop("corpus", folder / "corpus.tsv"), **options.pop("source", {}))
-    return embed_shard(BiEncoder.load(folder / "model"), source, replace(settings, out_file=str(out), **options))
+    return embed_shard(
+        BiEncoder.load(folder / "model"), source, replace(settings, out_file=str(out), **options)
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -58,7 +62,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def vectors_by_id(shards: list[VectorShard]) -> dict[str, np.ndarray]:
-    return {key.decode(): row for shard in shards for ids, rows in shard.chunks() for key, row in zip(ids.tolist(), rows, strict=True)}
+    return {
+        key.decode(): row
+        for shard in shards
+        for ids, rows in shard.chunks()
+        for key, row in zip(ids.tolist(), rows, strict=True)
+    }
 
 
 @pytest.mark.parametrize(
@@ -70,7 +79,9 @@ def vectors_by_id(shards: list[VectorShard]) -> dict[str, np.ndarray]:
         (1, 3, [range(1), range(1, 1), range(1, 1)]),
     ],
 )
-def test_shards_are_consecutive_ranges_of_equal_size_as_in_dpr(passages: int, shards: int, expected: list[range]) -> None:
+def test_shards_are_consecutive_ranges_of_equal_size_as_in_dpr(
+    passages: int, shards: int, expected: list[range]
+) -> None:
     assert [shard_range(passages, number, shards) for number in range(shards)] == expected
 
 
@@ -87,7 +98,10 @@ def test_shards_together_hold_every_passage_once_with_its_vector(folder: Path, t
 
 def test_more_shards_than_passages_leave_the_last_empty(folder: Path, tmp_path: Path) -> None:
     write_passages(tmp_path / "c.tsv", [Passage("ba", "", str(row)) for row in range(5)])
-    reports = [embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv", shard_id=number, num_shards=4) for number in range(4)]
+    reports = [
+        embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv", shard_id=number, num_shards=4)
+        for number in range(4)
+    ]
     assert [report.passages for report in reports] == [2, 2, 1, 0]
     assert len(vectors_by_id(open_shards([str(tmp_path / "X_*")]))) == 5
 
@@ -107,7 +121,8 @@ def _embed_until_killed(folder: Path, out: Path, point: str, count: int) -> None
 
 
 def test_a_killed_run_is_continued_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    """One shard, killed again and again: before a file, between files and their hashes, before a marker, before the manifest."""
+    """One shard, killed again and again: before a file, between files and their hashes, before a marker,
+    before the manifest."""
     embed(folder, tmp_path / "whole")
     kept = []
     for point, count in (("durable_file", 3), ("describe_file", 6), ("write_json", 2), ("write_manifest", 0)):
@@ -134,7 +149,9 @@ def test_a_corpus_whose_middle_changed_is_refused(folder: Path, tmp_path: Path, 
     corpus.write_text("".join(rows))
     settings, times = EmbedConfig(chunk_size=64, batch_tokens=20_000), corpus.stat()
     if is_killed:
-        process = multiprocessing.get_context("fork").Process(target=_embed_changing_nothing, args=(folder, corpus, tmp_path / "X"))
+        process = multiprocessing.get_context("fork").Process(
+            target=_embed_changing_nothing, args=(folder, corpus, tmp_path / "X")
+        )
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
@@ -155,7 +172,9 @@ def _embed_changing_nothing(folder: Path, corpus: Path, out: Path) -> None:
     embed(folder, out, EmbedConfig(chunk_size=64, batch_tokens=20_000), corpus=corpus)
 
 
-def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus = tmp_path / "c.tsv"
     corpus.write_bytes((folder / "corpus.tsv").read_bytes())
     real = job.encode_within_memory
@@ -241,9 +260,13 @@ def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_vectors_made_otherwise_are_not_continued(folder: Path, tmp_path: Path, change: dict[str, Any], key: str) -> None:
+def test_vectors_made_otherwise_are_not_continued(
+    folder: Path, tmp_path: Path, change: dict[str, Any], key: str
+) -> None:
     embed(folder, tmp_path / "X")
-    with pytest.raises(InputError, match=rf"X_0: holds finished vectors with {key}=.* this run has .*choose another out_file"):
+    with pytest.raises(
+        InputError, match=rf"X_0: holds finished vectors with {key}=.* this run has .*choose another out_file"
+    ):
         embed(folder, tmp_path / "X", **change)
 
 
@@ -264,8 +287,15 @@ def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: P
     seen = [encoded_text(passage, options) for passage in source.read()]
     tokens = tokenize_passages(model.tensorizer, seen)
     found = np.concatenate([vectors for _, vectors in VectorShard(tmp_path / "X_0").chunks()])
-    np.testing.assert_allclose(found, encode_tokens(model, tokens, encoder_type="ctx", batch_tokens=10_000), atol=1e-5)
-    plain = encode_tokens(model, tokenize_passages(model.tensorizer, list(source.read())), encoder_type="ctx", batch_tokens=10_000)
+    np.testing.assert_allclose(
+        found, encode_tokens(model, tokens, encoder_type="ctx", batch_tokens=10_000), atol=1e-5
+    )
+    plain = encode_tokens(
+        model,
+        tokenize_passages(model.tensorizer, list(source.read())),
+        encoder_type="ctx",
+        batch_tokens=10_000,
+    )
     assert np.abs(found - plain).max() > 1e-3
 
 
@@ -277,13 +307,17 @@ def test_the_question_tower_makes_other_vectors(folder: Path, tmp_path: Path) ->
     tokens = tokenize_passages(model.tensorizer, list(PassageSource(folder / "corpus.tsv").read()))
     for name in ("ctx", "question"):
         found = np.concatenate([vectors for _, vectors in VectorShard(tmp_path / f"{name}_0").chunks()])
-        np.testing.assert_allclose(found, encode_tokens(model, tokens, encoder_type=name, batch_tokens=10_000), atol=1e-5)
+        np.testing.assert_allclose(
+            found, encode_tokens(model, tokens, encoder_type=name, batch_tokens=10_000), atol=1e-5
+        )
     with pytest.raises(InputError, match="made with the other tower"):
         open_shards([tmp_path / "ctx_0", tmp_path / "question_0"])
 
 
 def test_ids_are_prefixed_and_float16_halves_the_size(folder: Path, tmp_path: Path) -> None:
-    embed(folder, tmp_path / "X", EmbedConfig(chunk_size=8, out_dtype="float16"), source={"id_prefix": "wiki:"})
+    embed(
+        folder, tmp_path / "X", EmbedConfig(chunk_size=8, out_dtype="float16"), source={"id_prefix": "wiki:"}
+    )
     shard = VectorShard(tmp_path / "X_0")
     assert next(iter(vectors_by_id([shard]))) == "wiki:p0"
     assert shard.dtype == "float16"
@@ -292,22 +326,40 @@ def test_ids_are_prefixed_and_float16_halves_the_size(folder: Path, tmp_path: Pa
 def test_metadata_say_where_vectors_come_from(folder: Path, tmp_path: Path) -> None:
     embed(folder, tmp_path / "X", shard_id=1, num_shards=2)
     metadata = VectorShard(tmp_path / "X_1").metadata
-    origin = {"model_fingerprint": BiEncoder.load(folder / "model").fingerprint, "encoder_type": "ctx", "similarity": "dot"}
-    place = {"corpus": "corpus.tsv", "shard_id": 1, "num_shards": 2, "first_row": 27, "end_row": 53, "num_vectors": 26, "num_chunks": 4}
+    origin = {
+        "model_fingerprint": BiEncoder.load(folder / "model").fingerprint,
+        "encoder_type": "ctx",
+        "similarity": "dot",
+    }
+    place = {
+        "corpus": "corpus.tsv",
+        "shard_id": 1,
+        "num_shards": 2,
+        "first_row": 27,
+        "end_row": 53,
+        "num_vectors": 26,
+        "num_chunks": 4,
+    }
     expected = origin | place | {"dimension": 16, "dtype": "float32", "precision": "fp32"}
     assert {key: metadata[key] for key in expected} == expected
     assert str(tmp_path) not in str(metadata)
 
 
-def test_passages_without_text_are_counted_and_embedded(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_passages(tmp_path / "c.tsv", [Passage("ba", "", "a"), Passage("", "be", "b"), Passage(" ", "", "c")])
+def test_passages_without_text_are_counted_and_embedded(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_passages(
+        tmp_path / "c.tsv", [Passage("ba", "", "a"), Passage("", "be", "b"), Passage(" ", "", "c")]
+    )
     with caplog.at_level(logging.WARNING, "dpr"):
         assert embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv").empty == 2
     assert "2 passages have no text, such as b, c" in caplog.text
     assert list(vectors_by_id([VectorShard(tmp_path / "X_0")])) == ["a", "b", "c"]
 
 
-def test_a_corpus_with_an_id_twice_or_without_rows_is_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+def test_a_corpus_with_an_id_twice_or_without_rows_is_refused_before_anything_is_written(
+    folder: Path, tmp_path: Path
+) -> None:
     write_passages(tmp_path / "twice.tsv", [Passage("ba", "", key) for key in "aba"])
     with pytest.raises(InputError, match=r"twice\.tsv:4: passage id 'a' is already used at line 2"):
         embed(folder, tmp_path / "X", corpus=tmp_path / "twice.tsv")
@@ -317,7 +369,9 @@ def test_a_corpus_with_an_id_twice_or_without_rows_is_refused_before_anything_is
     assert not (tmp_path / "X_0").exists()
 
 
-def test_only_three_chunks_are_held_at_a_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_three_chunks_are_held_at_a_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, written, ahead = [0], [0], []
     real_read, real_write = PassageSource.read, VectorShardWriter.write_chunk
 
@@ -338,7 +392,9 @@ def test_only_three_chunks_are_held_at_a_time(folder: Path, tmp_path: Path, monk
     assert max(ahead) <= 3 * SMALL.chunk_size
 
 
-def test_where_nothing_can_be_written_the_corpus_is_not_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_the_corpus_is_not_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(PassageSource, "identity", None)
     with pytest.raises(OutputError, match=r"file is not a folder"):

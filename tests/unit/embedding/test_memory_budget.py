@@ -25,7 +25,8 @@ from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 
 CPU = RuntimeError(
-    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+    " allocate 9 bytes."
 )
 CUDA = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
@@ -71,18 +72,26 @@ def test_the_budget_is_halved_until_it_fits_and_stays(
         encode_within_memory(model, tokens, budget)
     assert [size for size in asked if size > 300] == trials, "tried again with what had failed"
     assert [record.getMessage() for record in caplog.records] == [
-        "out of memory with 8192 tokens per forward pass; continuing with 208. Set batch_tokens=208 to start there"
+        "out of memory with 8192 tokens per forward pass; continuing with 208. Set batch_tokens=208 to start"
+        " there"
     ]
     np.testing.assert_array_equal(found, expected)
 
 
-def test_one_sequence_that_does_not_fit_is_an_error_with_its_length(model: BiEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_sequence_that_does_not_fit_is_an_error_with_its_length(
+    model: BiEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit_memory(monkeypatch, 20)
-    with pytest.raises(InputError, match=r"one sequence of 24 tokens does not fit into the memory of device cpu; .*precision=bf16"):
+    with pytest.raises(
+        InputError,
+        match=r"one sequence of 24 tokens does not fit into the memory of device cpu; .*precision=bf16",
+    ):
         encode_within_memory(model, batch(24, 5, 5, 5), TokenBudget(4096))
 
 
-def test_other_errors_of_the_model_are_not_taken_for_it(model: BiEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_the_model_are_not_taken_for_it(
+    model: BiEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit_memory(monkeypatch, 1, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         encode_within_memory(model, batch(24, 5), TokenBudget(4096))
@@ -103,7 +112,9 @@ def _embed(folder: Path, name: str) -> Path:
     torch.set_num_threads(1)
     model = tiny_model(folder / "encoder", dtype=torch.float32)
     return embed_shard(
-        model, PassageSource(folder / "c.tsv"), EmbedConfig(out_file=str(folder / name), chunk_size=16, batch_tokens=8192)
+        model,
+        PassageSource(folder / "c.tsv"),
+        EmbedConfig(out_file=str(folder / name), chunk_size=16, batch_tokens=8192),
     ).folder
 
 

@@ -1,4 +1,5 @@
-"""Embedding with kept tokens: the same vectors, nothing tokenised twice, and nothing used that is damaged or of something else."""
+"""Embedding with kept tokens: the same vectors, nothing tokenised twice, and nothing used that is damaged or
+of something else."""
 
 from __future__ import annotations
 
@@ -30,14 +31,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with durable_folder(tmp_path / f"model-{seed}") as target:
             tiny_model(tmp_path / "encoder", dtype=torch.float32, seed=seed).write_to(target)
     rng = random.Random(0)
-    rows = (Passage(sentence(rng, rng.randint(0, 30)), sentence(rng, row % 3), f"p{row}") for row in range(20))
+    rows = (
+        Passage(sentence(rng, rng.randint(0, 30)), sentence(rng, row % 3), f"p{row}") for row in range(20)
+    )
     write_passages(tmp_path / "corpus.tsv", rows)
     return tmp_path
 
 
 def embedded(folder: Path, out: str, *, model: int = 0, **options: Any) -> dict[str, bytes]:
     settings = {"chunk_size": 8, "batch_tokens": 200, "no_cuda": True, **options}
-    paths = {"model_file": str(folder / f"model-{model}"), "ctx_src": str(folder / "corpus.tsv"), "out_file": str(folder / out)}
+    paths = {
+        "model_file": str(folder / f"model-{model}"),
+        "ctx_src": str(folder / "corpus.tsv"),
+        "out_file": str(folder / out),
+    }
     config = EmbedConfig(**paths, **settings)
     config.check()
     report = run(config)
@@ -88,16 +95,28 @@ def test_a_damaged_chunk_is_made_again(folder: Path, damage: str, monkeypatch: p
     assert len(sizes) == 1
 
 
-def test_other_texts_or_lengths_have_tokens_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_texts_or_lengths_have_tokens_of_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensorizer = tiny_model(folder / "encoder").tensorizer
     cache, sizes = TokenCache(folder / "kept", tensorizer), tokenised(monkeypatch)
-    variants = [[Passage("ba be", "bi")], [Passage("be", "biba")], [Passage("biba be")], [Passage("ba be", "bi")] * 2]
+    variants = [
+        [Passage("ba be", "bi")],
+        [Passage("be", "biba")],
+        [Passage("biba be")],
+        [Passage("ba be", "bi")] * 2,
+    ]
     for passages in variants * 2:
-        assert cache.tokens(passages).tokens.tolist() == tokenize_passages(tensorizer, passages).tokens.tolist()
+        assert (
+            cache.tokens(passages).tokens.tolist() == tokenize_passages(tensorizer, passages).tokens.tolist()
+        )
     assert len(sizes) == len(variants)
     tensorizer.sequence_length = 4
     long = [Passage("ba be bi bo")]
-    found = [TokenCache(folder / "kept", tensorizer).tokens(long).tokens.tolist(), cache.tokens(long).tokens.tolist()]
+    found = [
+        TokenCache(folder / "kept", tensorizer).tokens(long).tokens.tolist(),
+        cache.tokens(long).tokens.tolist(),
+    ]
     assert len(found[0]) == 4 and len(sizes) == len(variants) + 2
 
 

@@ -27,11 +27,26 @@ from tests.helpers.patience import patient
         ("don't", "do n't", False),
         ("caf\u00e9", "at the cafe\u0301", True),  # NFD: composed and decomposed are the same
         ("cafe", "at the caf\u00e9", False),  # accents are kept
-        ("\u0939\u093f\u0928\u094d\u0926\u0940", "\u0939\u093f\u0928\u094d\u0926\u0940 text", True),  # marks belong to the run
+        # marks belong to the run
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940",
+            "\u0939\u093f\u0928\u094d\u0926\u0940 text",
+            True,
+        ),
         ("a_b", "a _ b", True),  # underscore is no letter
         ("\u00c5NGSTR\u00d6M", "\u00e5ngstr\u00f6m", True),
-        ("\u039f\u0394\u039f\u03a3", "\u039f\u0394\u039f\u03a3.\u0391", True),  # capital sigma: final in the token, not in the text
-        ("\u03bf\u03b4\u03bf\u03c3", "\u039f\u0394\u039f\u03a3", False),  # a sigma that is not final is another letter
+        # capital sigma: final in the token, not in the text
+        (
+            "\u039f\u0394\u039f\u03a3",
+            "\u039f\u0394\u039f\u03a3.\u0391",
+            True,
+        ),
+        # a sigma that is not final is another letter
+        (
+            "\u03bf\u03b4\u03bf\u03c3",
+            "\u039f\u0394\u039f\u03a3",
+            False,
+        ),
         ("x", "", False),
     ],
 )
@@ -47,7 +62,9 @@ def test_string_match_equals_a_slow_search_for_the_token_list() -> None:
         text = "".join(rng.choices(alphabet, k=rng.randrange(12)))
         answer = "".join(rng.choices(alphabet, k=rng.randrange(4)))
         words, wanted = slow_tokens(text), slow_tokens(answer)
-        expected = bool(wanted) and any(words[start : start + len(wanted)] == wanted for start in range(len(words) - len(wanted) + 1))
+        expected = bool(wanted) and any(
+            words[start : start + len(wanted)] == wanted for start in range(len(words) - len(wanted) + 1)
+        )
         assert has_answer([answer], text) is expected, (answer, text)
         matches += expected
     assert 200 < matches < 2700
@@ -104,7 +121,9 @@ TEXTS = {"p1": "Rome is old", "p2": "Paris is big", "p3": "neither"}
 
 
 def test_hits_are_matched_in_their_order() -> None:
-    matched = match_hits([["Rome"], ["Paris", "neither"], ["x"]], [["p2", "p1"], ["p3", "p1", "p2"], []], TEXTS)
+    matched = match_hits(
+        [["Rome"], ["Paris", "neither"], ["x"]], [["p2", "p1"], ["p3", "p1", "p2"], []], TEXTS
+    )
     assert matched == [[False, True], [True, False, True], []]
     assert top_k_hits(matched, 3) == [1, 2, 2]
     assert top_k_hits(matched, 20) == [1, *[2] * 19]
@@ -134,7 +153,9 @@ def test_several_processes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("kind", ["string", "regex"])
 @pytest.mark.parametrize("answer", ["", " ", "\n\t", "\u200b", "\u00a0\u2028", "\x00"])
-def test_an_empty_answer_matches_nothing_and_is_said(answer: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_answer_matches_nothing_and_is_said(
+    answer: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     text = "Élan is \u200b a\u00a0word\n\t\u2028\x00 of a text"
     assert not has_answer([answer], text, kind)
     assert has_answer([answer, "word"], text, kind)

@@ -45,17 +45,31 @@ def random_run(seed: int) -> tuple[dict[str, list[tuple[str, float]]], dict[str,
     rng = random.Random(seed)
     passages = [f"d{number}" for number in range(60)]
     run = {f"q{number}": [(passage, 0.0) for passage in rng.sample(passages, 40)] for number in range(25)}
-    run = {question: [(passage, 1 / (3 + rank)) for rank, (passage, _) in enumerate(hits)] for question, hits in run.items()}
-    qrels = {question: {passage: rng.randrange(3) for passage in rng.sample(passages, 5)} | {"d0": 1} for question in run}
+    run = {
+        question: [(passage, 1 / (3 + rank)) for rank, (passage, _) in enumerate(hits)]
+        for question, hits in run.items()
+    }
+    qrels = {
+        question: {passage: rng.randrange(3) for passage in rng.sample(passages, 5)} | {"d0": 1}
+        for question in run
+    }
     return run, qrels
 
 
 def test_equals_ir_measures() -> None:
     ir_measures = pytest.importorskip("ir_measures")
     run, qrels = random_run(0)
-    names = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@20": "R@20", "accuracy@5": "Success@5", "map": "AP"}
+    names = {
+        "ndcg@10": "nDCG@10",
+        "mrr@10": "RR@10",
+        "recall@20": "R@20",
+        "accuracy@5": "Success@5",
+        "map": "AP",
+    }
     reference = ir_measures.calc_aggregate(
-        [ir_measures.parse_measure(name) for name in names.values()], qrels, {question: dict(hits) for question, hits in run.items()}
+        [ir_measures.parse_measure(name) for name in names.values()],
+        qrels,
+        {question: dict(hits) for question, hits in run.items()},
     )
     expected = {str(measure): value for measure, value in reference.items()}
     values = evaluate_run(run, qrels, cutoffs=(5, 10, 20))
@@ -79,11 +93,18 @@ def test_no_judged_question_and_repeated_passages_are_refused() -> None:
 
 def test_what_does_not_fit_together_is_counted_in_one_line() -> None:
     run = {"q1": [("a", 1.0)], "unjudged": [("a", 1.0)], "q2": []}
-    qrels = {"q1": {"a": 1, "gone": 2, "gone but irrelevant": 0}, "q2": {"b": 1}, "absent": {"a": 1}, "none": {"a": 0}}
+    qrels = {
+        "q1": {"a": 1, "gone": 2, "gone but irrelevant": 0},
+        "q2": {"b": 1},
+        "absent": {"a": 1},
+        "none": {"a": 0},
+    }
     line = str(coverage(run, qrels, {"a", "b"}))
-    assert line == (
-        "3 questions evaluated; 1 without judgements left out; 1 without a relevant passage left out; "
-        "2 judged but without any hit (count as 0); 1 relevant passages are not in the corpus (cannot be found)"
+    assert (
+        line
+        == "3 questions evaluated; 1 without judgements left out; 1 without a relevant passage left out; 2"
+        " judged but without any hit (count as 0); 1 relevant passages are not in the corpus (cannot be"
+        " found)"
     )
     assert str(coverage({"q1": [("a", 1.0)]}, {"q1": {"a": 1}})) == "1 questions evaluated"
 
@@ -91,12 +112,15 @@ def test_what_does_not_fit_together_is_counted_in_one_line() -> None:
 def test_per_question_values_average_to_the_whole() -> None:
     run, qrels = random_run(1)
     each = evaluate_questions(run, qrels, (10,))
-    assert sum(values["map"] for values in each.values()) / len(each) == pytest.approx(evaluate_run(run, qrels, (10,))["map"])
+    assert sum(values["map"] for values in each.values()) / len(each) == pytest.approx(
+        evaluate_run(run, qrels, (10,))["map"]
+    )
 
 
 def test_a_table_lines_up() -> None:
     table = format_table(
-        {"BM25": {"accuracy@20": 0.75123}, "hybrid": {"accuracy@20": 0.8, "mrr@10": 0.5}}, {"accuracy@20": "top-20", "mrr@10": "MRR@10"}
+        {"BM25": {"accuracy@20": 0.75123}, "hybrid": {"accuracy@20": 0.8, "mrr@10": 0.5}},
+        {"accuracy@20": "top-20", "mrr@10": "MRR@10"},
     )
     assert table.splitlines() == [
         "        top-20  MRR@10",

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.evaluation.significance import detectable_difference, estimate, holm, mean_of, paired_test, sign_flip_p
+from dpr.evaluation.significance import (
+    detectable_difference,
+    estimate,
+    holm,
+    mean_of,
+    paired_test,
+    sign_flip_p,
+)
 
 
 def test_the_randomisation_test_is_the_share_of_all_signs() -> None:
@@ -71,7 +78,11 @@ def spread(number: int, mean: float) -> list[float]:
         ([([0.0] * 4, spread(4, 0.9)), ([0.0] * 4, [1.0] * 4)], "too few questions"),
         ([([0.5] * 12, [0.5] * 12)], "no difference"),
         ([([0.5, 1.0] * 20, [0.5, 1.0] * 20)] * 2, "no difference"),
-        ([([2.5592] * 400, [2.5588 + value / 1000 for value in spread(400, 0)])], "no difference"),  # 2.559 both, and p < 0.001
+        # 2.559 both, and p < 0.001
+        (
+            [([2.5592] * 400, [2.5588 + value / 1000 for value in spread(400, 0)])],
+            "no difference",
+        ),
         ([([0.0] * 10, spread(10, 0.9))], "higher"),
         ([(spread(10, 0.9), [0.0] * 10)] * 2, "lower"),
         ([([0.0] * 10, spread(10, 0.01))], "no difference"),
@@ -96,20 +107,32 @@ def test_chance_is_taken_for_a_find_as_often_as_promised() -> None:
 def test_a_difference_as_large_as_detectable_is_found_four_times_in_five() -> None:
     rng = np.random.default_rng(3)
     true = detectable_difference(0.025)
-    found = [paired_test(([0.0] * 100, rng.normal(true, 0.25, 100).tolist()), flips=500).p_flips <= 0.05 for _ in range(300)]
+    found = [
+        paired_test(([0.0] * 100, rng.normal(true, 0.25, 100).tolist()), flips=500).p_flips <= 0.05
+        for _ in range(300)
+    ]
     assert 0.72 < np.mean(found) < 0.88
-    assert [round(detectable_difference(0.25 / number**0.5), 3) for number in (50, 300, 2012)] == [0.099, 0.040, 0.016]
+    assert [round(detectable_difference(0.25 / number**0.5), 3) for number in (50, 300, 2012)] == [
+        0.099,
+        0.040,
+        0.016,
+    ]
 
 
 def test_a_mean_of_sets_weighs_sets_the_same_and_its_interval_holds_as_often_as_promised() -> None:
     rng = np.random.default_rng(4)
     held, found = [], []
     for _ in range(300):
-        sets = [rng.normal(true, deviation, number) for true, deviation, number in ((0.2, 0.3, 12), (0.6, 0.1, 60))]
+        sets = [
+            rng.normal(true, deviation, number)
+            for true, deviation, number in ((0.2, 0.3, 12), (0.6, 0.1, 60))
+        ]
         mean = mean_of([estimate(values) for values in sets])
         assert mean.mean == pytest.approx((sets[0].mean() + sets[1].mean()) / 2)
         held.append(mean.low <= 0.4 <= mean.high)
-        found.append(paired_test(*([[0.4] * len(values), values.tolist()] for values in sets), flips=300).p_t <= 0.05)
+        found.append(
+            paired_test(*([[0.4] * len(values), values.tolist()] for values in sets), flips=300).p_t <= 0.05
+        )
     assert 0.91 < np.mean(held) < 0.99
     assert [not hit for hit in held] == found, "the t test and the interval agree"
 
@@ -129,7 +152,8 @@ def test_several_sets_are_one_test_of_their_mean() -> None:
     as_far = np.abs(signs @ (weights * differences)) >= abs(weights @ differences)
     assert test.p_flips == pytest.approx(as_far.mean(), abs=0.02)
     alike = rng.random((2, 2, 30))
-    welch = stats.ttest_ind(*(second - first for first, second in alike), equal_var=False)  # the same degrees of freedom
+    # the same degrees of freedom
+    welch = stats.ttest_ind(*(second - first for first, second in alike), equal_var=False)
     found = mean_of([estimate(second - first) for first, second in alike])
     assert found.freedom == pytest.approx(welch.df)
 

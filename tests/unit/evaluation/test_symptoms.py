@@ -60,8 +60,18 @@ def seen(capsys: pytest.CaptureFixture[str], changed: dict[str, str]) -> dict[st
 
 
 LONG = {"train.num_train_epochs": "40", "train.learning_rate": "0.2", "train_datasets": "few.json"}
-TRANSFORMER = {"encoder": "hf_bert", "encoder.pretrained_model_cfg": "bert", "encoder.pretrained": "false", "encoder.pooling": "mean"}
-WILD = {"encoder.normalize": "false", "loss.temperature": "1", "train.num_train_epochs": "12", "train.lr_schedule": "constant"}
+TRANSFORMER = {
+    "encoder": "hf_bert",
+    "encoder.pretrained_model_cfg": "bert",
+    "encoder.pretrained": "false",
+    "encoder.pooling": "mean",
+}
+WILD = {
+    "encoder.normalize": "false",
+    "loss.temperature": "1",
+    "train.num_train_epochs": "12",
+    "train.lr_schedule": "constant",
+}
 
 
 def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,10 +81,22 @@ def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("changed", "name", "figures"),
     [
-        ({"train.learning_rate": "0"}, "The loss does not fall", r"loss 2\.\d+ over the first quarter of the log, 2\.\d+ over the last"),
-        ({"loss.temperature": "1", "train.learning_rate": "0"}, "The loss does not fall", r"try:  loss\.temperature=0\.05: "),
+        (
+            {"train.learning_rate": "0"},
+            "The loss does not fall",
+            r"loss 2\.\d+ over the first quarter of the log, 2\.\d+ over the last",
+        ),
+        (
+            {"loss.temperature": "1", "train.learning_rate": "0"},
+            "The loss does not fall",
+            r"try:  loss\.temperature=0\.05: ",
+        ),
         ({**WILD, "train.learning_rate": "1e30"}, "NaN", r"\d+ steps skipped"),
-        ({**WILD, "train.learning_rate": "20", "train.warmup_steps": "40"}, "The loss rises again", r"at step 1, \d{4,}\."),
+        (
+            {**WILD, "train.learning_rate": "20", "train.warmup_steps": "40"},
+            "The loss rises again",
+            r"at step 1, \d{4,}\.",
+        ),
         (
             {"loss.temperature": "2", "train.learning_rate": "1e-9", "train.log_batch_step": "100"},
             "The loss does not fall",
@@ -85,16 +107,38 @@ def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
             "The vectors collapse",
             r"was \d+\.\d and is 1\.\d: ",
         ),
-        ({**WILD, "train.learning_rate": "20"}, "Worse than before", r"eval/nll_loss 3\.\d+ before the first step, \d\d+\."),
-        ({**LONG, "dev_datasets": "other.json"}, "The loss falls, the metric does not", r"at step [12], .* at step 40"),
+        (
+            {**WILD, "train.learning_rate": "20"},
+            "Worse than before",
+            r"eval/nll_loss 3\.\d+ before the first step, \d\d+\.",
+        ),
+        (
+            {**LONG, "dev_datasets": "other.json"},
+            "The loss falls, the metric does not",
+            r"at step [12], .* at step 40",
+        ),
         ({**LONG, "dev_datasets": "few.json"}, "Negatives too easy", r"100\.0% of the questions"),
-        ({"train.num_train_epochs": "8", "train.learning_rate": "0.05"}, "It ended too early", r"at its best before .* at step 32"),
-        ({**TRANSFORMER, "encoder.sequence_length": "24", "encoder.packed": "false"}, "Slow", r"3\d% of the tokens"),
-        ({"dev_datasets": "null", "train.eval_per_epoch": "0"}, "Nothing was measured", r"16 log lines up to step 16"),
+        (
+            {"train.num_train_epochs": "8", "train.learning_rate": "0.05"},
+            "It ended too early",
+            r"at its best before .* at step 32",
+        ),
+        (
+            {**TRANSFORMER, "encoder.sequence_length": "24", "encoder.packed": "false"},
+            "Slow",
+            r"3\d% of the tokens",
+        ),
+        (
+            {"dev_datasets": "null", "train.eval_per_epoch": "0"},
+            "Nothing was measured",
+            r"16 log lines up to step 16",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else None,
 )
-def test_a_fault_is_named_with_its_figures(changed: dict[str, str], name: str, figures: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_is_named_with_its_figures(
+    changed: dict[str, str], name: str, figures: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     encoder_folder(Path("bert"), initializer_range=0.5)
     found = seen(capsys, changed)
     assert name in found, found
@@ -111,7 +155,12 @@ def test_a_folder_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("losses", "accuracy", "names"),
     [
-        ([9.0, 4.0, 2.79, 2.78, 2.77, 2.76, 2.78, 2.77], 0.06, ["The loss does not fall"]),  # down to chance, and no further
+        # down to chance, and no further
+        (
+            [9.0, 4.0, 2.79, 2.78, 2.77, 2.76, 2.78, 2.77],
+            0.06,
+            ["The loss does not fall"],
+        ),
         ([2.78], 0.09, ["The loss does not fall"]),
         ([2.77], 0.3, ["The loss does not fall"]),
         ([3.2, 3.1, 2.9, 2.8, 2.75, 2.72], 0.3, []),  # on its way down
@@ -121,22 +170,41 @@ def test_a_folder_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -
         ([2.76, 2.75, 2.76, 2.76], 0.7, []),  # a flat softmax that ranks well
     ],
 )
-def test_a_loss_at_chance_is_named_however_it_came_there(losses: list[float], accuracy: float, names: list[str]) -> None:
+def test_a_loss_at_chance_is_named_however_it_came_there(
+    losses: list[float], accuracy: float, names: list[str]
+) -> None:
     run = Training("run", validations=[{"step": 1, "eval/nll_loss": 1.0}])
     run.logs = [
-        {"step": step, "train/loss": loss, "train/in_batch_acc": accuracy, "pool/candidates": 16.0} for step, loss in enumerate(losses, 1)
+        {"step": step, "train/loss": loss, "train/in_batch_acc": accuracy, "pool/candidates": 16.0}
+        for step, loss in enumerate(losses, 1)
     ]
     assert [symptom.name for symptom in symptoms(run)] == names
 
 
 def test_what_a_guard_keeps_from_being_the_best_is_no_fault() -> None:
-    """The best checkpoint is the first one, since later ones forget the guarded set; the metric that chooses rises all the same."""
+    """The best checkpoint is the first one, since later ones forget the guarded set; the metric that chooses
+    rises all the same."""
     name, steps = "eval/med/ndcg@10", (100, 200, 300, 400)
     run = Training("run", best={"best_metric": name, "best_value": 0.89})
     run.logs = [{"step": step, "train/loss": 40 / step, "train/in_batch_acc": 0.8} for step in steps]
-    run.validations = [{"step": step, name: value} for step, value in zip((0, *steps), (0.68, 0.89, 0.926, 0.933, 0.934), strict=True)]
+    run.validations = [
+        {"step": step, name: value}
+        for step, value in zip((0, *steps), (0.68, 0.89, 0.926, 0.933, 0.934), strict=True)
+    ]
     assert symptoms(run) == []
-    ends = {"against": "the start", "verdict": "worse", "metric": "eval/squad/ndcg@10", "before": 0.619, "after": 0.611}
-    run.verdict = {"best_checkpoint": "x.step100", "comparisons": [{**ends, "metric": name, "verdict": "better"}, ends]}
+    ends = {
+        "against": "the start",
+        "verdict": "worse",
+        "metric": "eval/squad/ndcg@10",
+        "before": 0.619,
+        "after": 0.611,
+    }
+    run.verdict = {
+        "best_checkpoint": "x.step100",
+        "comparisons": [{**ends, "metric": name, "verdict": "better"}, ends],
+    }
     (found,) = symptoms(run)
-    assert (found.name, found.seen) == ("Worse than before", "eval/squad/ndcg@10 0.6190 before the first step, 0.6110 of x.step100")
+    assert (found.name, found.seen) == (
+        "Worse than before",
+        "eval/squad/ndcg@10 0.6190 before the first step, 0.6110 of x.step100",
+    )

@@ -1,4 +1,5 @@
-"""Adapters leave the toolkit merged into whole models, or as peft's own folders: the same vectors either way."""
+"""Adapters leave the toolkit merged into whole models, or as peft's own folders: the same vectors either
+way."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def test_a_merged_model_is_plain_and_gives_the_same_vectors(kind: str, shared: b
     model = lora_model(tmp_path, kind, shared=shared, projection_dim=6).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     whole = merged(model)
-    assert whole.base is None and not [name for name in whole.weights() if "lora" in name or "base_layer" in name]
+    assert whole.base is None and not [
+        name for name in whole.weights() if "lora" in name or "base_layer" in name
+    ]
     assert (whole.question_model is whole.ctx_model) == shared
     with torch.no_grad():
         for found, expected in zip(whole(*batches())[:2], model(*batches())[:2], strict=True):
@@ -48,7 +51,12 @@ def test_a_merged_checkpoint_needs_no_base(tmp_path: Path) -> None:
     whole = BiEncoder.load(tmp_path / "whole")
     assert whole.settings.adapter == "none"
     for encode in ("encode_questions", "encode_passages"):
-        np.testing.assert_allclose(getattr(whole, encode)(["ba be", "bi"]), getattr(model, encode)(["ba be", "bi"]), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(
+            getattr(whole, encode)(["ba be", "bi"]),
+            getattr(model, encode)(["ba be", "bi"]),
+            rtol=0,
+            atol=1e-4,
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +73,9 @@ def test_peft_folders_are_loaded_by_transformers(kind: str, tmp_path: Path) -> N
             expected = theirs(input_ids=tokens).last_hidden_state
             assert tower.adapter is not None
             with tower.adapter.active():
-                found = tower.backbone(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state
+                found = tower.backbone(
+                    input_ids=tokens, attention_mask=torch.ones_like(tokens)
+                ).last_hidden_state
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 

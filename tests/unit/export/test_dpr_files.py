@@ -1,4 +1,5 @@
-"""Export to the original's format: bit for bit there and back, plain contents, and no file that means something else."""
+"""Export to the original's format: bit for bit there and back, plain contents, and no file that means
+something else."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ TEXTS = ["ba be bi", "bo bu ca ce ci co cu da de di do"]
 def original_file(folder: Path, **settings: Any) -> tuple[BiEncoder, Path]:
     model = tiny_model(folder / "bert", dtype=torch.float32, **settings)
     params = nested_params(str(folder / "bert"), projection_dim=settings.get("projection_dim", 0))
-    return model, write_original(folder / "x.cp", original_extras(original_names(model.weights()), 16), params)
+    return model, write_original(
+        folder / "x.cp", original_extras(original_names(model.weights()), 16), params
+    )
 
 
 @pytest.mark.parametrize("projection", [0, 5])
@@ -43,15 +46,28 @@ def test_there_and_back_every_bit_is_the_same(tmp_path: Path, projection: int) -
 
 def test_the_file_is_plain_and_a_strict_loader_takes_it(tmp_path: Path) -> None:
     model, file = original_file(tmp_path)
-    export_dpr_file(BiEncoder.load(file), tmp_path / "y.cp", source=str(file), pretrained_model_cfg="bert-base-uncased")
+    export_dpr_file(
+        BiEncoder.load(file), tmp_path / "y.cp", source=str(file), pretrained_model_cfg="bert-base-uncased"
+    )
     state = torch.load(tmp_path / "y.cp", weights_only=True)
-    assert sorted(state) == ["encoder_params", "epoch", "model_dict", "offset", "optimizer_dict", "scheduler_dict"]
+    assert sorted(state) == [
+        "encoder_params",
+        "epoch",
+        "model_dict",
+        "offset",
+        "optimizer_dict",
+        "scheduler_dict",
+    ]
     assert state["encoder_params"]["do_lower_case"] is True
     assert state["encoder_params"]["encoder"]["pretrained_model_cfg"] == "bert-base-uncased"
     assert state["encoder_params"]["encoder"]["sequence_length"] == 24
     for tower in ("question_model", "ctx_model"):
         plain = BertModel(BertConfig.from_pretrained(str(tmp_path / "bert")))
-        own = {name.removeprefix(f"{tower}."): value for name, value in state["model_dict"].items() if name.startswith(tower)}
+        own = {
+            name.removeprefix(f"{tower}."): value
+            for name, value in state["model_dict"].items()
+            if name.startswith(tower)
+        }
         plain.load_state_dict(own, strict=True)
         name = "encoder.layer.1.output.dense.weight"
         assert torch.equal(plain.state_dict()[name], model.state_dict()[f"{tower}.backbone.{name}"])
@@ -76,7 +92,9 @@ def test_a_checkpoint_folder_with_one_tower_becomes_two(tmp_path: Path) -> None:
         ({"question_length": 8, "dpr_trailing_sep": True}, "questions end at 8 tokens"),
     ],
 )
-def test_what_would_mean_something_else_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_what_would_mean_something_else_is_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     model = tiny_model(tmp_path / "bert", dtype=torch.float32, **settings)
     with pytest.raises(InputError, match=message):
         export_dpr_file(model, tmp_path / "y.cp", source="runs/first")
@@ -95,8 +113,14 @@ def test_other_vectors_can_be_allowed_and_files_are_not_overwritten(tmp_path: Pa
     assert BiEncoder.load(tmp_path / "y.cp").settings.dpr_trailing_sep
 
 
-def test_the_documented_line_exports_a_model_trained_with_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = [line.split() for line in Path("docs/from_dpr.md").read_text().splitlines() if "dpr export to=dpr" in line]
+def test_the_documented_line_exports_a_model_trained_with_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = [
+        line.split()
+        for line in Path("docs/from_dpr.md").read_text().splitlines()
+        if "dpr export to=dpr" in line
+    ]
     with durable_folder(tmp_path / "runs" / "nq") as folder:
         tiny_model(tmp_path / "bert", dtype=torch.float32).write_to(folder)
     monkeypatch.chdir(tmp_path)

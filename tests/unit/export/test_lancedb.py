@@ -14,7 +14,16 @@ from dpr.export.stores.lance import load_lance
 from dpr.indexer.exact import ExactIndex
 from dpr.storage.leftovers import this_process
 from dpr.storage.run_lock import RunLock, lock_of
-from tests.helpers.stores import METADATA, assert_same_but_for_ties, load_and_die, open_rows, passages, record, vectors, write_inputs
+from tests.helpers.stores import (
+    METADATA,
+    assert_same_but_for_ties,
+    load_and_die,
+    open_rows,
+    passages,
+    record,
+    vectors,
+    write_inputs,
+)
 
 lancedb = pytest.importorskip("lancedb", reason="lancedb is in the extra stores")
 
@@ -37,7 +46,9 @@ def assert_finds_what_exact_search_finds(address: Path, folder: Path, *, toleran
     scores = {str(item.id): products[number] for number, item in enumerate(passages(COUNT))}
     table = lancedb.connect(str(address)).open_table("passages")
     found: list[list[str]] = [[] for _ in queries]
-    for row in table.search(list(queries)).distance_type("dot").select(["id", "_distance"]).limit(100).to_list():
+    for row in (
+        table.search(list(queries)).distance_type("dot").select(["id", "_distance"]).limit(100).to_list()
+    ):
         found[row["query_index"]].append(row["id"])
         assert abs(1 - row["_distance"] - scores[row["id"]][row["query_index"]]) <= tolerance
     assert_same_but_for_ties(found, expected, scores, tolerance=tolerance)
@@ -51,12 +62,20 @@ def test_200_questions_find_what_exact_search_finds(inputs: Path, tmp_path: Path
     for number, passage in enumerate(passages(COUNT)):
         value = record(number, passage)
         value |= value.pop("metadata", None) or {}
-        expected.append({"id": passage.id, **{name: value.get(name) for name in ("title", "text", *METADATA)}})
+        expected.append(
+            {"id": passage.id, **{name: value.get(name) for name in ("title", "text", *METADATA)}}
+        )
     assert table.to_arrow().drop(["vector"]).to_pylist() == expected
     version = table.version
     assert not load_lance(open_rows(inputs), str(tmp_path), "passages")
     assert lancedb.connect(str(tmp_path)).open_table("passages").version == version
-    (row,) = table.search(vectors(COUNT, 16)[7]).distance_type("dot").where("year = 1999", prefilter=True).limit(5).to_list()
+    (row,) = (
+        table.search(vectors(COUNT, 16)[7])
+        .distance_type("dot")
+        .where("year = 1999", prefilter=True)
+        .limit(5)
+        .to_list()
+    )
     assert row["id"] == passages(COUNT)[99].id
 
 
@@ -88,7 +107,9 @@ def test_a_table_of_something_else_is_left_alone(inputs: Path, tmp_path: Path) -
     with pytest.raises(InputError, match="exists already, made with another metadata"):
         load_lance(open_rows(inputs, metadata={}), str(tmp_path), "mine")
     database.open_table("mine").delete("year = 1900")
-    with pytest.raises(InputError, match="holds 299 rows, expected a multiple of 64 up to 300; rows were added or removed"):
+    with pytest.raises(
+        InputError, match="holds 299 rows, expected a multiple of 64 up to 300; rows were added or removed"
+    ):
         load_lance(open_rows(inputs), str(tmp_path), "mine")
 
 
@@ -97,7 +118,11 @@ def test_what_is_wrong_with_the_rows_is_what_is_said(inputs: Path, tmp_path: Pat
     lines = (inputs / "corpus.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "corpus.jsonl").write_text("".join([*lines[:100], *lines[101:]]))
     with pytest.raises(InputError, match=r"no passage 'p. 100' after those"):
-        load_lance(open_rows(inputs, sources=[PassageSource(tmp_path / "corpus.jsonl")]), str(tmp_path / "db"), "passages")
+        load_lance(
+            open_rows(inputs, sources=[PassageSource(tmp_path / "corpus.jsonl")]),
+            str(tmp_path / "db"),
+            "passages",
+        )
     assert lancedb.connect(str(tmp_path / "db")).open_table("passages").count_rows() == 64
 
 

@@ -1,4 +1,5 @@
-"""The model card says what was measured and how the model came about, and nothing of whose machine it was on."""
+"""The model card says what was measured and how the model came about, and nothing of whose machine it was
+on."""
 
 from __future__ import annotations
 
@@ -34,30 +35,52 @@ def test_training_ends_with_the_best_checkpoint_exported(trained: tuple[Path, li
     before = {path: path.stat().st_mtime_ns for path in written.rglob("*")}
     assert main(arguments) == 0  # a finished run has nothing to do
     assert {path: path.stat().st_mtime_ns for path in written.rglob("*")} == before
-    assert main([*arguments[:-3], "train.num_train_epochs=3", "train.export=[transformers]", "resume=force"]) == 0
+    assert (
+        main([*arguments[:-3], "train.num_train_epochs=3", "train.export=[transformers]", "resume=force"])
+        == 0
+    )
     best = json.loads((folder / "run" / "run.json").read_text())["best_checkpoint"]
-    assert f"train.num_train_epochs={3 if best.endswith('step6') else 2}" in (written / "README.md").read_text()
+    assert (
+        f"train.num_train_epochs={3 if best.endswith('step6') else 2}" in (written / "README.md").read_text()
+    )
 
 
 def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, _ = trained
-    metrics = {"question_set": "our-test", "num_questions": 12, "metrics": {"ndcg@10": 0.1234567, "mrr@10": 0.5, "map": 0.4}}
+    metrics = {
+        "question_set": "our-test",
+        "num_questions": 12,
+        "metrics": {"ndcg@10": 0.1234567, "mrr@10": 0.5, "map": 0.4},
+    }
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
     arguments = [f"model_file={folder / 'run'}", f"out={tmp_path / 'out'}", "to=transformers", "license=mit"]
     assert export([*arguments, f"results=[{tmp_path / 'metrics.json'}]"]) == 0
     text = (tmp_path / "out" / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
-    assert (head["license"], head["library_name"], head["pipeline_tag"]) == ("mit", "transformers", "feature-extraction")
+    assert (head["license"], head["library_name"], head["pipeline_tag"]) == (
+        "mit",
+        "transformers",
+        "feature-extraction",
+    )
     results = {result["dataset"]["name"]: result["metrics"] for result in head["model-index"][0]["results"]}
-    assert [(metric["name"], metric["value"]) for metric in results["our-test"]] == [("mrr@10", 0.5), ("ndcg@10", 0.123457)]
+    assert [(metric["name"], metric["value"]) for metric in results["our-test"]] == [
+        ("mrr@10", 0.5),
+        ("ndcg@10", 0.123457),
+    ]
     assert {"eval/nll_loss"} <= {metric["name"] for metric in results["validation"]}
-    assert "train.batch_size=8" in text and "seed 7" in text and "| our-test (12 questions) | ndcg@10 | 0.1235 |" in text
+    assert (
+        "train.batch_size=8" in text
+        and "seed 7" in text
+        and "| our-test (12 questions) | ndcg@10 | 0.1235 |" in text
+    )
     state = json.loads(next((folder / "run").glob("*.step*/trainer_state.json")).read_text())
     assert state["identity"]["fixed"]["train_datasets"][0] in text
     assert str(folder) not in text and "base_model" not in head
 
 
-def test_a_run_from_a_model_file_has_no_base_but_that(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_a_run_from_a_model_file_has_no_base_but_that(
+    trained: tuple[Path, list[str]], tmp_path: Path
+) -> None:
     """``encoder.pretrained_model_cfg`` has a default, which nothing was read from."""
     folder, arguments = trained
     kept = [argument for argument in arguments if not argument.startswith(("encoder.", "output_dir"))]
@@ -76,7 +99,11 @@ def test_a_card_without_facts_is_a_card(tmp_path: Path) -> None:
 
 
 def test_formats_are_refused_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [f"train_datasets={tmp_path}/none.json", f"output_dir={tmp_path / 'run'}", "train.export=[tensorflow]"]
+    arguments = [
+        f"train_datasets={tmp_path}/none.json",
+        f"output_dir={tmp_path / 'run'}",
+        "train.export=[tensorflow]",
+    ]
     assert main(arguments) != 0
     (tmp_path / "train.json").write_text("[]")
     arguments[0] = f"train_datasets={tmp_path}/train.json"
@@ -89,6 +116,16 @@ def test_a_model_that_a_format_cannot_say_is_refused_before_training(
 ) -> None:
     _, arguments = trained
     other = [argument for argument in arguments if not argument.startswith(("output_dir", "train.export"))]
-    assert main([*other, f"output_dir={tmp_path / 'run'}", "encoder.pooling=mean", "train.export=[transformers,hf-dpr]"]) == 3
+    assert (
+        main(
+            [
+                *other,
+                f"output_dir={tmp_path / 'run'}",
+                "encoder.pooling=mean",
+                "train.export=[transformers,hf-dpr]",
+            ]
+        )
+        == 3
+    )
     assert "train.export=hf-dpr: cannot be said in this format: pooling is mean" in capsys.readouterr().err
     assert not list(tmp_path.glob("run/*.step*"))

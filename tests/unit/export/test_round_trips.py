@@ -1,4 +1,5 @@
-"""A model that left in a format of another library and came back is the same model: the same vectors, and trained on, the same model."""
+"""A model that left in a format of another library and came back is the same model: the same vectors, and
+trained on, the same model."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "shared": {"shared": True, "plain_apostrophes": False},
     "projection": {"projection_dim": 6, "question_length": 9},
     "mean, cosine, prompts": {"pooling": "mean", "normalize": True, **PROMPTS},
-    "template": {"pooling": "mean", "title_template": "{title}: {text}", "shared": True, "plain_apostrophes": False},
+    "template": {
+        "pooling": "mean",
+        "title_template": "{title}: {text}",
+        "shared": True,
+        "plain_apostrophes": False,
+    },
     "cut": {"pooling": "mean", "dimensions": 6},
     "static": {"pooling": "mean", "shared": True, "plain_apostrophes": False},
     "decoder": {"pooling": "last", "normalize": True, **PROMPTS},
@@ -57,7 +63,9 @@ def assert_same_vectors(found: BiEncoder, expected: BiEncoder) -> None:
 
 
 def trained(model: BiEncoder, folder: Path) -> BiEncoder:
-    trainer = make_trainer(model, [ListSource(make_samples(8 * STEPS))], [], folder, num_train_epochs=1, max_steps=STEPS)
+    trainer = make_trainer(
+        model, [ListSource(make_samples(8 * STEPS))], [], folder, num_train_epochs=1, max_steps=STEPS
+    )
     trainer.train()
     return model
 
@@ -77,11 +85,22 @@ def test_through_sentence_transformers(tmp_path: Path, kind: str) -> None:
     (tmp_path / "out").mkdir()
     format_of("sentence-transformers").write(model, tmp_path / "out", source="model")
     again = BiEncoder.load(tmp_path / "out")
-    for name in ("pooling", "normalize", "sequence_length", "query_prompt", "passage_prompt", "prompts", "title_template", "dimensions"):
+    for name in (
+        "pooling",
+        "normalize",
+        "sequence_length",
+        "query_prompt",
+        "passage_prompt",
+        "prompts",
+        "title_template",
+        "dimensions",
+    ):
         assert getattr(again.settings, name) == getattr(model.settings, name), name
     assert_same_vectors(again, model)
     if "prompts" in KINDS[kind]:
-        np.testing.assert_array_equal(again.encode_questions(QUESTIONS, prompt="web"), model.encode_questions(QUESTIONS, prompt="web"))
+        np.testing.assert_array_equal(
+            again.encode_questions(QUESTIONS, prompt="web"), model.encode_questions(QUESTIONS, prompt="web")
+        )
     assert_same_training(again, model, tmp_path)
 
 
@@ -105,7 +124,12 @@ def test_through_hugging_face_dpr(tmp_path: Path, kind: str) -> None:
 def test_through_peft(tmp_path: Path, shared: bool) -> None:
     pytest.importorskip("peft")
     settings = EncoderSettings(
-        adapter="lora", lora_rank=4, lora_targets="query,value", shared=shared, sequence_length=24, plain_apostrophes=not shared
+        adapter="lora",
+        lora_rank=4,
+        lora_targets="query,value",
+        shared=shared,
+        sequence_length=24,
+        plain_apostrophes=not shared,
     )
     model = BiEncoder.from_pretrained(str(base_folder(tmp_path / "base")), settings)
     randomize_adapters(model)

@@ -1,4 +1,5 @@
-"""What is exported for sentence-transformers gives there the vectors that it gives here, loads in plain transformers, or is refused."""
+"""What is exported for sentence-transformers gives there the vectors that it gives here, loads in plain
+transformers, or is refused."""
 
 from __future__ import annotations
 
@@ -43,8 +44,12 @@ def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     print(f"{name}: {found}")
     assert not verify_folder(tmp_path / "out")
     model, again, texts = merged(model), BiEncoder.load(tmp_path / "out"), nasty_texts(model.tensorizer)
-    np.testing.assert_allclose(again.encode_questions(texts.questions), model.encode_questions(texts.questions), atol=1e-5)
-    np.testing.assert_allclose(again.encode_passages(texts.passages), model.encode_passages(texts.passages), atol=1e-5)
+    np.testing.assert_allclose(
+        again.encode_questions(texts.questions), model.encode_questions(texts.questions), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        again.encode_passages(texts.passages), model.encode_passages(texts.passages), atol=1e-5
+    )
 
 
 WEIGHTED: dict[str, Callable[[Path], BiEncoder]] = {
@@ -55,10 +60,14 @@ WEIGHTED: dict[str, Callable[[Path], BiEncoder]] = {
     "roots, pairs, unscaled": lambda folder: rooted(folder, title_template="", normalize=False),
     "roots without special tokens": lambda folder: bag(folder, pooling="idf_sqrt"),
     "bm25": lambda folder: rooted(folder, pooling="bm25", normalize=False),
-    "bm25, two towers": lambda folder: rooted(folder, pooling="bm25", normalize=False, shared=False, question_length=9, **PROMPTS),
+    "bm25, two towers": lambda folder: rooted(
+        folder, pooling="bm25", normalize=False, shared=False, question_length=9, **PROMPTS
+    ),
     "bm25, cut, cosine": lambda folder: rooted(folder, pooling="bm25", dimensions=5),
     "idf of a transformer": lambda folder: shared(folder, pooling="idf", normalize=True),
-    "idf of two transformers": lambda folder: bert(folder, pooling="idf", normalize=True, dimensions=5, **PROMPTS),
+    "idf of two transformers": lambda folder: bert(
+        folder, pooling="idf", normalize=True, dimensions=5, **PROMPTS
+    ),
 }
 
 
@@ -73,30 +82,52 @@ def test_weights_of_tokens_arrive_too(name: str, tmp_path: Path) -> None:
     assert found is not None and max(found[:2]) < 1e-6, found
     assert not verify_folder(tmp_path / "out")
     texts = ["ba ba ba be", "", "ba", "bi bo bi"][: 1 if "without special" in name else None]
-    np.testing.assert_allclose(to_sentence_transformer(model).encode_query(texts), model.encode_questions(texts), atol=1e-6)
+    np.testing.assert_allclose(
+        to_sentence_transformer(model).encode_query(texts), model.encode_questions(texts), atol=1e-6
+    )
 
 
-def test_a_folder_with_a_module_of_its_own_is_opened_by_the_library_alone_and_only_if_trusted(tmp_path: Path) -> None:
+def test_a_folder_with_a_module_of_its_own_is_opened_by_the_library_alone_and_only_if_trusted(
+    tmp_path: Path,
+) -> None:
     model = rooted(tmp_path / "made_of")
     export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "BiEncoder.load" not in card
     assert 'SentenceTransformer("PATH", trust_remote_code=True)  # root_static_embedding.py' in card
-    assert "dpr" not in {line.split()[1].split(".")[0] for line in MODULE.read_text().splitlines() if line.startswith(("import", "from"))}
+    assert "dpr" not in {
+        line.split()[1].split(".")[0]
+        for line in MODULE.read_text().splitlines()
+        if line.startswith(("import", "from"))
+    }
     assert (tmp_path / "out" / MODULE.name).read_bytes() == MODULE.read_bytes()
-    load = partial(sentence_transformers.SentenceTransformer, str(tmp_path / "out"), device="cpu", local_files_only=True)
-    np.testing.assert_allclose(load(trust_remote_code=True).encode_query(["ba ba be"]), model.encode_questions(["ba ba be"]), atol=1e-6)
+    load = partial(
+        sentence_transformers.SentenceTransformer, str(tmp_path / "out"), device="cpu", local_files_only=True
+    )
+    np.testing.assert_allclose(
+        load(trust_remote_code=True).encode_query(["ba ba be"]),
+        model.encode_questions(["ba ba be"]),
+        atol=1e-6,
+    )
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         load()
 
 
-@pytest.mark.parametrize("name", ["shared", "two towers", "mean and cosine", "weighted mean", "maximum", "decoder"])
+@pytest.mark.parametrize(
+    "name", ["shared", "two towers", "mean and cosine", "weighted mean", "maximum", "decoder"]
+)
 def test_programs_that_serve_such_folders_find_the_pooling(name: str, tmp_path: Path) -> None:
     model = MODELS[name](tmp_path / "made_of")
     export_folder(model, tmp_path / "out", "sentence-transformers", source=name)
     stated = json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())
     chosen = [key for key, value in stated.items() if value is True and key.startswith("pooling_mode_")]
-    names = {"cls": "cls_token", "mean": "mean_tokens", "weighted_mean": "weightedmean_tokens", "max": "max_tokens", "last": "lasttoken"}
+    names = {
+        "cls": "cls_token",
+        "mean": "mean_tokens",
+        "weighted_mean": "weightedmean_tokens",
+        "max": "max_tokens",
+        "last": "lasttoken",
+    }
     assert chosen == [f"pooling_mode_{names[model.settings.pooling]}"]
     assert stated["embedding_dimension"] == model.question_model.config.hidden_size
 
@@ -108,7 +139,9 @@ def test_weights_are_there_once_and_plain_transformers_loads_them(name: str, tmp
     model = MODELS[name](tmp_path / "made_of")
     export_folder(model, tmp_path / "out", "sentence-transformers", source=name)
     bodies = [""] if model.settings.shared else ["question_encoder", "ctx_encoder"]
-    assert sorted(tmp_path.glob("out/**/model.safetensors")) == sorted(tmp_path / "out" / body / "model.safetensors" for body in bodies)
+    assert sorted(tmp_path.glob("out/**/model.safetensors")) == sorted(
+        tmp_path / "out" / body / "model.safetensors" for body in bodies
+    )
     for body in bodies:
         _, info = AutoModel.from_pretrained(str(tmp_path / "out"), subfolder=body, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -117,8 +150,14 @@ def test_weights_are_there_once_and_plain_transformers_loads_them(name: str, tmp
 def test_the_library_finds_prompts_similarity_and_dimensions(tmp_path: Path) -> None:
     model = bert(tmp_path / "made_of", dimensions=5, **PROMPTS)
     export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
-    loaded = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
-    assert (loaded.prompts["query"], loaded.prompts["document"], loaded.prompts["web"]) == ("be: ", "ga: ", "da: ")
+    loaded = sentence_transformers.SentenceTransformer(
+        str(tmp_path / "out"), device="cpu", local_files_only=True
+    )
+    assert (loaded.prompts["query"], loaded.prompts["document"], loaded.prompts["web"]) == (
+        "be: ",
+        "ga: ",
+        "da: ",
+    )
     assert loaded.similarity_fn_name == "dot" and loaded.get_embedding_dimension() == 5
     expected = model.encode_questions(["ba be"], prompt="web")
     np.testing.assert_allclose(loaded.encode_query(["ba be"], prompt_name="web"), expected, atol=1e-5)
@@ -129,13 +168,28 @@ def test_the_library_finds_prompts_similarity_and_dimensions(tmp_path: Path) -> 
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "apostrophes of one side": (lambda folder: shared(folder, plain_apostrophes=True), "encoder.plain_apostrophes=false"),
-    "apostrophe of a prompt": (lambda folder: bert(folder, query_prompt="what\u2019s: "), "prompts have typographic"),
+    "apostrophes of one side": (
+        lambda folder: shared(folder, plain_apostrophes=True),
+        "encoder.plain_apostrophes=false",
+    ),
+    "apostrophe of a prompt": (
+        lambda folder: bert(folder, query_prompt="what\u2019s: "),
+        "prompts have typographic",
+    ),
     "trailing SEP": (lambda folder: bert(folder, dpr_trailing_sep=True), r"original's \[SEP\]"),
-    "user-defined pooling": (lambda folder: bert(folder, pooling="dpr.models.pooling:MeanPooling"), "user-defined"),
+    "user-defined pooling": (
+        lambda folder: bert(folder, pooling="dpr.models.pooling:MeanPooling"),
+        "user-defined",
+    ),
     "repeats in a transformer": (lambda folder: bert(folder, pooling="idf_sqrt"), "by how often they occur"),
-    "idf of a transformer, unscaled": (lambda folder: bert(folder, pooling="idf"), "the library divides by their sum"),
-    "idf of a transformer, projection": (lambda folder: bert(folder, pooling="idf", normalize=True, projection_dim=6), "a projection"),
+    "idf of a transformer, unscaled": (
+        lambda folder: bert(folder, pooling="idf"),
+        "the library divides by their sum",
+    ),
+    "idf of a transformer, projection": (
+        lambda folder: bert(folder, pooling="idf", normalize=True, projection_dim=6),
+        "a projection",
+    ),
     "residual words": (lambda folder: bert(folder, pooling="mean", residual_words=True), "residual_words"),
     "names of prompts": (lambda folder: bert(folder, prompts={"corpus": "x"}), "a prompt called corpus"),
 }
@@ -149,15 +203,23 @@ def test_what_the_library_cannot_say_is_refused(name: str, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_other_vectors_there_are_an_error_and_the_folder_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_vectors_there_are_an_error_and_the_folder_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = bert(tmp_path / "made_of")
-    monkeypatch.setattr(model, "encode_passages", lambda texts, **_: type(model).encode_passages(model, texts) + np.float32(1e-3))
+    monkeypatch.setattr(
+        model,
+        "encode_passages",
+        lambda texts, **_: type(model).encode_passages(model, texts) + np.float32(1e-3),
+    )
     with pytest.raises(InputError, match=r"vector of the passage '.*' differs by"):
         export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
     assert not [path for path in tmp_path.iterdir() if path.name != "made_of"]
 
 
-def test_the_command_compares_given_texts_too_and_rerun_finds_its_work_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_compares_given_texts_too_and_rerun_finds_its_work_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shared(tmp_path / "made_of", dimensions=0).save(tmp_path / "model")
     (tmp_path / "texts").write_text("ba be\tbi\nbo bu\n")
     arguments = [
@@ -189,17 +251,38 @@ def test_its_evaluator_finds_the_metrics_of_retrieval(tmp_path: Path) -> None:
     model = bert(tmp_path / "made_of", projection_dim=6)
     export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
     model.save(tmp_path / "model")
-    passages = [Passage(sentence(rng, 10), sentence(rng, 2) if number % 3 else "", f"p{number:03d}") for number in range(60)]
+    passages = [
+        Passage(sentence(rng, 10), sentence(rng, 2) if number % 3 else "", f"p{number:03d}")
+        for number in range(60)
+    ]
     questions = [Question(f"{sentence(rng, 4)} isn\u2019t", f"q{number}") for number in range(20)]
     write_passages(tmp_path / "corpus.tsv", passages)
     write_questions(tmp_path / "questions.jsonl", questions)
-    write_qrels(tmp_path / "qrels.tsv", {question.id: {str(rng.choice(passages).id): 1} for question in questions})
+    write_qrels(
+        tmp_path / "qrels.tsv", {question.id: {str(rng.choice(passages).id): 1} for question in questions}
+    )
     dense = [f"model_file={tmp_path / 'model'}", "no_cuda=true"]
     assert embed([*dense, f"ctx_src={tmp_path / 'corpus.tsv'}", f"out_file={tmp_path / 'vectors'}"]) == 0
-    files = [f"qa_dataset={tmp_path / 'questions.jsonl'}", f"qrels={tmp_path / 'qrels.tsv'}", f"ctx_datatsets=[{tmp_path / 'corpus.tsv'}]"]
-    assert retrieve([*dense, *files, f"encoded_ctx_files={tmp_path / 'vectors_0'}", f"metrics_file={tmp_path / 'metrics.json'}"]) == 0
+    files = [
+        f"qa_dataset={tmp_path / 'questions.jsonl'}",
+        f"qrels={tmp_path / 'qrels.tsv'}",
+        f"ctx_datatsets=[{tmp_path / 'corpus.tsv'}]",
+    ]
+    assert (
+        retrieve(
+            [
+                *dense,
+                *files,
+                f"encoded_ctx_files={tmp_path / 'vectors_0'}",
+                f"metrics_file={tmp_path / 'metrics.json'}",
+            ]
+        )
+        == 0
+    )
     ours = json.loads((tmp_path / "metrics.json").read_text())["metrics"]
-    theirs = evaluate(*(str(tmp_path / name) for name in ("out", "corpus.tsv", "questions.jsonl", "qrels.tsv")))
+    theirs = evaluate(
+        *(str(tmp_path / name) for name in ("out", "corpus.tsv", "questions.jsonl", "qrels.tsv"))
+    )
     for name in ("accuracy@1", "accuracy@5", "accuracy@20", "recall@20", "mrr@10", "ndcg@10"):
         assert theirs[f"dot_{name}"] == pytest.approx(ours[name], abs=1e-9), name
     assert 0 < ours["ndcg@10"] < 1

@@ -43,15 +43,26 @@ def expected_rows() -> list[dict[str, Any]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("name", FILE_FORMATS)
-def test_a_folder_is_complete_and_a_second_run_changes_nothing(inputs: Path, tmp_path: Path, name: str) -> None:
+def test_a_folder_is_complete_and_a_second_run_changes_nothing(
+    inputs: Path, tmp_path: Path, name: str
+) -> None:
     target = written(inputs, tmp_path / "out", name)
     assert not verify_folder(target) and not (tmp_path / "out.unfinished").exists()
     facts = read_manifest(target)["metadata"]
-    assert (facts["num_rows"], facts["dimension"], facts["similarity"], facts["model_fingerprint"]) == (COUNT, 16, "dot", "m")
+    assert (facts["num_rows"], facts["dimension"], facts["similarity"], facts["model_fingerprint"]) == (
+        COUNT,
+        16,
+        "dot",
+        "m",
+    )
     before = contents(target)
     assert not write_files(open_rows(inputs), target, FILE_FORMATS[name])
     assert contents(target) == before
@@ -101,9 +112,15 @@ def test_qdrant_gets_a_point_a_line(tmp_path: Path, dtype: str) -> None:
     write_inputs(tmp_path / "in", count=COUNT, dtype=dtype)
     rows = open_rows(tmp_path / "in")
     target = written(tmp_path / "in", tmp_path / "out", "qdrant-jsonl")
-    points = [json.loads(line) for path in sorted(target.glob("points-*.jsonl")) for line in path.read_text().splitlines()]
+    points = [
+        json.loads(line)
+        for path in sorted(target.glob("points-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
     assert [point["payload"] for point in points] == expected_rows()
-    stored = np.concatenate([chunk for shard in rows.shards for _, chunk in shard.chunks()]).astype(np.float32)
+    stored = np.concatenate([chunk for shard in rows.shards for _, chunk in shard.chunks()]).astype(
+        np.float32
+    )
     np.testing.assert_array_equal(np.array([point["vector"] for point in points], dtype=np.float32), stored)
     assert [point["id"] for point in points] == [point_id(str(item.id)) for item in passages(COUNT)]
     assert uuid.UUID(points[0]["id"]).version == 5 and len({point["id"] for point in points}) == COUNT
@@ -115,11 +132,16 @@ def test_faiss_reads_the_index_and_finds_the_same(inputs: Path, tmp_path: Path) 
 
     target = written(inputs, tmp_path / "out", "faiss")
     ids = (target / "docid").read_text().splitlines()
-    assert [json.loads(line) for line in (target / "passages.jsonl").read_text().splitlines()] == expected_rows()
+    assert [
+        json.loads(line) for line in (target / "passages.jsonl").read_text().splitlines()
+    ] == expected_rows()
     queries = np.random.default_rng(1).normal(size=(20, 16)).astype(np.float32)
     own = faiss.IndexFlatIP(16)
     own.add(vectors(COUNT, 16))
-    for index in (faiss.read_index(str(target / "index")), faiss.read_index(str(target / "index"), faiss.IO_FLAG_MMAP_IFC)):
+    for index in (
+        faiss.read_index(str(target / "index")),
+        faiss.read_index(str(target / "index"), faiss.IO_FLAG_MMAP_IFC),
+    ):
         assert isinstance(index, faiss.IndexFlatIP) and index.ntotal == len(ids) == COUNT
         np.testing.assert_array_equal(index.reconstruct_n(0, COUNT), vectors(COUNT, 16))
         for found, expected in zip(index.search(queries, 10), own.search(queries, 10), strict=True):
@@ -128,8 +150,11 @@ def test_faiss_reads_the_index_and_finds_the_same(inputs: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", FILE_FORMATS)
-def test_a_killed_run_is_finished_by_the_same_command(inputs: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed in the first step, then in the third, whose half is taken back: the bytes are those of an undisturbed run."""
+def test_a_killed_run_is_finished_by_the_same_command(
+    inputs: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the first step, then in the third, whose half is taken back: the bytes are those of an
+    undisturbed run."""
     whole = contents(written(inputs, tmp_path / "whole", name))
     target = tmp_path / "out"
     load_and_die(WRITE, inputs, 20, name, str(target))
@@ -161,7 +186,9 @@ def test_a_kill_before_the_name_leaves_only_the_name_to_be_given(inputs: Path, t
 
 def test_what_is_unfinished_of_something_else_is_refused(inputs: Path, tmp_path: Path) -> None:
     load_and_die(WRITE, inputs, 150, "parquet", str(tmp_path / "out"))
-    with pytest.raises(InputError, match=r"holds unfinished output with metadata\.\w+='\w+', this run has None"):
+    with pytest.raises(
+        InputError, match=r"holds unfinished output with metadata\.\w+='\w+', this run has None"
+    ):
         write_files(open_rows(inputs, metadata={}), tmp_path / "out", FILE_FORMATS["parquet"])
     part = tmp_path / "out.unfinished" / "rows" / "part-00000.parquet"
     part.write_bytes(part.read_bytes()[:-1])

@@ -1,4 +1,5 @@
-"""Vectors joined with their passages: every row once, in order, whatever the sizes of chunks, batches, steps and shards."""
+"""Vectors joined with their passages: every row once, in order, whatever the sizes of chunks, batches, steps
+and shards."""
 
 from __future__ import annotations
 
@@ -21,11 +22,16 @@ def test_every_row_has_its_vector_texts_and_metadata(tmp_path: Path) -> None:
     batches = all_batches(open_rows(tmp_path))
     assert [key for batch in batches for key in batch.ids] == [item.id for item in passages(100)]
     np.testing.assert_array_equal(np.concatenate([batch.vectors for batch in batches]), vectors(100, 16))
-    found = {name: [value for batch in batches for value in batch.columns[name]] for name in ("title", "text", *METADATA)}
+    found = {
+        name: [value for batch in batches for value in batch.columns[name]]
+        for name in ("title", "text", *METADATA)
+    }
     for number, passage in enumerate(passages(100)):
         expected = record(number, passage)
         expected |= expected.get("metadata") or {}
-        assert {name: values[number] for name, values in found.items()} == {name: expected.get(name) for name in found}
+        assert {name: values[number] for name, values in found.items()} == {
+            name: expected.get(name) for name in found
+        }
 
 
 @pytest.mark.parametrize("done", [0, 1, 3, 4])
@@ -34,9 +40,9 @@ def test_steps_are_the_same_wherever_reading_begins(tmp_path: Path, done: int) -
     rows = open_rows(tmp_path)
     whole = {number: [key for batch in batches for key in batch.ids] for number, batches in rows.steps()}
     assert [len(keys) for keys in whole.values()] == [64, 64, 64, 18]
-    assert {number: [key for batch in batches for key in batch.ids] for number, batches in rows.steps(done)} == {
-        number: keys for number, keys in whole.items() if number >= done
-    }
+    assert {
+        number: [key for batch in batches for key in batch.ids] for number, batches in rows.steps(done)
+    } == {number: keys for number, keys in whole.items() if number >= done}
 
 
 def test_without_a_corpus_rows_are_ids_and_vectors(tmp_path: Path) -> None:
@@ -46,8 +52,12 @@ def test_without_a_corpus_rows_are_ids_and_vectors(tmp_path: Path) -> None:
     assert all_batches(rows)[0].columns == {}
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("float16", np.float16), ("float32", np.float32), ("int8", np.float32)])
-def test_vectors_keep_half_precision_and_codes_are_decoded(tmp_path: Path, dtype: str, expected: type) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float16", np.float16), ("float32", np.float32), ("int8", np.float32)]
+)
+def test_vectors_keep_half_precision_and_codes_are_decoded(
+    tmp_path: Path, dtype: str, expected: type
+) -> None:
     write_inputs(tmp_path, count=50, dtype=dtype)
     found = np.concatenate([batch.vectors for batch in all_batches(open_rows(tmp_path))])
     assert found.dtype == expected
@@ -56,17 +66,27 @@ def test_vectors_keep_half_precision_and_codes_are_decoded(tmp_path: Path, dtype
 
 def test_passages_without_a_vector_are_left_out_and_prefixes_are_added(tmp_path: Path) -> None:
     write_inputs(tmp_path, count=50)
-    more = [item for passage in passages(50) for item in (passage, Passage("not embedded", "", f"other {passage.id}"))]
+    more = [
+        item
+        for passage in passages(50)
+        for item in (passage, Passage("not embedded", "", f"other {passage.id}"))
+    ]
     write_passages(tmp_path / "more.jsonl", more)
-    rows = open_rows(tmp_path, sources=[PassageSource(tmp_path / "more.jsonl", id_prefix="wiki:")], metadata={})
-    assert [key for batch in all_batches(rows) for key in batch.ids] == [f"wiki:{item.id}" for item in passages(50)]
+    rows = open_rows(
+        tmp_path, sources=[PassageSource(tmp_path / "more.jsonl", id_prefix="wiki:")], metadata={}
+    )
+    assert [key for batch in all_batches(rows) for key in batch.ids] == [
+        f"wiki:{item.id}" for item in passages(50)
+    ]
 
 
 def test_a_corpus_that_is_not_that_of_the_vectors_is_refused(tmp_path: Path) -> None:
     write_inputs(tmp_path, count=50)
     lines = (tmp_path / "corpus.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "corpus.jsonl").write_text("".join([*lines[:20], *lines[21:]]))
-    with pytest.raises(InputError, match=r"no passage 'p. 20' after those .*ctx_datasets must name the files"):
+    with pytest.raises(
+        InputError, match=r"no passage 'p. 20' after those .*ctx_datasets must name the files"
+    ):
         all_batches(open_rows(tmp_path))
 
 
@@ -81,7 +101,9 @@ def test_a_corpus_that_is_not_that_of_the_vectors_is_refused(tmp_path: Path) -> 
         ("bool", 1, "expected bool"),
     ],
 )
-def test_metadata_of_another_kind_names_the_line(tmp_path: Path, kind: str, value: object, message: str) -> None:
+def test_metadata_of_another_kind_names_the_line(
+    tmp_path: Path, kind: str, value: object, message: str
+) -> None:
     write_inputs(tmp_path, count=5, shards=1)
     lines = [json.loads(line) for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
     for line in lines:

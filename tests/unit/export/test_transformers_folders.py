@@ -1,4 +1,5 @@
-"""Folders for plain transformers and for its DPR classes give the vectors that the model gives here, or are refused."""
+"""Folders for plain transformers and for its DPR classes give the vectors that the model gives here, or are
+refused."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from dpr.models.settings import EncoderSettings
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
 from tests.helpers.jobs import export as main
 
-WITHOUT_PROJECTION = [name for name in MODELS if "projection" not in name and name != "static, shared, cosine"]
+WITHOUT_PROJECTION = [
+    name for name in MODELS if "projection" not in name and name != "static, shared, cosine"
+]
 OF_DPR = ["shared", "shared, two lengths", "two towers", "projection", "adapters"]
 
 
@@ -57,7 +60,9 @@ def test_what_the_readme_says_gives_the_same_vectors(name: str, tmp_path: Path) 
     folder = tmp_path / "out" / ("" if model.settings.shared else "question_encoder")
     found = scope["encode"](folder, model.tensorizer.question_length, [model.settings.query_prompt + long])
     np.testing.assert_allclose(found, model.encode_questions([long]), atol=1e-5)
-    np.testing.assert_allclose(scope["passages"], model.encode_passages([Passage("A text.", "A title")]), atol=1e-5)
+    np.testing.assert_allclose(
+        scope["passages"], model.encode_passages([Passage("A text.", "A title")]), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", OF_DPR)
@@ -69,13 +74,18 @@ def test_the_classes_of_dpr_give_the_same_vectors(name: str, tmp_path: Path) -> 
     print(f"{name}: {found}")
 
 
-def test_the_tokenizers_of_the_classes_give_the_same_vectors_whatever_types_they_number(tmp_path: Path) -> None:
+def test_the_tokenizers_of_the_classes_give_the_same_vectors_whatever_types_they_number(
+    tmp_path: Path,
+) -> None:
     from transformers import DPRContextEncoder, DPRContextEncoderTokenizerFast
 
     model = bert(tmp_path / "made_of")
     export_folder(model, tmp_path / "out", "hf-dpr", source="model")
     folder = str(tmp_path / "out" / "ctx_encoder")
-    tokenizer, loaded = DPRContextEncoderTokenizerFast.from_pretrained(folder), DPRContextEncoder.from_pretrained(folder).eval()
+    tokenizer, loaded = (
+        DPRContextEncoderTokenizerFast.from_pretrained(folder),
+        DPRContextEncoder.from_pretrained(folder).eval(),
+    )
     tokens = tokenizer(["Ba be"], ["bi bo"], return_tensors="pt")
     numbered = tokens["input_ids"].ne(0).cumsum(1).gt(4).to(torch.int64)
     expected = model.encode_passages([Passage("bi bo", "Ba be")])
@@ -96,7 +106,9 @@ def test_the_tokenizers_of_the_classes_give_the_same_vectors_whatever_types_they
         ("hf-dpr", {"dpr_trailing_sep": True}, "SEP"),
     ],
 )
-def test_what_cannot_be_said_is_refused(to: str, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_what_cannot_be_said_is_refused(
+    to: str, settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=reason):
         export_folder(bert(tmp_path / "made_of", **settings), tmp_path / "out", to, source="model")
     assert not (tmp_path / "out").exists()
@@ -112,13 +124,20 @@ def test_nasty_texts_are_as_nasty_as_they_say(tmp_path: Path) -> None:
     texts = nasty_texts(tensorizer)
     lengths = [len(tensorizer.tokenizer(text)["input_ids"]) for text in texts.questions]
     assert min(lengths) == 2 and max(lengths) > tensorizer.sequence_length
-    assert {bool(passage.title) for passage in texts.passages} == {True, False} and Passage("") in texts.passages
-    assert any(len(tensorizer.bare_tokens([passage.title])[0]) > tensorizer.sequence_length for passage in texts.passages)
+    assert {bool(passage.title) for passage in texts.passages} == {True, False} and Passage(
+        ""
+    ) in texts.passages
+    assert any(
+        len(tensorizer.bare_tokens([passage.title])[0]) > tensorizer.sequence_length
+        for passage in texts.passages
+    )
     assert any("\u2019" in text for text in texts.questions)
 
 
 def test_an_exported_static_encoder_comes_back_as_one(tmp_path: Path) -> None:
-    model = static(tmp_path / "made_of", pooling="mean", shared=True, plain_apostrophes=False, question_length=0)
+    model = static(
+        tmp_path / "made_of", pooling="mean", shared=True, plain_apostrophes=False, question_length=0
+    )
     export_folder(model, tmp_path / "out", "transformers", source="model")
     again = BiEncoder.load(tmp_path / "out", settings=EncoderSettings(pooling="mean", sequence_length=24))
     assert type(again.question_model.backbone) is type(model.question_model.backbone)
@@ -131,28 +150,48 @@ def test_without_the_library_the_folder_is_written_unchecked(
 ) -> None:
     monkeypatch.setattr("dpr.export.checking.version_of", lambda package: None)
     export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "sentence-transformers", source="model")
-    assert "not checked, since sentence_transformers is not installed: pip install sentence-transformers" in caplog.text
+    assert (
+        "not checked, since sentence_transformers is not installed: pip install sentence-transformers"
+        in caplog.text
+    )
     assert (tmp_path / "out" / "modules.json").is_file()
 
 
-def test_a_library_that_cannot_use_the_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_use_the_folder_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any) -> np.ndarray:
         raise KeyError("pooling")
 
     form = replace(format_of("transformers"), encode=fails)
     monkeypatch.setattr("dpr.export.transformers_folders.FORMAT", form)
-    with pytest.raises(InputError, match=r"transformers .* cannot use what was written \(KeyError: 'pooling'\)"):
+    with pytest.raises(
+        InputError, match=r"transformers .* cannot use what was written \(KeyError: 'pooling'\)"
+    ):
         export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "transformers", source="model")
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_drops_the_rule_of_apostrophes_where_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_drops_the_rule_of_apostrophes_where_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shared(tmp_path / "made_of", plain_apostrophes=True).save(tmp_path / "model")
     arguments = ["to=transformers", f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}"]
     assert main(arguments) == 3
     assert "encoder.plain_apostrophes=false encoder.allow_other_prompts=true" in capsys.readouterr().err
-    assert main([*arguments, "encoder.plain_apostrophes=false", "encoder.allow_other_prompts=true", "dimensions=4"]) == 0
-    assert BiEncoder.load(tmp_path / "out").encode_questions("don\u2019t").shape == (16,)  # how it is cut stands in vectors.json alone
+    assert (
+        main(
+            [
+                *arguments,
+                "encoder.plain_apostrophes=false",
+                "encoder.allow_other_prompts=true",
+                "dimensions=4",
+            ]
+        )
+        == 0
+    )
+    # how it is cut stands in vectors.json alone
+    assert BiEncoder.load(tmp_path / "out").encode_questions("don\u2019t").shape == (16,)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +202,8 @@ def test_the_command_drops_the_rule_of_apostrophes_where_told(tmp_path: Path, ca
         ("out=other", "out=other and out_file=out are mutually exclusive"),
     ],
 )
-def test_settings_of_other_formats_are_refused(setting: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_other_formats_are_refused(
+    setting: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["to=peft", "model_file=x", "out_file=out", setting]) == 2
     assert message in capsys.readouterr().err

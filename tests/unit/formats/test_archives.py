@@ -68,7 +68,10 @@ EVIL: dict[str, tuple[str, Callable[[], bytes]]] = {
     "tar parent inside": ("x.tar", lambda: tar(("a/../../out", {}))),
     "tar absolute": ("x.tar", lambda: tar(("/tmp/out", {}))),
     "tar symbolic link": ("x.tar", lambda: tar(("a", LINK))),
-    "tar file through a link": ("x.tar", lambda: tar(("a", {"type": tarfile.SYMTYPE, "linkname": ".."}), ("a/out", {}))),
+    "tar file through a link": (
+        "x.tar",
+        lambda: tar(("a", {"type": tarfile.SYMTYPE, "linkname": ".."}), ("a/out", {})),
+    ),
     "tar hard link": ("x.tar", lambda: tar(("ok", {}), ("a", {"type": tarfile.LNKTYPE, "linkname": "ok"}))),
     "tar character device": ("x.tar", lambda: tar(("a", {"type": tarfile.CHRTYPE}))),
     "tar block device": ("x.tar", lambda: tar(("a", {"type": tarfile.BLKTYPE}))),
@@ -116,7 +119,9 @@ def test_good_archives_are_unpacked(tmp_path: Path, file: str) -> None:
             for path in sorted((tmp_path / "in").rglob("*")):
                 archive.write(path, path.relative_to(tmp_path / "in"))
     else:
-        with tarfile.open(tmp_path / file, "w" if file == "x.tar" else "w:" + {"tgz": "gz"}.get(file[2:], file[6:])) as tarred:  # type: ignore[call-overload]
+        with tarfile.open(
+            tmp_path / file, "w" if file == "x.tar" else "w:" + {"tgz": "gz"}.get(file[2:], file[6:])
+        ) as tarred:  # type: ignore[call-overload]
             tarred.add(tmp_path / "in", arcname=".")
     assert is_archive(tmp_path / file)
     assert unpack(tmp_path / file, tmp_path / "out") == 2

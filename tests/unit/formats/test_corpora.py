@@ -20,7 +20,11 @@ from tests.helpers.examples import examples
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=15)
 IDS = st.lists(TEXT.filter(bool), unique=True, max_size=5)
 ORIGINS = st.none() | st.builds(
-    Origin, TEXT.filter(bool), TEXT, st.none() | st.integers(0, 9), st.sampled_from(["", "https://example.org/"])
+    Origin,
+    TEXT.filter(bool),
+    TEXT,
+    st.none() | st.integers(0, 9),
+    st.sampled_from(["", "https://example.org/"]),
 )
 
 
@@ -29,14 +33,21 @@ def tsv(path: Path, text: str) -> Path:
     return path
 
 
-@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(ids=IDS, data=st.data(), name=st.sampled_from(["c.tsv", "c.tsv.gz", "c.jsonl", "c.jsonl.gz"]))
-def test_what_is_written_is_read_back(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, ids: list[str], data: Any, name: str) -> None:
+def test_what_is_written_is_read_back(
+    tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, ids: list[str], data: Any, name: str
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     passages = [Passage(data.draw(TEXT), data.draw(TEXT), key, origin=data.draw(ORIGINS)) for key in ids]
     path = tmp_path_factory.mktemp("round") / name
     rows = [(p.id, p.text, p.title) for p in passages]
-    cannot = any(row == ("id", "text", "title") or row[1] != row[1].strip('"') or "\r" in "".join(map(str, row)) for row in rows)
+    cannot = any(
+        row == ("id", "text", "title") or row[1] != row[1].strip('"') or "\r" in "".join(map(str, row))
+        for row in rows
+    )
     if "tsv" in name and cannot:
         with pytest.raises(InputError, match=r"write \.jsonl instead"):  # instead of changing it silently
             write_passages(path, passages)
@@ -44,7 +55,9 @@ def test_what_is_written_is_read_back(tmp_path_factory: Any, monkeypatch: pytest
     assert write_passages(path, passages) == len(passages)
     read = list(read_passages(path))
     assert read == passages
-    assert [passage.origin for passage in read] == [passage.origin if "json" in name else None for passage in passages]
+    assert [passage.origin for passage in read] == [
+        passage.origin if "json" in name else None for passage in passages
+    ]
     assert check_unique_ids(path) == len(passages)
 
 
@@ -67,7 +80,12 @@ def test_dpr_tsv_with_traps_is_read_as_stated(tmp_path: Path, packed: bool) -> N
     path.write_bytes(gzip.compress(TRAPS.encode()) if packed else TRAPS.encode())
     assert [(p.id, p.text, p.title) for p in read_passages(path, id_prefix="wiki:")] == [
         ("wiki:1", 'Aaron "the" prophet', "Aaron"),
-        ("wiki:2", 'Quoted" all around', 'Ti"tle"'),  # quotes at both ends of a text go, also when they belong to it; a title keeps its
+        # quotes at both ends of a text go, also when they belong to it; a title keeps its
+        (
+            "wiki:2",
+            'Quoted" all around',
+            'Ti"tle"',
+        ),
         ("wiki:3", "two\nlines\tand a tab", ""),
         ("wiki:4", "it's \u2019plain", " T "),
         ("wiki:5", "", "empty"),
@@ -90,7 +108,10 @@ def test_long_fields_and_missing_titles_are_read(tmp_path: Path) -> None:
 
 
 def test_beir_corpus_is_read(tmp_path: Path) -> None:
-    path = tsv(tmp_path / "corpus.jsonl", '{"_id": 7, "title": null, "text": "a", "metadata": {}}\n{"_id": "x", "text": ""}\n')
+    path = tsv(
+        tmp_path / "corpus.jsonl",
+        '{"_id": 7, "title": null, "text": "a", "metadata": {}}\n{"_id": "x", "text": ""}\n',
+    )
     assert list(read_passages(path, id_prefix="p-")) == [Passage("a", "", "p-7"), Passage("", "", "p-x")]
     assert [p.id for p in read_passages(path, start=1)] == ["x"]
 
@@ -109,7 +130,9 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
         ({"metadata": "file"}, None),
     ],
 )
-def test_a_record_says_where_its_passage_was_taken_from(tmp_path: Path, fields: dict[str, Any], origin: Origin | None) -> None:
+def test_a_record_says_where_its_passage_was_taken_from(
+    tmp_path: Path, fields: dict[str, Any], origin: Origin | None
+) -> None:
     (passage,) = read_passages(tsv(tmp_path / "c.jsonl", json.dumps({"_id": "1", "text": "", **fields})))
     assert passage.origin == origin
 
@@ -128,41 +151,83 @@ def test_a_record_says_where_its_passage_was_taken_from(tmp_path: Path, fields: 
         (
             "c.tsv",
             "id;text;title\n1;a;t\n",
-            "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3 separated by semicolons",
+            (
+                "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3"
+                " separated by semicolons"
+            ),
         ),
         (
             "c.csv",
             "1;a, b;t\n2;c;t\n",
-            "c.csv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3 separated by semicolons",
+            (
+                "c.csv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3"
+                " separated by semicolons"
+            ),
         ),
-        ("c.tsv", "id\ttext\ttext\n1\ta\tb\n", "c.tsv:1: columns 2 and 3 are both called 'text', expected each name once"),
-        ("c.tsv", "id\tbeschreibung\tname\n1\tx y\tT\n", "c.tsv:1: the header 'id', 'beschreibung', 'name' has names that are not known"),
-        ("c.tsv", f"1\ta\tt\n{'x' * 1025}\ta\tt\n", "c.tsv:2: a passage id of 1025 bytes, expected at most 1024"),
-        ("c.jsonl", '{"_id": "%s", "text": "a"}\n' % ("\u00e9" * 513), "c.jsonl:1: a passage id of 1026 bytes"),
+        (
+            "c.tsv",
+            "id\ttext\ttext\n1\ta\tb\n",
+            "c.tsv:1: columns 2 and 3 are both called 'text', expected each name once",
+        ),
+        (
+            "c.tsv",
+            "id\tbeschreibung\tname\n1\tx y\tT\n",
+            "c.tsv:1: the header 'id', 'beschreibung', 'name' has names that are not known",
+        ),
+        (
+            "c.tsv",
+            f"1\ta\tt\n{'x' * 1025}\ta\tt\n",
+            "c.tsv:2: a passage id of 1025 bytes, expected at most 1024",
+        ),
+        (
+            "c.jsonl",
+            '{"_id": "%s", "text": "a"}\n' % ("\u00e9" * 513),
+            "c.jsonl:1: a passage id of 1026 bytes",
+        ),
         ("c.tsv", "1\t\xff\tt\n", None),
-        ("c.tsv", "1\ta\rb\tt\n", "c.tsv:1: a carriage return inside the first row, expected lines that end with a newline"),
-        ("c.jsonl", '{"_id": "1", "text": "a"}\n{"text": "b"}\n', "c.jsonl:2: no id among the keys text, expected one of _id, id,"),
-        ("c.jsonl", '{"_id": "1", "title": "a"}\n', "c.jsonl:1: no text among the keys _id, title, expected one of text, contents,"),
+        (
+            "c.tsv",
+            "1\ta\rb\tt\n",
+            "c.tsv:1: a carriage return inside the first row, expected lines that end with a newline",
+        ),
+        (
+            "c.jsonl",
+            '{"_id": "1", "text": "a"}\n{"text": "b"}\n',
+            "c.jsonl:2: no id among the keys text, expected one of _id, id,",
+        ),
+        (
+            "c.jsonl",
+            '{"_id": "1", "title": "a"}\n',
+            "c.jsonl:1: no text among the keys _id, title, expected one of text, contents,",
+        ),
         ("c.jsonl", '{"_id": "1", "text": 5}\n', "c.jsonl:1: text is the number 5"),
         ("c.jsonl", '{"_id": "1", "text": "a", "title": []}\n', "c.jsonl:1: title is an empty list"),
         ("c.jsonl", '{"_id": true, "text": "a"}\n', "c.jsonl:1: _id is the boolean True"),
     ],
 )
-def test_bad_rows_are_refused_by_file_and_line(tmp_path: Path, name: str, text: str, message: str | None) -> None:
+def test_bad_rows_are_refused_by_file_and_line(
+    tmp_path: Path, name: str, text: str, message: str | None
+) -> None:
     path = tmp_path / name
     path.write_bytes(text.encode("latin-1" if message is None else "utf-8"))
     with pytest.raises(InputError) as caught:
         list(read_passages(path))
-    assert str(caught.value).startswith(f"{tmp_path}/{message or 'c.tsv:1: byte 3 of the line (0xff) is not UTF-8'}")
+    assert str(caught.value).startswith(
+        f"{tmp_path}/{message or 'c.tsv:1: byte 3 of the line (0xff) is not UTF-8'}"
+    )
 
 
 @pytest.mark.parametrize("held", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("name", ["c.tsv", "c.jsonl"])
-def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, held: int) -> None:
+def test_an_id_used_twice_is_refused_with_both_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, held: int
+) -> None:
     monkeypatch.setattr("dpr.formats.sorted_hashes._HELD_HASHES", held)
     path = tmp_path / name
     write_passages(path, [Passage("a", "", key) for key in ("1", "2", "3", "2", "1")])
-    with pytest.raises(InputError, match=rf"{name}:{'5' if name == 'c.tsv' else '4'}: passage id '2' is already used at line"):
+    with pytest.raises(
+        InputError, match=rf"{name}:{'5' if name == 'c.tsv' else '4'}: passage id '2' is already used at line"
+    ):
         check_unique_ids(path)
 
 
@@ -180,7 +245,10 @@ def test_no_room_for_many_hashes_names_the_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("dpr.formats.sorted_hashes._HELD_HASHES", 5)
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     path = tsv(tmp_path / "c.tsv", "".join(f"{number}\tx\n" for number in range(6)))
-    with pytest.raises(InputError, match=r"no room for temporary files of 16 bytes per passage \(No space left on device\); .*TMPDIR"):
+    with pytest.raises(
+        InputError,
+        match=r"no room for temporary files of 16 bytes per passage \(No space left on device\); .*TMPDIR",
+    ):
         check_unique_ids(path)
 
 
@@ -220,24 +288,31 @@ def test_a_header_says_where_columns_are(tmp_path: Path, name: str, text: str) -
         ("id\ttext\ttitle\nid\tIdaho\tId\nid\ttext\ttitle\n1\tx y\tT\n", ["id", "1"]),
     ],
 )
-def test_a_passage_whose_id_is_the_text_id_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: str, ids: list[str]) -> None:
+def test_a_passage_whose_id_is_the_text_id_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: str, ids: list[str]
+) -> None:
     (tmp_path / "c.tsv").write_text(rows)
     assert [passage.id for passage in read_passages(tmp_path / "c.tsv")] == ids
     assert check_unique_ids(tmp_path / "c.tsv") == len(ids)
     assert not caplog.records
 
 
-def test_a_first_row_that_only_looks_like_a_header_is_data_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_first_row_that_only_looks_like_a_header_is_data_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "c.tsv").write_text("nummer\tbeschreibung\n1\tx y z\n")
     for _ in range(2):
         assert [passage.id for passage in read_passages(tmp_path / "c.tsv")] == ["nummer", "1"]
     (record,) = caplog.records
     assert record.message.startswith(
-        f"{tmp_path}/c.tsv:1: 'nummer', 'beschreibung' is read as data; if it is a header, it needs a column of ids"
+        f"{tmp_path}/c.tsv:1: 'nummer', 'beschreibung' is read as data; if it is a header, it needs a column"
+        " of ids"
     )
 
 
-def test_columns_that_are_given_win_over_a_header_and_a_header_without_title_means_none(tmp_path: Path) -> None:
+def test_columns_that_are_given_win_over_a_header_and_a_header_without_title_means_none(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "c.tsv").write_text("id\ttitle\ttext\n1\tT\tx\n")
     assert list(read_passages(tmp_path / "c.tsv", text_col=1, title_col=0)) == [Passage("T", "1", "1")]
     (tmp_path / "d.tsv").write_text("id\turl\ttext\n1\thttps://x\tx\n")
@@ -248,7 +323,10 @@ def test_commas_without_a_header_are_read_and_broken_ones_named(tmp_path: Path) 
     (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b'1,"a, b",T\n2,c,U\n'))
     assert list(read_passages(tmp_path / "c.csv.gz")) == [Passage("a, b", "T", "1"), Passage("c", "U", "2")]
     (tmp_path / "c.csv").write_text("1,a,T\n2,b\n")
-    with pytest.raises(InputError, match=r"c\.csv:2: 2 columns, expected 3, as in the first row; columns are separated by commas"):
+    with pytest.raises(
+        InputError,
+        match=r"c\.csv:2: 2 columns, expected 3, as in the first row; columns are separated by commas",
+    ):
         list(read_passages(tmp_path / "c.csv"))
 
 
@@ -258,7 +336,10 @@ def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
 
     rows = {"_id": ["1", "2"], "title": ["T", None], "text": ["x", "y"]}
     pq.write_table(pa.table(rows), tmp_path / "c.parquet")
-    assert list(read_passages(tmp_path / "c.parquet", id_prefix="w:")) == [Passage("x", "T", "w:1"), Passage("y", "", "w:2")]
+    assert list(read_passages(tmp_path / "c.parquet", id_prefix="w:")) == [
+        Passage("x", "T", "w:1"),
+        Passage("y", "", "w:2"),
+    ]
     assert [passage.id for passage in read_passages(tmp_path / "c.parquet", start=1)] == ["2"]
     assert check_unique_ids(tmp_path / "c.parquet") == 2
     pq.write_table(pa.table({"_id": ["1"], "words": ["x"]}), tmp_path / "d.parquet")

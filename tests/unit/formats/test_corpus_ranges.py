@@ -1,4 +1,5 @@
-"""A corpus read by byte ranges gives the rows of one reading, wherever the ranges begin and whatever becomes of their processes."""
+"""A corpus read by byte ranges gives the rows of one reading, wherever the ranges begin and whatever becomes
+of their processes."""
 
 from __future__ import annotations
 
@@ -35,11 +36,13 @@ def rows_of(file: Path, processes: int = 1) -> np.ndarray | str:
 
 
 def random_corpus(rng: random.Random, folder: Path) -> Path:
-    """A file of some rows with newlines, quotes and what looks like rows inside quotes, or without quoting; now and then with a byte that
-    does not belong."""
+    """A file of some rows with newlines, quotes and what looks like rows inside quotes, or without quoting;
+    now and then with a byte that does not belong."""
     file = folder / rng.choice(["c.tsv", "c.csv", "c.jsonl"])
     out = io.StringIO()
-    write = csv.writer(out, delimiter="," if file.suffix == ".csv" else "\t", lineterminator=rng.choice(["\n", "\r\n"])).writerow
+    write = csv.writer(
+        out, delimiter="," if file.suffix == ".csv" else "\t", lineterminator=rng.choice(["\n", "\r\n"])
+    ).writerow
     is_quoted = file.suffix != ".tsv" or rng.random() < 0.7
     if file.suffix != ".jsonl" and rng.random() < 0.5:
         write(("id", "text", "title"))
@@ -84,7 +87,9 @@ def divide(monkeypatch: pytest.MonkeyPatch, range_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ranges_give_the_rows_of_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_ranges_give_the_rows_of_one_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(corpus_ranges, "_readers", in_this_process)
     errors = 0
@@ -107,23 +112,33 @@ def test_ranges_give_the_rows_of_one_reading(tmp_path: Path, monkeypatch: pytest
     assert 0 < errors < 25
 
 
-def test_ranges_that_begin_inside_a_row_are_seldom_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_that_begin_inside_a_row_are_seldom_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "c.tsv"
     with file.open("w", newline="") as out:
         for number in range(500):
-            csv.writer(out, delimiter="\t").writerow((f"d{number}", "word\n" * (number % 7) + 'said "so"', "title"))
+            csv.writer(out, delimiter="\t").writerow(
+                (f"d{number}", "word\n" * (number % 7) + 'said "so"', "title")
+            )
     expected = rows_of(file)
     divide(monkeypatch, 200)
     monkeypatch.setattr(corpus_ranges, "_readers", in_this_process)
     read: list[int] = []
     real = corpus_ranges._Ranges.rows
-    monkeypatch.setattr(corpus_ranges._Ranges, "rows", lambda ranges, place, stop: read.append(place.offset) or real(ranges, place, stop))
+    monkeypatch.setattr(
+        corpus_ranges._Ranges,
+        "rows",
+        lambda ranges, place, stop: read.append(place.offset) or real(ranges, place, stop),
+    )
     np.testing.assert_array_equal(rows_of(file, 2), expected)
     assert len(read) == -(-file.stat().st_size // 200) > 80
 
 
 @pytest.mark.parametrize("name", ["c.tsv", "c.jsonl"])
-def test_the_store_has_the_same_bytes_for_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_store_has_the_same_bytes_for_any_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     file = tmp_path / name
     rows = [(f"d{number}", f'text "{number}"\nand more', "t") for number in range(1000)]
     with file.open("w", newline="") as out:
@@ -140,7 +155,12 @@ def test_the_store_has_the_same_bytes_for_any_number_of_processes(tmp_path: Path
             monkeypatch.setattr(sys, "executable", "/bin/false")
         cache = tmp_path / str(processes)
         assert open_store(file, cache_dir=cache).num_passages == 1000
-        made.append({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in cache.glob("corpus-*/*.npy")})
+        made.append(
+            {
+                path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in cache.glob("corpus-*/*.npy")
+            }
+        )
     assert len(made[0]) == 2 and all(one == made[0] for one in made)
 
 
@@ -156,5 +176,6 @@ def test_processes_are_really_asked_and_end(tmp_path: Path, monkeypatch: pytest.
     file.write_text(file.read_text() + "d\tx\n")
     assert (
         rows_of(file, 2)
-        == f"{file}:3001: 2 columns, expected 3, as in the first row; columns are separated by tabs; check the quotes above this line"
+        == f"{file}:3001: 2 columns, expected 3, as in the first row; columns are separated by tabs; check"
+        " the quotes above this line"
     )

@@ -1,4 +1,5 @@
-"""A store gives what a reading of the whole file gives, from any row and for any id, and its memory does not grow with the file."""
+"""A store gives what a reading of the whole file gives, from any row and for any id, and its memory does not
+grow with the file."""
 
 from __future__ import annotations
 
@@ -24,17 +25,24 @@ from dpr.formats.sorted_hashes import HashIndex, sorted_parts
 from dpr.retrieval.passages import PassageLookup, find_passages
 
 ROWS = 70
-TEXTS = [f'line {number}\r\n"quoted" \u00e9\ttab' if number % 7 == 3 else f"text {number}" for number in range(ROWS)]
-TSV = "".join(f'{number}\t"{text.replace(chr(34), chr(34) * 2)}"\tT{number}\r\n' for number, text in enumerate(TEXTS))
+TEXTS = [
+    f'line {number}\r\n"quoted" \u00e9\ttab' if number % 7 == 3 else f"text {number}"
+    for number in range(ROWS)
+]
+TSV = "".join(
+    f'{number}\t"{text.replace(chr(34), chr(34) * 2)}"\tT{number}\r\n' for number, text in enumerate(TEXTS)
+)
 
 
 def write(path: Path) -> Path:
-    """The same passages in the format of the name, with what readers pass over: a mark of UTF-8, headers, blank lines."""
+    """The same passages in the format of the name, with what readers pass over: a mark of UTF-8, headers,
+    blank lines."""
     records = [{"_id": str(number), "text": text, "title": f"T{number}"} for number, text in enumerate(TEXTS)]
     lines = [f"{json.dumps(record)}\n" for record in records]
     content = {
         ".tsv": "\ufeffid\ttext\ttitle\r\n" + TSV.replace("\r\n40\t", "\r\n\r\nid\ttext\ttitle\r\n40\t"),
-        ".csv": "id,title,text\n" + "".join(f'{n},T{n},"{text.replace(chr(34), chr(34) * 2)}"\n' for n, text in enumerate(TEXTS)),
+        ".csv": "id,title,text\n"
+        + "".join(f'{n},T{n},"{text.replace(chr(34), chr(34) * 2)}"\n' for n, text in enumerate(TEXTS)),
         ".jsonl": "\n\n" + "\n".join(lines),
         ".json": json.dumps(records, indent=1),
     }
@@ -48,8 +56,12 @@ def write(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("held", [10, 1000])
-@pytest.mark.parametrize("name", ["c.tsv", "c.csv", "c.jsonl", "c.json", "c.tsv.gz", "c.jsonl.gz", "c.parquet"])
-def test_a_store_gives_what_the_whole_file_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, held: int) -> None:
+@pytest.mark.parametrize(
+    "name", ["c.tsv", "c.csv", "c.jsonl", "c.json", "c.tsv.gz", "c.jsonl.gz", "c.parquet"]
+)
+def test_a_store_gives_what_the_whole_file_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, held: int
+) -> None:
     monkeypatch.setattr(sorted_hashes, "_HELD_HASHES", held)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     source = PassageSource(write(tmp_path / name), id_prefix="w:", normalize=True)
@@ -66,7 +78,9 @@ def test_a_store_gives_what_the_whole_file_gives(tmp_path: Path, monkeypatch: py
     assert find_passages([stored], ids[::9]) == find_passages([source], ids[::9])
 
 
-def test_a_store_is_made_once_and_only_for_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_made_once_and_only_for_the_same_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     path = write(tmp_path / "c.tsv")
     first = open_store(path)
@@ -83,10 +97,14 @@ def test_a_store_is_made_once_and_only_for_the_same_content(tmp_path: Path, monk
     assert open_store(path).find(["3"]) == {"3": Passage("another text", "", "3")}
 
 
-def test_bad_rows_are_named_with_their_line_whatever_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_rows_are_named_with_their_line_whatever_row_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "c.jsonl"
-    path.write_text("".join(json.dumps({"_id": str(n), "text": 5 if n == 40 else "x"}) + "\n" for n in range(50)))
+    path.write_text(
+        "".join(json.dumps({"_id": str(n), "text": 5 if n == 40 else "x"}) + "\n" for n in range(50))
+    )
     store = open_store(path)  # as counting does, it looks at ids only
     assert [passage.id for passage in store.passages(41)] == [str(n) for n in range(41, 50)]
     with pytest.raises(InputError, match=r"c\.jsonl:41: text is the number 5"):
@@ -99,7 +117,9 @@ def test_bad_rows_are_named_with_their_line_whatever_row_is_read(tmp_path: Path,
 
 
 @pytest.mark.parametrize("held", [4, 1000])
-def test_an_id_used_twice_is_refused_with_both_lines_but_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+def test_an_id_used_twice_is_refused_with_both_lines_but_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
     monkeypatch.setattr(sorted_hashes, "_HELD_HASHES", held)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "c.tsv"
@@ -107,7 +127,8 @@ def test_an_id_used_twice_is_refused_with_both_lines_but_found(tmp_path: Path, m
     store = open_store(path)
     with pytest.raises(InputError, match=r"c\.tsv:32: passage id '0' is already used at line 2"):
         store.check_unique()
-    assert store.find(["5"]) == {"5": Passage("text 5", "", "5")}  # the first, as a reading of the file finds it
+    # the first, as a reading of the file finds it
+    assert store.find(["5"]) == {"5": Passage("text 5", "", "5")}
     for module in (corpus_store, corpus_ranges):
         monkeypatch.setattr(module, "text_hash", len)  # hashes decide nothing
     (tmp_path / "d.tsv").write_text("".join(f"{n}\tx{n}\n" for n in range(100)))
@@ -116,7 +137,9 @@ def test_an_id_used_twice_is_refused_with_both_lines_but_found(tmp_path: Path, m
     assert [passage.text for passage in store.find(["7", "77"]).values()] == ["x7", "x77"]
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     source = PassageSource(write(tmp_path / "c.tsv"))
@@ -150,9 +173,13 @@ def test_parts_are_sorted_stably_and_equal_hashes_stay_together(tmp_path: Path, 
     rng = np.random.default_rng(0)
     hashes = rng.integers(0, 2**64, 60, dtype=np.uint64)[rng.integers(0, 60, 100)]
     rows = np.stack([hashes, np.arange(100, dtype=np.uint64)], axis=1)
-    parts = list(sorted_parts((rows[start : start + 7] for start in range(0, 100, 7)), held=held, folder=tmp_path))
+    parts = list(
+        sorted_parts((rows[start : start + 7] for start in range(0, 100, 7)), held=held, folder=tmp_path)
+    )
     np.testing.assert_array_equal(np.concatenate(parts), rows[np.argsort(hashes, kind="stable")])
-    edges = [(int(one[-1, 0]), int(two[0, 0])) for one, two in itertools.pairwise(parts) if len(one) and len(two)]
+    edges = [
+        (int(one[-1, 0]), int(two[0, 0])) for one, two in itertools.pairwise(parts) if len(one) and len(two)
+    ]
     assert all(last < first for last, first in edges)
     assert not list(tmp_path.iterdir())
     HashIndex.write(tmp_path / "i.npy", iter(hashes.tolist()))

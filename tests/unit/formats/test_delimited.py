@@ -1,4 +1,5 @@
-"""Tables: every command reads the same rows, nothing vanishes in silence, and columns are found by their names in any order."""
+"""Tables: every command reads the same rows, nothing vanishes in silence, and columns are found by their
+names in any order."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ ROWS = list[tuple[str, str, str]]
 
 
 def passages_of(path: Path) -> ROWS:
-    """The passages of a corpus, the same for a reading of the whole, for three shards of it, and for those who look them up by id."""
+    """The passages of a corpus, the same for a reading of the whole, for three shards of it, and for those
+    who look them up by id."""
     found = [(str(p.id), p.text, p.title) for p in read_passages(path)]
     store = open_store(path, cache_dir=path.parent / "cache")
     bounds = [len(found) * part // 3 for part in range(4)]
@@ -40,13 +42,18 @@ def passages_of(path: Path) -> ROWS:
 def test_what_a_csv_writer_writes_is_read(tmp_path: Path, quoting: int, form: str) -> None:
     rng = random.Random(f"{quoting} {form}")
     for number in range(12):
-        texts = ["x" + "".join(rng.choices(PIECES, k=rng.randrange(6))) + "x" for _ in range(rng.randrange(4, 20))]
+        texts = [
+            "x" + "".join(rng.choices(PIECES, k=rng.randrange(6))) + "x" for _ in range(rng.randrange(4, 20))
+        ]
         rows = [(f"d{index}", text, "T" + rng.choice(PIECES[:2])) for index, text in enumerate(texts)]
         out = io.StringIO()
         delimiter, end = "," if form == "commas" else "\t", "\r\n" if "crlf" in form else "\n"
         writer = csv.writer(out, delimiter=delimiter, lineterminator=end, quoting=quoting)  # type: ignore[arg-type]
         order = [0, 1, 2] if form == "no header" else rng.sample(range(3), 3)
-        writer.writerows([row[column] for column in order] for row in [("id", "text", "title")] * (form != "no header") + rows)
+        writer.writerows(
+            [row[column] for column in order]
+            for row in [("id", "text", "title")] * (form != "no header") + rows
+        )
         data = out.getvalue().encode("utf-8-sig" if "mark" in form else "utf-8")
         path = tmp_path / f"{number}.tsv"
         path.write_bytes(gzip.compress(data) if form == "gzip" else data)
@@ -58,14 +65,19 @@ def test_in_a_file_without_quoting_each_line_is_a_row(tmp_path: Path, width: int
     rng = random.Random(width)
     words = ["said", "the", "river", '"quoted"', '"open', 'close"', "it's", 'a "b" c']
     for number in range(40):
-        texts = ['"A" is a letter', *(" ".join(rng.choices(words, k=rng.randrange(1, 6))) for _ in range(rng.randrange(20)))]
+        texts = [
+            '"A" is a letter',
+            *(" ".join(rng.choices(words, k=rng.randrange(1, 6))) for _ in range(rng.randrange(20))),
+        ]
         rows = [(f"d{index}", text, "T" * (width == 3)) for index, text in enumerate(texts)]
         path = tmp_path / f"{number}.tsv"
         path.write_text("".join("\t".join(row[:width]) + "\n" for row in rows))
         assert passages_of(path) == rows
         if width == 2:
             samples = format_of(path, name="pairs").read(path, ReadOptions())
-            assert [(row.sample.question, row.sample.positives[0].text) for row in samples if row.sample] == [row[:2] for row in rows]
+            assert [(row.sample.question, row.sample.positives[0].text) for row in samples if row.sample] == [
+                row[:2] for row in rows
+            ]
 
 
 @pytest.mark.parametrize(
@@ -83,17 +95,24 @@ def test_an_open_quote_swallows_no_passage(tmp_path: Path, text: str, ids: str) 
     assert [row[0] for row in passages_of(tmp_path / "c.tsv")] == list(ids)
 
 
-def test_lines_that_a_quote_may_join_are_refused_or_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_that_a_quote_may_join_are_refused_or_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "c.tsv"
     path.write_text('1\t"one or\n2\ttwo"\n3\tthree\n')
-    with pytest.raises(InputError, match=r"c\.tsv:1: a quote opens here and closes in line 2: one row, or 2 rows"):
+    with pytest.raises(
+        InputError, match=r"c\.tsv:1: a quote opens here and closes in line 2: one row, or 2 rows"
+    ):
         list(read_passages(path))
     path = tmp_path / "d.tsv"
     path.write_text('1\t"a ""b"" c"\n2\t"is a quote missing\n3\there"\n4\tfour\n')  # a file with csv's quotes
     for _ in range(2):
         assert [passage.id for passage in read_passages(path)] == ["1", "2", "4"]
     (record,) = caplog.records
-    assert record.message == f"{path}:2: a quoted field goes on to line 3 over lines that look like rows; is a quote missing?"
+    assert (
+        record.message
+        == f"{path}:2: a quoted field goes on to line 3 over lines that look like rows; is a quote missing?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +141,9 @@ def test_a_corpus_header_of_any_toolkit_says_where_columns_are(tmp_path: Path, t
         ("id,question,answers\n7,\"who, me?\",\"['Ann', 'Bo']\"\n", ("7", "who, me?", ("Ann", "Bo"))),
     ],
 )
-def test_a_question_header_says_where_columns_are(tmp_path: Path, text: str, question: tuple[str, str, tuple[str, ...]]) -> None:
+def test_a_question_header_says_where_columns_are(
+    tmp_path: Path, text: str, question: tuple[str, str, tuple[str, ...]]
+) -> None:
     (tmp_path / "q.csv").write_text(text)
     assert [(one.id, one.text, one.answers) for one in read_questions(tmp_path / "q.csv")] == [question]
 
@@ -141,7 +162,13 @@ def test_ids_and_questions_name_the_overrides_that_read_them(tmp_path: Path) -> 
     path.write_text("1048585\twhat is paula deen's brother\n")
     with pytest.raises(InputError) as caught:
         read_questions(path)
-    for override in (f"datasets.mine.file={path}", "mine.id_col=0", "mine.question_col=1", "mine.answers_col=-1", "qa_dataset=mine"):
+    for override in (
+        f"datasets.mine.file={path}",
+        "mine.id_col=0",
+        "mine.question_col=1",
+        "mine.answers_col=-1",
+        "qa_dataset=mine",
+    ):
         assert override in str(caught.value)
     assert read_questions(path, id_col=0, question_col=1, answers_col=-1)[0].id == "1048585"
 
@@ -160,7 +187,9 @@ def test_a_judgement_header_says_where_columns_are(tmp_path: Path, text: str) ->
     assert read_qrels(tmp_path / "qrels.tsv") == {"q1": {"d1": 2}}
 
 
-@pytest.mark.parametrize("text", ["q1 Q0 d1\n", "q1 0 d1\nq2 0 d2\n", "q1 0 17\nq2 0 18\n", "query-id;corpus-id;score\nq1;d1;1\n"])
+@pytest.mark.parametrize(
+    "text", ["q1 Q0 d1\n", "q1 0 d1\nq2 0 d2\n", "q1 0 17\nq2 0 18\n", "query-id;corpus-id;score\nq1;d1;1\n"]
+)
 def test_judgements_without_grades_or_with_semicolons_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "qrels.tsv").write_text(text)
     with pytest.raises(InputError, match=r"column 2 is (Q0|0)|separated by semicolons"):
@@ -172,12 +201,18 @@ def test_judgements_without_grades_or_with_semicolons_are_refused(tmp_path: Path
     [
         ({"d1": {"q1": 1}, "d2": {"q2": 1}}, "passages come first"),
         ({"q1": {"1": 1}, "7": {"q2": 1}, "8": {"q1": 1}}, None),
-        ({"1": {"q1": 1}, "2": {"q2": 1}, "q1": {"q3": 1}}, "passages come first"),  # numbers that both sides use
+        # numbers that both sides use
+        (
+            {"1": {"q1": 1}, "2": {"q2": 1}, "q1": {"q3": 1}},
+            "passages come first",
+        ),
         ({"q9": {"d1": 1}}, "no question of q.jsonl has judgements"),
         ({"q1": {"q2": 1, "q3": 1}}, None),  # questions that are passages too
     ],
 )
-def test_judgements_the_wrong_way_round_are_refused(qrels: dict[str, dict[str, int]], message: str | None) -> None:
+def test_judgements_the_wrong_way_round_are_refused(
+    qrels: dict[str, dict[str, int]], message: str | None
+) -> None:
     asked = ["q1", "q2", "q3"]
     if message is None:
         require_judged(asked, qrels, file="qrels.tsv", of="q.jsonl")

@@ -1,4 +1,5 @@
-"""Every kind of document is read as headings with what stands under them, and what cannot be read is one sentence."""
+"""Every kind of document is read as headings with what stands under them, and what cannot be read is one
+sentence."""
 
 from __future__ import annotations
 
@@ -127,11 +128,18 @@ def test_restructured_text_has_directives_that_are_shown_and_no_others() -> None
 
 def test_text_has_underlined_and_shouted_headings_and_questions() -> None:
     text = "Guide\n=====\n\nFirst.\n\nREAD THIS\n\nSecond\npart.\n\nQ: Is it?\n\nA: It is.\n"
-    assert outline(read_text(text)) == [((), ["First."]), (("Read this",), ["Second part."]), (("Read this", "Is it?"), ["It is."])]
+    assert outline(read_text(text)) == [
+        ((), ["First."]),
+        (("Read this",), ["Second part."]),
+        (("Read this", "Is it?"), ["It is."]),
+    ]
 
 
 def test_docstrings_are_read_and_no_code_runs() -> None:
-    code = '"""Module text."""\nraise SystemExit\nclass DataFrame:\n    """Class text.\n\n    More `x`.\n    """\n'
+    code = (
+        '"""Module text."""\nraise SystemExit\nclass DataFrame:\n    """Class text.\n\n    More `x`.\n   '
+        ' """\n'
+    )
     code += '    def _to_csv(self):\n        "Writes."\n'
     document = read_python(code, PurePosixPath("pkg/io/__init__.py"))
     assert document.title == "pkg io"
@@ -146,15 +154,23 @@ def test_tables_have_questions_or_texts_or_named_cells() -> None:
     faq = read_table('Question,Answer\n"Who, then?","He\nand she"\n', delimiter=",")
     assert outline(faq) == [(("Who, then?",), ["He and she"])]
     assert faq.sections[0].is_question
-    assert outline(read_table("id\ttitle\ttext\n1\tA\tlong text\n", delimiter="\t")) == [(("A",), ["long text"])]
-    assert outline(read_table("city,size\nRome,3\nBonn,\n", delimiter=",")) == [((), ["city: Rome. size: 3"]), ((), ["city: Bonn"])]
+    assert outline(read_table("id\ttitle\ttext\n1\tA\tlong text\n", delimiter="\t")) == [
+        (("A",), ["long text"])
+    ]
+    assert outline(read_table("city,size\nRome,3\nBonn,\n", delimiter=",")) == [
+        ((), ["city: Rome. size: 3"]),
+        ((), ["city: Bonn"]),
+    ]
     with pytest.raises(InputError, match="not a table"):
         read_table('a,b\n"open,1\n', delimiter=",")
 
 
 def test_bytes_are_text_of_the_usual_encodings_or_refused() -> None:
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
-        assert decoded("caf\N{LATIN SMALL LETTER E WITH ACUTE}\r\n".encode(encoding)) == "caf\N{LATIN SMALL LETTER E WITH ACUTE}\n"
+        assert (
+            decoded("caf\N{LATIN SMALL LETTER E WITH ACUTE}\r\n".encode(encoding))
+            == "caf\N{LATIN SMALL LETTER E WITH ACUTE}\n"
+        )
     with pytest.raises(InputError, match="byte 0x00"):
         decoded(b"ab\0c")
 
@@ -171,7 +187,12 @@ CHARSETS = {
 
 
 @pytest.mark.parametrize(
-    "form", ['<meta charset="{}">', "<META http-equiv=Content-Type content='text/html; charset={}'>", '<?xml version="1.0" encoding="{}"?>']
+    "form",
+    [
+        '<meta charset="{}">',
+        "<META http-equiv=Content-Type content='text/html; charset={}'>",
+        '<?xml version="1.0" encoding="{}"?>',
+    ],
 )
 @pytest.mark.parametrize("charset", CHARSETS)
 def test_a_page_is_read_in_the_charset_that_it_declares(tmp_path: Path, charset: str, form: str) -> None:
@@ -186,18 +207,31 @@ def test_a_page_is_read_in_the_charset_that_it_declares(tmp_path: Path, charset:
         ("a.html", b"<meta charset=klingon><p>x</p>", "declares the charset 'klingon', which is not known"),
         ("a.html", b"<meta charset=utf-8><p>caf\xe9</p>", "is not utf-8, which the file says it is in"),
         ("a.html", "<p>\u0420\u0435\u043a\u0430</p>".encode("cp1251"), "neither UTF-8 nor Western European"),
-        ("a.txt", "\u0420\u0435\u043a\u0430 \u0438 \u043c\u043e\u0440\u0435".encode("cp1251"), "neither UTF-8 nor Western European"),
+        (
+            "a.txt",
+            "\u0420\u0435\u043a\u0430 \u0438 \u043c\u043e\u0440\u0435".encode("cp1251"),
+            "neither UTF-8 nor Western European",
+        ),
         ("a.md", "\u6cb3\u6d41\u5411\u5317".encode("gb18030"), "neither UTF-8 nor Western European"),
     ],
 )
-def test_text_in_an_unknown_encoding_is_refused_and_never_gibberish(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_text_in_an_unknown_encoding_is_refused_and_never_gibberish(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_document(tmp_path / name, PurePosixPath(name))
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
-    bad = {"a.md": b"\0\1", "b.py": b"def (", "c.txt": b"  \n", "d.csv": b"a,b\n", "e.html": b"<p></p>", "f.py": b"x = 1\n"}
+    bad = {
+        "a.md": b"\0\1",
+        "b.py": b"def (",
+        "c.txt": b"  \n",
+        "d.csv": b"a,b\n",
+        "e.html": b"<p></p>",
+        "f.py": b"x = 1\n",
+    }
     for name, content in bad.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError) as found:
@@ -236,7 +270,11 @@ def pdf(lines: list[str]) -> bytes:
         offsets.append(len(data))
         data += b"%d 0 obj%s endobj\n" % (number, item)
     table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
-    return data + b"xref\n0 6\n0000000000 65535 f \n%strailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (table, len(data))
+    return (
+        data
+        + b"xref\n0 6\n0000000000 65535 f \n%strailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+        % (table, len(data))
+    )
 
 
 def test_a_pdf_is_read_page_by_page(tmp_path: Path) -> None:
@@ -249,7 +287,9 @@ def test_a_pdf_is_read_page_by_page(tmp_path: Path) -> None:
         read_document(tmp_path / "b.pdf", PurePosixPath("b.pdf"))
 
 
-def test_a_pdf_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pdf_without_its_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pypdf", None)
     (tmp_path / "a.pdf").write_bytes(pdf(["x"]))
     with pytest.raises(ConfigError, match=r"pip install .*pdf"):

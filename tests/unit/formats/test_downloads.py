@@ -72,7 +72,9 @@ def handler(state: Server) -> type[BaseHTTPRequestHandler]:
             if start:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             if state.with_length:
-                self.send_header("Content-Length", state.length.encode().decode("latin-1") or str(len(content) - start))
+                self.send_header(
+                    "Content-Length", state.length.encode().decode("latin-1") or str(len(content) - start)
+                )
             if state.tag:
                 self.send_header("ETag", state.tag)
             self.end_headers()
@@ -127,7 +129,9 @@ def test_a_later_run_continues_what_an_earlier_left(server: Server, tmp_path: Pa
 
 
 @pytest.mark.parametrize("tag", ['"two"', None, 'W/"one"'])
-def test_what_may_have_changed_meanwhile_is_fetched_again(server: Server, tmp_path: Path, tag: str | None) -> None:
+def test_what_may_have_changed_meanwhile_is_fetched_again(
+    server: Server, tmp_path: Path, tag: str | None
+) -> None:
     server.break_after = [1_000_000]
     if tag != '"two"':
         server.tag = tag
@@ -195,7 +199,9 @@ def test_a_page_in_place_of_the_file_is_refused(server: Server, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://127.0.0.1/x"])
-def test_redirects_to_other_kinds_of_addresses_are_refused(server: Server, tmp_path: Path, place: str) -> None:
+def test_redirects_to_other_kinds_of_addresses_are_refused(
+    server: Server, tmp_path: Path, place: str
+) -> None:
     server.redirect = place
     with pytest.raises(InputError, match=r"sends us on to|is not allowed"):
         fetch(server, tmp_path / "x.bin")
@@ -238,7 +244,12 @@ def test_the_command_fetches_keys_where_data_sets_are_looked_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    server.files |= {"/biencoder-nq.json.gz": gzip.compress(b"[]"), "/v_0": b"a", "/v_1": b"b", "/LICENSE": b"free"}
+    server.files |= {
+        "/biencoder-nq.json.gz": gzip.compress(b"[]"),
+        "/v_0": b"a",
+        "/v_1": b"b",
+        "/LICENSE": b"free",
+    }
     (tmp_path / "my" / "resources").mkdir(parents=True)
     (tmp_path / "my" / "resources" / "mine.yaml").write_text(
         f"data.retriever.nq-train:\n  url: {server.url}/biencoder-nq.json.gz\n  also: {server.url}/LICENSE\n"
@@ -269,6 +280,10 @@ def test_the_catalogue_is_listed_and_leads_to_the_data_sets(capsys: pytest.Captu
     for key, entry in catalogue.items():
         assert f"{key} " in listed
         targets |= {url: str(file) for url, file in files_of(key, ResourceConfig(**entry), Path("downloads"))}
-    for name in ("datasets/encoder_train_default", "datasets/retriever_default", "ctx_sources/default_sources"):
+    for name in (
+        "datasets/encoder_train_default",
+        "datasets/retriever_default",
+        "ctx_sources/default_sources",
+    ):
         for key, entry in yaml.safe_load((conf_folder() / f"{name}.yaml").read_text()).items():
             assert targets[entry["source"]].removesuffix(".gz") == entry["file"], key

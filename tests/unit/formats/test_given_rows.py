@@ -1,4 +1,5 @@
-"""Rows in memory, data sets of the package datasets and names of its hub give what a file with the same rows gives."""
+"""Rows in memory, data sets of the package datasets and names of its hub give what a file with the same rows
+gives."""
 
 from __future__ import annotations
 
@@ -16,12 +17,40 @@ from dpr.data.training_data import TrainingData, opened_sets
 from dpr.formats.training_sets import TrainingSet, open_training_set
 
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "dpr": [{"question": "a", "answers": ["x"], "positive_ctxs": [{"title": "T", "text": "p"}], "hard_negative_ctxs": [{"text": "n"}]}],
-    "columns": [{"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"}, {"query": "b", "positive": "q"}],
+    "dpr": [
+        {
+            "question": "a",
+            "answers": ["x"],
+            "positive_ctxs": [{"title": "T", "text": "p"}],
+            "hard_negative_ctxs": [{"text": "n"}],
+        }
+    ],
+    "columns": [
+        {"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"},
+        {"query": "b", "positive": "q"},
+    ],
     "labels": [{"query": "a", "passage": "p", "label": 1}, {"query": "a", "passage": "n", "label": 0}],
-    "tevatron": [{"query_id": "1", "query": "a", "positive_passages": [{"docid": "7", "text": "p"}], "negative_passages": []}],
-    "flagembedding": [{"query": "a", "pos": ["p"], "neg": ["n", "m"], "pos_scores": [0.5], "neg_scores": [0.25, 0.125]}],
-    "squad": [{"data": [{"title": "T", "paragraphs": [{"context": "p", "qas": [{"question": "a", "id": "1", "answers": []}]}]}]}],
+    "tevatron": [
+        {
+            "query_id": "1",
+            "query": "a",
+            "positive_passages": [{"docid": "7", "text": "p"}],
+            "negative_passages": [],
+        }
+    ],
+    "flagembedding": [
+        {"query": "a", "pos": ["p"], "neg": ["n", "m"], "pos_scores": [0.5], "neg_scores": [0.25, 0.125]}
+    ],
+    "squad": [
+        {
+            "data": [
+                {
+                    "title": "T",
+                    "paragraphs": [{"context": "p", "qas": [{"question": "a", "id": "1", "answers": []}]}],
+                }
+            ]
+        }
+    ],
 }
 
 
@@ -30,7 +59,9 @@ def opened(data: Any, tmp_path: Path, **options: Any) -> TrainingSet:
 
 
 def same(first: TrainingSet, second: TrainingSet) -> bool:
-    return [first[row] for row in range(len(first))] == [second[row] for row in range(len(second))] and first.counts == second.counts
+    return [first[row] for row in range(len(first))] == [
+        second[row] for row in range(len(second))
+    ] and first.counts == second.counts
 
 
 @pytest.mark.parametrize("layout", ROWS)
@@ -49,7 +80,9 @@ def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path: Path, layout: str)
 def test_data_sets_of_the_package_datasets_are_read(tmp_path: Path) -> None:
     expected = opened(ROWS["columns"], tmp_path)
     rows = [{"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"}]
-    data = datasets.Dataset.from_list([*rows, {"query": "b", "positive": "q", "negative_1": None, "negative_2": None}])
+    data = datasets.Dataset.from_list(
+        [*rows, {"query": "b", "positive": "q", "negative_1": None, "negative_2": None}]
+    )
     assert same(opened(data, tmp_path), expected)
     assert same(opened(data.with_format("numpy"), tmp_path), expected)
     splits = datasets.DatasetDict(train=data, other=data.select([1]))
@@ -69,7 +102,10 @@ def test_data_sets_of_the_package_datasets_are_read(tmp_path: Path) -> None:
         ({"query": "c"}, "row 3: no positive among the keys query"),
         ({"query": "c", "positive": 7}, "row 3: positive is the number 7, expected a string"),
         ({"query": "c", "positive": "p", "score": float("nan")}, "row 3: NaN is not a JSON number"),
-        ({"query": "c", "positive": {"p"}}, "row 3: positive cannot be read (a value of type set), expected texts"),
+        (
+            {"query": "c", "positive": {"p"}},
+            "row 3: positive cannot be read (a value of type set), expected texts",
+        ),
         ({"query": "c", 3: "p"}, "row 3: the key 3 is of type int, expected a text"),
         ("c", "row 3: of type str, expected a dictionary"),
     ],
@@ -88,7 +124,10 @@ def test_keys_that_are_not_read_name_the_row(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
-    rows = [{"query": "a", "passage": "p", "label": np.int64(1)}, {"query": "a", "passage": "n", "label": np.float32(0)}]
+    rows = [
+        {"query": "a", "passage": "p", "label": np.int64(1)},
+        {"query": "a", "passage": "n", "label": np.float32(0)},
+    ]
     assert same(opened(rows, tmp_path), opened(ROWS["labels"], tmp_path))
 
 
@@ -103,16 +142,23 @@ def test_another_type_is_one_sentence(tmp_path: Path, data: Any) -> None:
         opened(tmp_path / "x.jsonl", tmp_path, split="dev")
 
 
-def test_a_name_of_the_hub_is_fetched_by_datasets_and_offline_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_the_hub_is_fetched_by_datasets_and_offline_gives_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load_dataset(name: str, configuration: str | None) -> Any:
         if name == "user/absent":
             raise ConnectionError("Couldn't reach the Hub\nTraceback ...")
-        return datasets.DatasetDict(train=datasets.Dataset.from_list([{"query": configuration or "none", "positive": "p"}]))
+        return datasets.DatasetDict(
+            train=datasets.Dataset.from_list([{"query": configuration or "none", "positive": "p"}])
+        )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert opened("hf://user/data", tmp_path)[0].question == "none"
     assert opened("hf://user/data/pair", tmp_path, split="train")[0].question == "pair"
-    with pytest.raises(InputError, match=r"^hf://user/absent: could not be fetched \(Couldn't reach the Hub\); is there [^\n]*$"):
+    with pytest.raises(
+        InputError,
+        match=r"^hf://user/absent: could not be fetched \(Couldn't reach the Hub\); is there [^\n]*$",
+    ):
         opened("hf://user/absent", tmp_path)
     with pytest.raises(ConfigError, match="is no name of the hub; expected hf://user/name"):
         opened("hf://user", tmp_path)
@@ -126,13 +172,20 @@ class Mine(TrainingData):
         raise IndexError(row)
 
 
-def test_sets_are_given_alone_or_in_a_list_with_options_or_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_are_given_alone_or_in_a_list_with_options_or_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     file, rows, mine = tmp_path / "nq.jsonl", ROWS["columns"], Mine()
     file.write_text(json.dumps(rows[0]))
     assert [source.name for source in opened_sets(str(file), "train")] == ["nq"]
     assert [source.name for source in opened_sets(rows, "train")] == ["train"]
-    assert [source.name for source in opened_sets([rows, file, rows, mine], "train")] == ["train", "nq", "train_2", "data"]
+    assert [source.name for source in opened_sets([rows, file, rows, mine], "train")] == [
+        "train",
+        "nq",
+        "train_2",
+        "data",
+    ]
     splits = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS["columns"]))
     assert [len(source) for source in opened_sets([splits, splits], "train")] == [len(rows)] * 2
     with pytest.raises(InputError, match="row 2: of type str, expected a dictionary"):

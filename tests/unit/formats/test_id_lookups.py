@@ -1,4 +1,5 @@
-"""Rows that name questions and passages by id, in every format and with every form of corpus, against a dictionary."""
+"""Rows that name questions and passages by id, in every format and with every form of corpus, against a
+dictionary."""
 
 from __future__ import annotations
 
@@ -22,12 +23,18 @@ from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions
 from tests.helpers.examples import examples
 
-NAME = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], exclude_characters='\ufeff"'), min_size=1, max_size=4)
+NAME = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], exclude_characters='\ufeff"'),
+    min_size=1,
+    max_size=4,
+)
 IDS = NAME | st.integers(0, 999).map(str)
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters='"'), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
 PASSAGES = st.dictionaries(IDS, st.tuples(SOLID, TEXT), min_size=1, max_size=6)
-QUESTIONS = st.dictionaries(IDS, st.tuples(SOLID, st.lists(TEXT, max_size=2, unique=True).map(tuple)), min_size=1, max_size=4)
+QUESTIONS = st.dictionaries(
+    IDS, st.tuples(SOLID, st.lists(TEXT, max_size=2, unique=True).map(tuple)), min_size=1, max_size=4
+)
 NOWHERE = "nowhere"  # longer than an id above
 QUICK = settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -45,8 +52,13 @@ class World:
         passages, questions = data.draw(PASSAGES), data.draw(QUESTIONS)
         form = data.draw(st.sampled_from(["two columns", "tsv", "jsonl", "parquet"]))
         with_answers = data.draw(st.booleans())
-        self.passages = {key: Passage(text, "" if form == "two columns" else title, key) for key, (text, title) in passages.items()}
-        self.questions = {key: (text, answers if with_answers else ()) for key, (text, answers) in questions.items()}
+        self.passages = {
+            key: Passage(text, "" if form == "two columns" else title, key)
+            for key, (text, title) in passages.items()
+        }
+        self.questions = {
+            key: (text, answers if with_answers else ()) for key, (text, answers) in questions.items()
+        }
         self.corpus, self.queries = self._write_corpus(form), self._write_questions(with_answers)
 
     def some(self, known: dict[str, Any]) -> str:
@@ -72,14 +84,24 @@ class World:
 
     def key(self, key: str) -> str | int:
         """JSON has ids as numbers too."""
-        return int(key) if key.isascii() and key.isdigit() and str(int(key)) == key and self._data.draw(st.booleans()) else key
+        return (
+            int(key)
+            if key.isascii() and key.isdigit() and str(int(key)) == key and self._data.draw(st.booleans())
+            else key
+        )
 
     def _write_corpus(self, form: str) -> Path:
         listed = list(self.passages.values())
         if form == "two columns":
-            return write_lines(self.folder / "collection.tsv", *(f"{passage.id}\t{passage.text}" for passage in listed))
+            return write_lines(
+                self.folder / "collection.tsv", *(f"{passage.id}\t{passage.text}" for passage in listed)
+            )
         if form == "parquet":
-            columns = {"docid": [p.id for p in listed], "title": [p.title for p in listed], "text": [p.text for p in listed]}
+            columns = {
+                "docid": [p.id for p in listed],
+                "title": [p.title for p in listed],
+                "text": [p.text for p in listed],
+            }
             pq.write_table(pa.table(columns), self.folder / "corpus.parquet", row_group_size=2)
             return self.folder / "corpus.parquet"
         if form == "tsv":
@@ -90,9 +112,16 @@ class World:
 
     def _write_questions(self, with_answers: bool) -> Path:
         if not with_answers:
-            return write_lines(self.folder / "queries.tsv", *(f"{key}\t{text}" for key, (text, _) in self.questions.items()))
-        records = ({"_id": self.key(key), "text": text, "metadata": {"answers": a}} for key, (text, a) in self.questions.items())
-        return write_lines(self.folder / "queries.jsonl", *(json.dumps(record, ensure_ascii=False) for record in records))
+            return write_lines(
+                self.folder / "queries.tsv", *(f"{key}\t{text}" for key, (text, _) in self.questions.items())
+            )
+        records = (
+            {"_id": self.key(key), "text": text, "metadata": {"answers": a}}
+            for key, (text, a) in self.questions.items()
+        )
+        return write_lines(
+            self.folder / "queries.jsonl", *(json.dumps(record, ensure_ascii=False) for record in records)
+        )
 
 
 def write_lines(path: Path, *lines: str) -> Path:
@@ -117,7 +146,9 @@ def merged(samples: list[TrainingSample]) -> list[TrainingSample]:
 
 
 def with_lines(found: list[TrainingSample | None]) -> tuple[list[TrainingSample], list[int]]:
-    return [sample for sample in found if sample], [line for line, sample in enumerate(found, 1) if sample is None]
+    return [sample for sample in found if sample], [
+        line for line, sample in enumerate(found, 1) if sample is None
+    ]
 
 
 @QUICK
@@ -127,12 +158,26 @@ def test_tevatrons_second_version(tmp_path_factory: pytest.TempPathFactory, data
     records, expected = [], []
     for number in range(data.draw(st.integers(1, 4))):
         question, answers = data.draw(SOLID), data.draw(st.lists(TEXT, max_size=2))
-        positives, negatives = ([world.some(world.passages) for _ in range(data.draw(st.integers(least, 3)))] for least in (1, 0))
-        ids = {"positive_document_ids": [world.key(key) for key in positives], "negative_document_ids": negatives}
-        records.append({"query_id": str(number), data.draw(st.sampled_from(["query", "query_text"])): question, "answers": answers, **ids})
+        positives, negatives = (
+            [world.some(world.passages) for _ in range(data.draw(st.integers(least, 3)))] for least in (1, 0)
+        )
+        ids = {
+            "positive_document_ids": [world.key(key) for key in positives],
+            "negative_document_ids": negatives,
+        }
+        records.append(
+            {
+                "query_id": str(number),
+                data.draw(st.sampled_from(["query", "query_text"])): question,
+                "answers": answers,
+                **ids,
+            }
+        )
         is_known = {*positives, *negatives} <= world.passages.keys()
         expected.append(
-            TrainingSample(question, world.named(positives), world.named(negatives), answers=tuple(answers)) if is_known else None
+            TrainingSample(question, world.named(positives), world.named(negatives), answers=tuple(answers))
+            if is_known
+            else None
         )
     path = write_lines(world.folder / "rows.jsonl", *(json.dumps(record) for record in records))
     assert world.read(path, data.draw(st.sampled_from(["", "tevatron"]))) == with_lines(expected)
@@ -150,7 +195,10 @@ def test_tables(tmp_path_factory: pytest.TempPathFactory, width: int) -> None:
         ]
         path = write_lines(world.folder / "rows.tsv", *("\t".join(row) for row in rows))
         samples, bad = with_lines([world.row(row[0], [row[1]], list(row[2:])) for row in rows])
-        assert world.read(path, {2: "pairs", 3: "triples"}[width], queries=world.queries) == (merged(samples), bad)
+        assert world.read(path, {2: "pairs", 3: "triples"}[width], queries=world.queries) == (
+            merged(samples),
+            bad,
+        )
 
     check()
 
@@ -170,14 +218,24 @@ def test_columns(tmp_path_factory: pytest.TempPathFactory, form: str) -> None:
             for _ in range(data.draw(st.integers(1, 5)))
         ]
         path = world.folder / f"rows.{form}"
-        records = [{"query_id": question, "positive_id": positive, "negative_ids": negatives} for question, positive, negatives in rows]
+        records = [
+            {"query_id": question, "positive_id": positive, "negative_ids": negatives}
+            for question, positive, negatives in rows
+        ]
         if form == "jsonl":
             write_lines(path, *(json.dumps(record) for record in records))
         else:
-            schema = pa.schema({"query_id": pa.string(), "positive_id": pa.string(), "negative_ids": pa.list_(pa.string())})
+            schema = pa.schema(
+                {"query_id": pa.string(), "positive_id": pa.string(), "negative_ids": pa.list_(pa.string())}
+            )
             pq.write_table(pa.Table.from_pylist(records, schema=schema), path)
-        samples, bad = with_lines([world.row(question, [positive], negatives) for question, positive, negatives in rows])
-        assert world.read(path, data.draw(st.sampled_from(["", "columns"])), queries=world.queries) == (merged(samples), bad)
+        samples, bad = with_lines(
+            [world.row(question, [positive], negatives) for question, positive, negatives in rows]
+        )
+        assert world.read(path, data.draw(st.sampled_from(["", "columns"])), queries=world.queries) == (
+            merged(samples),
+            bad,
+        )
 
     check()
 
@@ -189,10 +247,15 @@ def test_judgements(tmp_path_factory: pytest.TempPathFactory, form: str) -> None
     def check(data: st.DataObject) -> None:
         world = World(tmp_path_factory.mktemp("ids"), data)
         count, least = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 2))
-        rows = [(world.some(world.questions), world.some(world.passages), data.draw(st.integers(-1, 3))) for _ in range(count)]
+        rows = [
+            (world.some(world.questions), world.some(world.passages), data.draw(st.integers(-1, 3)))
+            for _ in range(count)
+        ]
         header = ["query-id\tcorpus-id\tscore"] if form == "beir" else []
         path = write_lines(
-            world.folder / "rows.tsv", *header, *(f"{q}\t{d}\t{grade}" if header else f"{q} 0 {d} {grade}" for q, d, grade in rows)
+            world.folder / "rows.tsv",
+            *header,
+            *(f"{q}\t{d}\t{grade}" if header else f"{q} 0 {d} {grade}" for q, d, grade in rows),
         )
         expected = []
         for _, judged in groupby(rows, key=lambda row: row[0]):
@@ -210,7 +273,9 @@ def test_judgements(tmp_path_factory: pytest.TempPathFactory, form: str) -> None
 @pytest.mark.parametrize("field", ["_id", "text", "title"])
 def test_a_lone_surrogate_is_reported_with_its_line(tmp_path: Path, field: str) -> None:
     row = {"_id": "d2", "text": "b", "title": "c"} | {field: "\ud800"}
-    (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps(value) for value in ({"_id": "d1", "text": "a"}, row)) + "\n")
+    (tmp_path / "corpus.jsonl").write_text(
+        "\n".join(json.dumps(value) for value in ({"_id": "d1", "text": "a"}, row)) + "\n"
+    )
     with pytest.raises(InputError) as reported:
         open_lookup(tmp_path / "corpus.jsonl", tmp_path / "cache")
     assert (reported.value.line, "lone surrogate" in str(reported.value)) == (2, True)

@@ -51,7 +51,9 @@ def test_streaming_gives_what_json_loads_gives(
     """The window is far smaller than a record, so that every way of being cut is met."""
     path = tmp_path_factory.mktemp("json") / "x"
     if layout == "[":
-        path.write_text(json.dumps(objects, indent=indent, ensure_ascii=ascii_only), encoding="utf-8", newline="")
+        path.write_text(
+            json.dumps(objects, indent=indent, ensure_ascii=ascii_only), encoding="utf-8", newline=""
+        )
     else:
         lines = [json.dumps(value, ensure_ascii=ascii_only) for value in objects]
         path.write_text("\n".join(lines), encoding="utf-8", newline="")
@@ -62,15 +64,25 @@ def test_streaming_gives_what_json_loads_gives(
 
 def test_line_numbers_are_those_where_records_start(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('\n\n[\n {"a":\n 1},\n\n {"b": 2}, {"c": 3},\n{"d": 4}]\n')
-    assert [(record.line, *record.value) for record in iter_json_records(tmp_path / "x")] == [(4, "a"), (7, "b"), (7, "c"), (8, "d")]
+    assert [(record.line, *record.value) for record in iter_json_records(tmp_path / "x")] == [
+        (4, "a"),
+        (7, "b"),
+        (7, "c"),
+        (8, "d"),
+    ]
     (tmp_path / "x").write_text('\n{"a": 1}\n\n{"b": 2}')
-    assert [(record.line, *record.value) for record in iter_json_records(tmp_path / "x")] == [(2, "a"), (4, "b")]
+    assert [(record.line, *record.value) for record in iter_json_records(tmp_path / "x")] == [
+        (2, "a"),
+        (4, "b"),
+    ]
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("bom", ["", "\ufeff"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_bom_crlf_and_gzip_are_accepted_whatever_the_name_says(tmp_path: Path, newline: str, bom: str, packed: bool) -> None:
+def test_bom_crlf_and_gzip_are_accepted_whatever_the_name_says(
+    tmp_path: Path, newline: str, bom: str, packed: bool
+) -> None:
     for text in ('[\n{"a": "x"},\n{"a": "y"}\n]\n', '{"a": "x"}\n{"a": "y"}\n'):
         data = (bom + text.replace("\n", newline)).encode()
         (tmp_path / "data.bin").write_bytes(gzip.compress(data) if packed else data)
@@ -99,7 +111,10 @@ def test_the_last_json_line_is_read_with_and_without_newline(tmp_path: Path) -> 
         (b'{"a": 1}\n{"a": NaN}\n', "x:2: NaN is not a JSON number"),
         (b'[{"a": 1},\n{"a": -Infinity}]', "x:2: -Infinity is not a JSON number"),
         (b'{"a": 1, "a": 2}', "x:1: the key 'a' appears twice"),
-        (b'{"a": 1}\n{bad}\n', "x:2: not JSON: Expecting property name enclosed in double quotes at column 2"),
+        (
+            b'{"a": 1}\n{bad}\n',
+            "x:2: not JSON: Expecting property name enclosed in double quotes at column 2",
+        ),
         (b'{"a": "\xff"}', "x:1: byte 8 of the line (0xff) is not UTF-8"),
         (b'[{"a": 1},\n {"a": "\xc3"}]', "x:2: byte 9 of the line (0xc3) is not UTF-8"),
         (b'{"a": "' + b"x" * 17_000_000 + b'"}', "x:1: the line is longer than 16 MB"),
@@ -122,7 +137,10 @@ def test_what_is_wrong_is_said_with_file_and_line(tmp_path: Path, data: bytes, m
 
 
 def test_reading_continues_after_a_bad_record(tmp_path: Path) -> None:
-    for text in ('{"a": 1}\nbad\n{"a": NaN}\n{"a": 2}\n', '[{"a": 1}, "bad",\n{"a": NaN, "b": [1]},\n {"a": 2}]'):
+    for text in (
+        '{"a": 1}\nbad\n{"a": NaN}\n{"a": 2}\n',
+        '[{"a": 1}, "bad",\n{"a": NaN, "b": [1]},\n {"a": 2}]',
+    ):
         (tmp_path / "x").write_text(text)
         records = list(iter_json_records(tmp_path / "x"))
         assert [record.error is None for record in records] == [True, False, False, True]
@@ -152,7 +170,9 @@ def test_nul_in_deep_nesting_is_read_or_refused(tmp_path: Path, depth: int, layo
     assert value in (None, " ")
 
 
-def test_only_escapes_are_nul_wherever_the_text_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_escapes_are_nul_wherever_the_text_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = ["\0", "\\u0000", "\\\0", "\\\\u0000", "a\0\0b\\"]
     (tmp_path / "x").write_text(json.dumps([{"a": text} for text in texts]))
     for window in range(1, 9):

@@ -1,4 +1,5 @@
-"""Files as other tools write them are read as those tools read them, whatever holds the records; or the message names the keys."""
+"""Files as other tools write them are read as those tools read them, whatever holds the records; or the
+message names the keys."""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ CORPORA = {
     "Tevatron": ({"docid": "1", "title": "T", "text": "x"}, Passage("x", "T", "1")),
     "Tevatron 2": ({"docid": "1", "document_text": "x"}, Passage("x", "", "1")),
     "Pyserini": ({"id": "1", "contents": "x"}, Passage("x", "", "1")),
-    "MS MARCO 2": ({"pid": "1", "passage": "x", "spans": "(0,1)", "docid": "a document"}, Passage("x", "", "1")),
+    "MS MARCO 2": (
+        {"pid": "1", "passage": "x", "spans": "(0,1)", "docid": "a document"},
+        Passage("x", "", "1"),
+    ),
     "MS MARCO 2.1": ({"docid": "1", "url": "u", "title": "T", "segment": "x"}, Passage("x", "T", "1")),
 }
 
@@ -62,7 +66,10 @@ def test_a_corpus_has_the_same_passages_in_every_command(tmp_path: Path, peer: s
 
 QUESTIONS = {
     "BEIR": ({"_id": "7", "text": "who?"}, Question("who?", "7", ())),
-    "Tevatron": ({"query_id": "7", "query": "who?", "answers": ["a", "b"]}, Question("who?", "7", ("a", "b"))),
+    "Tevatron": (
+        {"query_id": "7", "query": "who?", "answers": ["a", "b"]},
+        Question("who?", "7", ("a", "b")),
+    ),
     "Tevatron 2": ({"query_id": "7", "query_text": "who?", "answer": ["a"]}, Question("who?", "7", ("a",))),
     "MS MARCO": ({"query_id": 7, "query": "who?", "query_type": "PERSON"}, Question("who?", "7", ())),
     "mteb": ({"id": "7", "text": "who?"}, Question("who?", "7", ())),
@@ -76,23 +83,52 @@ def test_questions_have_their_ids_texts_and_answers(tmp_path: Path, peer: str, n
     assert read_questions(written(tmp_path / name, record)) == [expected]
 
 
-FLAG = {"query": "q", "pos": ["p"], "neg": ["n", "m"], "pos_scores": [3.0], "neg_scores": [1.0, 0.5], "pos_id": ["1"], "neg_id": ["2", "3"]}
+FLAG = {
+    "query": "q",
+    "pos": ["p"],
+    "neg": ["n", "m"],
+    "pos_scores": [3.0],
+    "neg_scores": [1.0, 0.5],
+    "pos_id": ["1"],
+    "neg_id": ["2", "3"],
+}
 FLAG_SAMPLE = TrainingSample(
-    "q", (Passage("p", "", "1", teacher_score=3.0),), (Passage("n", "", "2", teacher_score=1.0), Passage("m", "", "3", teacher_score=0.5))
+    "q",
+    (Passage("p", "", "1", teacher_score=3.0),),
+    (Passage("n", "", "2", teacher_score=1.0), Passage("m", "", "3", teacher_score=0.5)),
 )
-DPR = {"question": "q", "answers": ["a"], "positive_ctxs": [{"title": "T", "text": "p"}], "negative_ctxs": [{"title": "", "text": "o"}]}
+DPR = {
+    "question": "q",
+    "answers": ["a"],
+    "positive_ctxs": [{"title": "T", "text": "p"}],
+    "negative_ctxs": [{"title": "", "text": "o"}],
+}
 TRAINING = {
     "FlagEmbedding": (FLAG, FLAG_SAMPLE),
     "DPR": (DPR, TrainingSample("q", (Passage("p", "T"),), (), (Passage("o"),), ("a",))),
     "Tevatron": (
-        {"query_id": "5", "query": "q", "positive_passages": [{"docid": "1", "title": "T", "text": "p", "score": 2.0}]},
+        {
+            "query_id": "5",
+            "query": "q",
+            "positive_passages": [{"docid": "1", "title": "T", "text": "p", "score": 2.0}],
+        },
         TrainingSample("q", (Passage("p", "T", "1", teacher_score=2.0),)),
     ),
-    "nomic": ({"query": "q", "document": "p", "negatives": ["n"], "source": "s"}, TrainingSample("q", (Passage("p"),), (Passage("n"),))),
-    "NeMo": ({"question": "q", "pos_doc": ["p"], "neg_doc": ["n"]}, TrainingSample("q", (Passage("p"),), (Passage("n"),))),
+    "nomic": (
+        {"query": "q", "document": "p", "negatives": ["n"], "source": "s"},
+        TrainingSample("q", (Passage("p"),), (Passage("n"),)),
+    ),
+    "NeMo": (
+        {"question": "q", "pos_doc": ["p"], "neg_doc": ["n"]},
+        TrainingSample("q", (Passage("p"),), (Passage("n"),)),
+    ),
     "sentence-transformers": (
         {"anchor": "q", "positive": "p", "negative_1": "n", "negative_2": "m", "label": [3.0, 1.0, 0.5]},
-        TrainingSample("q", (Passage("p", teacher_score=3.0),), (Passage("n", teacher_score=1.0), Passage("m", teacher_score=0.5))),
+        TrainingSample(
+            "q",
+            (Passage("p", teacher_score=3.0),),
+            (Passage("n", teacher_score=1.0), Passage("m", teacher_score=0.5)),
+        ),
     ),
 }
 
@@ -112,7 +148,10 @@ def test_a_layout_is_read_alike_from_json_parquet_data_sets_and_rows(tmp_path: P
 def test_prompts_of_rows_stand_before_their_questions_and_are_told_with_their_number(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [FLAG | {"query": f"q{number}", "prompt": "Find it: ", "type": kind} for number, kind in enumerate(["normal", "symmetric_sts"])]
+    rows = [
+        FLAG | {"query": f"q{number}", "prompt": "Find it: ", "type": kind}
+        for number, kind in enumerate(["normal", "symmetric_sts"])
+    ]
     path = written(tmp_path / name, *rows, FLAG | {"prompt": None, "type": None})
     opened = open_training_set(path, name="t", cache_dir=tmp_path / "cache")
     assert [opened[row].question for row in range(3)] == ["Find it: q0", "Find it: q1", "q"]
@@ -137,8 +176,16 @@ def test_an_instruction_that_is_not_read_is_told(tmp_path: Path, caplog: pytest.
 
 KEYLESS = [
     (read_passages, {"name": "1", "text": "x"}, "no id among the keys name, text, expected one of _id, id,"),
-    (read_passages, {"docid": "1", "words": "x"}, "no text among the keys docid, words, expected one of text, contents,"),
-    (read_questions, {"id": "1", "input": "who?"}, "no question among the keys id, input, expected one of question, query,"),
+    (
+        read_passages,
+        {"docid": "1", "words": "x"},
+        "no text among the keys docid, words, expected one of text, contents,",
+    ),
+    (
+        read_questions,
+        {"id": "1", "input": "who?"},
+        "no question among the keys id, input, expected one of question, query,",
+    ),
 ]
 
 
@@ -161,12 +208,20 @@ def test_a_record_without_a_known_name_shows_its_keys_and_those_that_are_known(
         {"sentence1": "q", "sentence2": "p"},
     ],
 )
-def test_the_way_out_that_a_message_names_works(tmp_path: Path, record: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_way_out_that_a_message_names_works(
+    tmp_path: Path, record: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(tmp_path / "t.jsonl", record)
     with pytest.raises(InputError) as caught:
         open_training_set(path, name="t", cache_dir=tmp_path / "cache")
-    options = str(caught.value).partition("dpr prepare FILE ")[2].replace("train.jsonl", str(tmp_path / "out.jsonl"))
-    options = options.replace("question=...", "question=sentence1").replace("positive=...", "positive=sentence2")
+    options = (
+        str(caught.value)
+        .partition("dpr prepare FILE ")[2]
+        .replace("train.jsonl", str(tmp_path / "out.jsonl"))
+    )
+    options = options.replace("question=...", "question=sentence1").replace(
+        "positive=...", "positive=sentence2"
+    )
     assert main(["prepare", str(path), *shlex.split(options)]) == 0
     capsys.readouterr()
 
@@ -188,7 +243,10 @@ def test_a_printed_list_of_answers_is_that_list(tmp_path: Path, tool: str) -> No
     pd.DataFrame({"q": ["who?"], "a": [text]}).to_csv(tmp_path / "q.csv", sep="\t", index=False, header=False)
     assert read_questions(tmp_path / "q.csv")[0].answers == expected
     for name in ("q.jsonl", "q.parquet"):
-        assert read_questions(written(tmp_path / name, {"question": "who?", "answers": text}))[0].answers == expected
+        assert (
+            read_questions(written(tmp_path / name, {"question": "who?", "answers": text}))[0].answers
+            == expected
+        )
     row = open_training_set([DPR | {"answers": text}], name="t", cache_dir=tmp_path / "cache")[0]
     assert row.answers == expected
 

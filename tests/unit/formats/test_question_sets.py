@@ -14,7 +14,9 @@ from dpr.formats.question_sets import read_qrels, read_questions, write_qrels, w
 from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=15)
-ANSWERS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=10), max_size=3).map(tuple)
+ANSWERS = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=10), max_size=3
+).map(tuple)
 IDS = st.lists(TEXT.filter(bool), unique=True, min_size=1, max_size=4)
 WORDS = st.text("abcXYZ019-_.:/", min_size=1, max_size=8)
 
@@ -24,13 +26,18 @@ def questions(text: str, path: Path, **options: Any) -> list[Question]:
     return read_questions(path, **options)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data(), ids=IDS, name=st.sampled_from(["q.csv", "q.tsv.gz", "q.jsonl"]))
 def test_questions_written_are_read_back(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, data: Any, ids: list[str], name: str
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    written = [Question(data.draw(TEXT.filter(lambda text: bool(text.strip()))), key, data.draw(ANSWERS)) for key in ids]
+    written = [
+        Question(data.draw(TEXT.filter(lambda text: bool(text.strip()))), key, data.draw(ANSWERS))
+        for key in ids
+    ]
     path = tmp_path_factory.mktemp("round") / name
     write_questions(path, written)
     numbered = ids == [str(number) for number in range(len(ids))]
@@ -64,13 +71,32 @@ def test_dpr_csv_with_traps_is_read_as_stated(tmp_path: Path) -> None:
 
 def test_answers_are_literals_and_never_run(tmp_path: Path) -> None:
     target = tmp_path / "made"
-    for code in (f"open({str(target)!r}, 'w')", f"[__import__('os').mkdir({str(target)!r})]", "['a'] * 10**9", "[x for x in 'ab']"):
-        with pytest.raises(InputError, match=r"q\.csv:2: the answers .* cannot be read, expected a Python list literal"):
+    for code in (
+        f"open({str(target)!r}, 'w')",
+        f"[__import__('os').mkdir({str(target)!r})]",
+        "['a'] * 10**9",
+        "[x for x in 'ab']",
+    ):
+        with pytest.raises(
+            InputError, match=r"q\.csv:2: the answers .* cannot be read, expected a Python list literal"
+        ):
             questions(f"q\t['a']\nr\t{code}\n", tmp_path / "q.csv")
     assert not target.exists()
 
 
-NO_ANSWERS = ["[" * 3000, "['a'", "{'a': 1}", "[None]", "[['a']]", "[True]", "7", "[1e999]", "a\\", "['\\ud800']", ""]
+NO_ANSWERS = [
+    "[" * 3000,
+    "['a'",
+    "{'a': 1}",
+    "[None]",
+    "[['a']]",
+    "[True]",
+    "7",
+    "[1e999]",
+    "a\\",
+    "['\\ud800']",
+    "",
+]
 
 
 @pytest.mark.parametrize("answers", NO_ANSWERS)
@@ -81,7 +107,9 @@ def test_answers_that_are_no_list_of_texts_are_refused(tmp_path: Path, answers: 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
     text = "7\t['a']\twho?\n"
-    assert questions(text, tmp_path / "q.tsv", question_col=2, answers_col=1, id_col=0) == [Question("who?", "7", ("a",))]
+    assert questions(text, tmp_path / "q.tsv", question_col=2, answers_col=1, id_col=0) == [
+        Question("who?", "7", ("a",))
+    ]
     assert questions(text, tmp_path / "q.tsv", question_col=2, answers_col=-1) == [Question("who?", "0")]
     with pytest.raises(InputError, match=r"q\.tsv:1: 1 columns, expected at least 2; .*answers_col=-1"):
         questions("who?\n", tmp_path / "q.tsv")
@@ -91,20 +119,35 @@ def test_json_of_every_source_is_read(tmp_path: Path) -> None:
     dpr = '{"question": "a", "answers": ["x"], "id": 5}\n{"question": "b", "answers": [], "id": null}\n'
     assert questions(dpr, tmp_path / "q.jsonl") == [Question("a", "5", ("x",)), Question("b", "1")]
     nq_open = '[{"question": "a", "answer": ["x", "y"]},\n {"question": "b", "answer": "z"}]'
-    assert questions(nq_open, tmp_path / "q.json") == [Question("a", "0", ("x", "y")), Question("b", "1", ("z",))]
-    assert questions('{"_id": "q-1", "text": "a", "metadata": {}}', tmp_path / "queries.jsonl") == [Question("a", "q-1")]
+    assert questions(nq_open, tmp_path / "q.json") == [
+        Question("a", "0", ("x", "y")),
+        Question("b", "1", ("z",)),
+    ]
+    assert questions('{"_id": "q-1", "text": "a", "metadata": {}}', tmp_path / "queries.jsonl") == [
+        Question("a", "q-1")
+    ]
     webquestions = '[{"qId": "w", "qText": "a", "gold": ["x"]}]'
-    found = questions(webquestions, tmp_path / "q.json", question_attr="qText", answers_attr="gold", id_attr="qId")
+    found = questions(
+        webquestions, tmp_path / "q.json", question_attr="qText", answers_attr="gold", id_attr="qId"
+    )
     assert found == [Question("a", "w", ("x",))]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("q.jsonl", '{"question": "a"}\n{"answers": []}', "q.jsonl:2: no question among the keys answers, expected one of question,"),
+        (
+            "q.jsonl",
+            '{"question": "a"}\n{"answers": []}',
+            "q.jsonl:2: no question among the keys answers, expected one of question,",
+        ),
         ("q.jsonl", '{"question": 5}', "q.jsonl:1: question is the number 5"),
         ("q.jsonl", '{"question": " "}', "q.jsonl:1: empty question"),
-        ("q.jsonl", '{"question": "a", "id": "1"}\n{"question": "b", "id": 1}', "q.jsonl:2: question id '1' is already used at line 1"),
+        (
+            "q.jsonl",
+            '{"question": "a", "id": "1"}\n{"question": "b", "id": 1}',
+            "q.jsonl:2: question id '1' is already used at line 1",
+        ),
         ("q.jsonl", '{"question": "a", "answers": {"x": 1}}', "q.jsonl:1: answers is an object"),
         ("q.jsonl", '{"question": "a", "id": [1]}', "q.jsonl:1: id is a list"),
         ("q.jsonl", '{"question": "a"}\nx', "q.jsonl:2: not JSON"),
@@ -113,18 +156,26 @@ def test_json_of_every_source_is_read(tmp_path: Path) -> None:
         ("q.csv", "\t['a']\n", "q.csv:1: empty question"),
     ],
 )
-def test_bad_questions_are_refused_by_file_and_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_bad_questions_are_refused_by_file_and_line(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         questions(text, tmp_path / name)
     assert str(caught.value).startswith(f"{tmp_path}/{message}")
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    qrels=st.dictionaries(WORDS, st.dictionaries(WORDS, st.integers(-2, 5), min_size=1, max_size=3), min_size=1, max_size=3),
+    qrels=st.dictionaries(
+        WORDS, st.dictionaries(WORDS, st.integers(-2, 5), min_size=1, max_size=3), min_size=1, max_size=3
+    ),
     name=st.sampled_from(["r.tsv", "r.txt", "r.tsv.gz"]),
 )
-def test_qrels_written_are_read_back(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, qrels: Any, name: str) -> None:
+def test_qrels_written_are_read_back(
+    tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, qrels: Any, name: str
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     path = tmp_path_factory.mktemp("round") / name
     write_qrels(path, qrels)
@@ -133,14 +184,20 @@ def test_qrels_written_are_read_back(tmp_path_factory: Any, monkeypatch: pytest.
 
 def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
     path = tmp_path / "qrels"
-    for text in ("query-id\tcorpus-id\tscore\n1\td 1\t2\n2\td2\t0\n", "1\td 1\t2\n2\td2\t0\n2\td2\t0\n", "1\t0\td 1\t2\r\n\n2\t0\td2\t0.0"):
+    for text in (
+        "query-id\tcorpus-id\tscore\n1\td 1\t2\n2\td2\t0\n",
+        "1\td 1\t2\n2\td2\t0\n2\td2\t0\n",
+        "1\t0\td 1\t2\r\n\n2\t0\td2\t0.0",
+    ):
         path.write_text(text)
         assert read_qrels(path) == {"1": {"d 1": 2}, "2": {"d2": 0}}
     path.write_text("1 0 d1  2\n1  Q0  d2 1\n")
     assert read_qrels(path) == {"1": {"d1": 2, "d2": 1}}
 
 
-def test_a_first_judgement_without_a_grade_is_told_from_a_header(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_first_judgement_without_a_grade_is_told_from_a_header(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for first, warnings in (("query-id\tcorpus-id\tscore", 0), ("1\td2\thigh", 1)):
         (tmp_path / "qrels").write_text(f"{first}\n1\td1\t1\n")
         assert read_qrels(tmp_path / "qrels") == {"1": {"d1": 1}}

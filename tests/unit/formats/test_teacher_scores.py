@@ -1,4 +1,5 @@
-"""A teacher's score of each passage is read from every format that has one, kept by the cache, and written again."""
+"""A teacher's score of each passage is read from every format that has one, kept by the cache, and written
+again."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ TEXTS = {"query": "q", "positive": "p", "negative_1": "n", "negative_2": "m"}
 
 
 def scores_of(sample: TrainingSample) -> Scores:
-    return [[passage.teacher_score for passage in listed] for listed in (sample.positives, sample.hard_negatives, sample.other_negatives)]
+    return [
+        [passage.teacher_score for passage in listed]
+        for listed in (sample.positives, sample.hard_negatives, sample.other_negatives)
+    ]
 
 
 def one_line(path: Path, record: dict[str, Any], text: str = "") -> Path:
@@ -38,10 +42,22 @@ def opened(path: Path) -> TrainingSet:
 DPR = {
     "question": "q",
     "positive_ctxs": [{"text": "p", "score": 1000, "teacher_score": 7.25}],
-    "hard_negative_ctxs": [{"text": "n", "score": 31.5, "cross_encoder_score": 0.125}, {"text": "m", "score": 30}],
-    "negative_ctxs": [{"text": "o", "teacher_score": -3, "cross_encoder_score": 0.5}, {"text": "k", "teacher_score": None}],
+    "hard_negative_ctxs": [
+        {"text": "n", "score": 31.5, "cross_encoder_score": 0.125},
+        {"text": "m", "score": 30},
+    ],
+    "negative_ctxs": [
+        {"text": "o", "teacher_score": -3, "cross_encoder_score": 0.5},
+        {"text": "k", "teacher_score": None},
+    ],
 }
-FLAG_EMBEDDING = {"query": "q", "pos": ["p"], "neg": ["n", "m"], "pos_scores": [0.5], "neg_scores": [-2, None]}
+FLAG_EMBEDDING = {
+    "query": "q",
+    "pos": ["p"],
+    "neg": ["n", "m"],
+    "pos_scores": [0.5],
+    "neg_scores": [-2, None],
+}
 TEVATRON = {
     "query": "q",
     "positive_passages": [{"docid": "1", "text": "p", "score": 5.5}],
@@ -53,12 +69,18 @@ READ = [
     ("tevatron", TEVATRON, [[5.5], [2.0, None], []]),
     ("sentence-transformers", {**TEXTS, "label": [3.5, 1, -0.5]}, [[3.5], [1.0, -0.5], []]),
     ("sentence-transformers, scores", {**TEXTS, "scores": [1, 2, None]}, [[1.0], [2.0, None], []]),
-    ("objects in columns", {"query": "q", "positive": {"text": "p", "teacher_score": 2}, "negative": "n"}, [[2.0], [None], []]),
+    (
+        "objects in columns",
+        {"query": "q", "positive": {"text": "p", "teacher_score": 2}, "negative": "n"},
+        [[2.0], [None], []],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("record", "expected"), [case[1:] for case in READ], ids=[case[0] for case in READ])
-def test_scores_are_read_and_kept_by_the_cache(tmp_path: Path, record: dict[str, Any], expected: Scores) -> None:
+def test_scores_are_read_and_kept_by_the_cache(
+    tmp_path: Path, record: dict[str, Any], expected: Scores
+) -> None:
     for _ in range(2):
         assert scores_of(opened(one_line(tmp_path / "train.jsonl", record))[0]) == expected
 
@@ -71,12 +93,18 @@ def test_scores_in_parquet_are_those_of_the_same_layout(tmp_path: Path) -> None:
 
 
 def test_dpr_s_own_score_is_no_teacher_s(tmp_path: Path) -> None:
-    record = {"question": "q", "positive_ctxs": [{"text": "p", "score": 1000}], "hard_negative_ctxs": [{"text": "n", "score": "no number"}]}
+    record = {
+        "question": "q",
+        "positive_ctxs": [{"text": "p", "score": 1000}],
+        "hard_negative_ctxs": [{"text": "n", "score": "no number"}],
+    }
     sample = opened(one_line(tmp_path / "train.jsonl", record))[0]
     assert scores_of(sample) == [[None], [None], []]
     assert sample.positives[0].has_score
     path = tmp_path / "dpr.parquet"
-    pq.write_table(pa.Table.from_pylist([{"question": "q", "positive_ctxs": [{"text": "p", "score": 1000.0}]}]), path)
+    pq.write_table(
+        pa.Table.from_pylist([{"question": "q", "positive_ctxs": [{"text": "p", "score": 1000.0}]}]), path
+    )
     assert scores_of(opened(path)[0]) == [[None], [], []]
 
 
@@ -86,14 +114,18 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
         return Passage(text, id=f"id {text}", teacher_score=score)
 
     samples = [
-        TrainingSample("q", (passage("p", 0.1),), (passage("n", -1e-30), passage("m", None), passage("o", 3e38))),
+        TrainingSample(
+            "q", (passage("p", 0.1),), (passage("n", -1e-30), passage("m", None), passage("o", 3e38))
+        ),
         TrainingSample("r", (passage("p", None),), (passage("n", None),)),
     ]
     write = FORMATS[name].write
     assert write is not None
     write(tmp_path / "out.jsonl", samples, None)
     options = ReadOptions(cache_dir=tmp_path / "cache")
-    again = [row.sample for row in format_of(tmp_path / "out.jsonl", options).read(tmp_path / "out.jsonl", options)]
+    again = [
+        row.sample for row in format_of(tmp_path / "out.jsonl", options).read(tmp_path / "out.jsonl", options)
+    ]
     assert [scores_of(sample) for sample in again if sample] == [scores_of(sample) for sample in samples]
     assert "score" not in (tmp_path / "out.jsonl").read_text().splitlines()[1]
 
@@ -120,8 +152,12 @@ BAD = ["true", '"0.5"', "NaN", "1e999", "1e39", "[1]", "{}"]
 
 
 @pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize(("record", "old"), [(DPR, "7.25"), (DPR, "0.125"), (FLAG_EMBEDDING, "-2"), (TEVATRON, "5.5")])
-def test_a_score_that_is_none_is_refused_with_file_and_line(tmp_path: Path, record: dict[str, Any], old: str, bad: str) -> None:
+@pytest.mark.parametrize(
+    ("record", "old"), [(DPR, "7.25"), (DPR, "0.125"), (FLAG_EMBEDDING, "-2"), (TEVATRON, "5.5")]
+)
+def test_a_score_that_is_none_is_refused_with_file_and_line(
+    tmp_path: Path, record: dict[str, Any], old: str, bad: str
+) -> None:
     text = json.dumps(record)
     assert text.count(old) == 1
     path = one_line(tmp_path / "train.jsonl", {}, f"{text}\n{text.replace(old, bad)}")
@@ -130,15 +166,21 @@ def test_a_score_that_is_none_is_refused_with_file_and_line(tmp_path: Path, reco
 
 
 def test_a_score_that_is_none_is_refused_in_columns_and_lists_of_another_length(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist([{**TEXTS, "label": [3.5, float("nan"), 1.0]}]), tmp_path / "st.parquet")
-    with pytest.raises(InputError, match=r"st\.parquet:1: label\[1\] is the number nan, expected a teacher's score"):
+    pq.write_table(
+        pa.Table.from_pylist([{**TEXTS, "label": [3.5, float("nan"), 1.0]}]), tmp_path / "st.parquet"
+    )
+    with pytest.raises(
+        InputError, match=r"st\.parquet:1: label\[1\] is the number nan, expected a teacher's score"
+    ):
         opened(tmp_path / "st.parquet")
     path = one_line(tmp_path / "flag.jsonl", {**FLAG_EMBEDDING, "neg_scores": [1]})
     with pytest.raises(InputError, match=r"flag\.jsonl:1: neg_scores has 1 values for 2 passages"):
         opened(path)
 
 
-def test_a_number_beside_negatives_that_is_no_list_of_scores_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_number_beside_negatives_that_is_no_list_of_scores_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for value in (0.3, [1, 2]):
         caplog.clear()
         sample = opened(one_line(tmp_path / "train.jsonl", {**TEXTS, "label": value}))[0]

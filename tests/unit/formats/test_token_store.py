@@ -18,12 +18,16 @@ from dpr.storage.durable import write_manifest
 from tests.helpers.examples import examples
 
 FACTS: StoreFacts = {"kind": "token store", "prefix": "\N{SNOWMAN}", "rows": 1}
-TOKENS = {bits: st.lists(st.integers(0, 2**bits - 1), max_size=6) | st.just(list(range(3000))) for bits in (16, 32)}
+TOKENS = {
+    bits: st.lists(st.integers(0, 2**bits - 1), max_size=6) | st.just(list(range(3000))) for bits in (16, 32)
+}
 WORD = st.integers(-(2**63), 2**63 - 1)
 
 
 def passages(bits: int) -> st.SearchStrategy[PassageTokens]:
-    return st.builds(PassageTokens, st.none() | TOKENS[bits], TOKENS[bits], st.tuples(WORD, WORD), st.booleans())
+    return st.builds(
+        PassageTokens, st.none() | TOKENS[bits], TOKENS[bits], st.tuples(WORD, WORD), st.booleans()
+    )
 
 
 @st.composite
@@ -33,7 +37,12 @@ def parts(draw: st.DrawFn, bits: int) -> list[Any]:
     for _ in range(draw(st.integers(1, 3))):
         listed = draw(st.lists(passages(bits), min_size=1, max_size=5))
         numbers = st.lists(st.integers(0, len(listed) - 1), max_size=4)
-        made.append((listed, draw(st.lists(st.tuples(TOKENS[bits], numbers, numbers, numbers), min_size=1, max_size=4))))
+        made.append(
+            (
+                listed,
+                draw(st.lists(st.tuples(TOKENS[bits], numbers, numbers, numbers), min_size=1, max_size=4)),
+            )
+        )
     return made
 
 
@@ -43,7 +52,9 @@ def plain(passage: PassageTokens) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("bits", [16, 32])
-def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
     @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
@@ -68,7 +79,10 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
         for row in np.random.default_rng(0).permutation(len(expected)).tolist():
             sample = store[row]
             lists = (sample.positives, sample.hard_negatives, sample.other_negatives)
-            assert (sample.question, *([plain(item.tokens()) for item in listed] for listed in lists)) == expected[row]
+            assert (
+                sample.question,
+                *([plain(item.tokens()) for item in listed] for listed in lists),
+            ) == expected[row]
             assert all(isinstance(item, StoredPassage) for listed in lists for item in listed)
         with pytest.raises(IndexError):
             store[len(expected)]

@@ -27,12 +27,23 @@ from tests.helpers.examples import examples
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
 FIELD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
-    lambda text: bool(text.strip()) and text.strip().lower() not in QUESTIONS and number_of(text) is None and text[0] != '"'
+    lambda text: (
+        bool(text.strip())
+        and text.strip().lower() not in QUESTIONS
+        and number_of(text) is None
+        and text[0] != '"'
+    )
 )
 PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT), max_size=3).map(tuple)
 ANSWERS = st.lists(TEXT, max_size=2, unique=True).map(tuple)
-SAMPLES = st.lists(st.builds(TrainingSample, SOLID, PASSAGES.filter(bool), PASSAGES, PASSAGES, ANSWERS), min_size=1, max_size=4)
-QUICK = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SAMPLES = st.lists(
+    st.builds(TrainingSample, SOLID, PASSAGES.filter(bool), PASSAGES, PASSAGES, ANSWERS),
+    min_size=1,
+    max_size=4,
+)
+QUICK = settings(
+    max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
@@ -48,7 +59,10 @@ def samples_of(path: Path, format_name: str = "", **options: Any) -> list[Traini
 
 def lines(path: Path, *records: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records), encoding="utf-8")
+    path.write_text(
+        "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -59,7 +73,10 @@ def with_ids(sample: TrainingSample) -> TrainingSample:
         return tuple(Passage(passage.text, passage.title, content_id(passage)) for passage in passages)
 
     return replace(
-        sample, positives=named(sample.positives), hard_negatives=named(sample.hard_negatives + sample.other_negatives), other_negatives=()
+        sample,
+        positives=named(sample.positives),
+        hard_negatives=named(sample.hard_negatives + sample.other_negatives),
+        other_negatives=(),
     )
 
 
@@ -69,9 +86,14 @@ def as_tevatron(sample: TrainingSample) -> TrainingSample:
 
 def as_flag(sample: TrainingSample) -> TrainingSample:
     def plain(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
-        return tuple(Passage(f"{passage.title} {passage.text}" if passage.title else passage.text) for passage in passages)
+        return tuple(
+            Passage(f"{passage.title} {passage.text}" if passage.title else passage.text)
+            for passage in passages
+        )
 
-    return TrainingSample(sample.question, plain(sample.positives), plain(sample.hard_negatives + sample.other_negatives))
+    return TrainingSample(
+        sample.question, plain(sample.positives), plain(sample.hard_negatives + sample.other_negatives)
+    )
 
 
 def as_beir(sample: TrainingSample) -> TrainingSample:
@@ -79,7 +101,9 @@ def as_beir(sample: TrainingSample) -> TrainingSample:
     sample = with_ids(sample)
     positives = tuple(dict.fromkeys(sample.positives))
     hard = tuple(dict.fromkeys(passage for passage in sample.hard_negatives if passage not in positives))
-    return replace(sample, positives=positives, hard_negatives=hard, answers=tuple(dict.fromkeys(sample.answers)))
+    return replace(
+        sample, positives=positives, hard_negatives=hard, answers=tuple(dict.fromkeys(sample.answers))
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +117,11 @@ def as_beir(sample: TrainingSample) -> TrainingSample:
     ],
 )
 def test_what_is_written_is_read_back(
-    name: str, file: str, expected: Callable[[TrainingSample], TrainingSample], tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    file: str,
+    expected: Callable[[TrainingSample], TrainingSample],
+    tmp_path_factory: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
@@ -120,9 +148,16 @@ def test_tables_are_read_back(tmp_path_factory: Any) -> None:
             rows = rows_of(path, name)
             assert sum(row.num_rows for row in rows) == len(table)
             read = [(row.sample.question, p.text) for row in rows if row.sample for p in row.sample.positives]
-            assert list(dict.fromkeys(read)) == list(dict.fromkeys((question, positive) for question, positive, _ in table))
+            assert list(dict.fromkeys(read)) == list(
+                dict.fromkeys((question, positive) for question, positive, _ in table)
+            )
             if width == 3:
-                negatives = {(row.sample.question, p.text) for row in rows if row.sample for p in row.sample.hard_negatives}
+                negatives = {
+                    (row.sample.question, p.text)
+                    for row in rows
+                    if row.sample
+                    for p in row.sample.hard_negatives
+                }
                 assert negatives == {(question, negative) for question, _, negative in table}
 
     check()
@@ -130,7 +165,11 @@ def test_tables_are_read_back(tmp_path_factory: Any) -> None:
 
 def test_squad_paragraphs_are_read_back(tmp_path_factory: Any) -> None:
     articles = st.lists(
-        st.tuples(TEXT, st.lists(st.tuples(SOLID, st.lists(st.tuples(SOLID, ANSWERS), max_size=3)), max_size=2)), min_size=1, max_size=3
+        st.tuples(
+            TEXT, st.lists(st.tuples(SOLID, st.lists(st.tuples(SOLID, ANSWERS), max_size=3)), max_size=2)
+        ),
+        min_size=1,
+        max_size=3,
     )
 
     @QUICK
@@ -143,7 +182,11 @@ def test_squad_paragraphs_are_read_back(tmp_path_factory: Any) -> None:
                     {
                         "context": context,
                         "qas": [
-                            {"question": question, "id": "1", "answers": [{"text": a, "answer_start": 0} for a in answers]}
+                            {
+                                "question": question,
+                                "id": "1",
+                                "answers": [{"text": a, "answer_start": 0} for a in answers],
+                            }
                             for question, answers in asked
                         ],
                     }
@@ -152,11 +195,19 @@ def test_squad_paragraphs_are_read_back(tmp_path_factory: Any) -> None:
             }
             for title, paragraphs in articles
         ]
-        value = {"version": "1.1", "data": data} if version_first else {"data": data, "version": ["1.1", {"a": 2}]}
+        value = (
+            {"version": "1.1", "data": data}
+            if version_first
+            else {"data": data, "version": ["1.1", {"a": 2}]}
+        )
         path = tmp_path_factory.mktemp("squad") / "s.json"
         path.write_text(json.dumps(value, indent=indent))
         assert samples_of(path, "squad") == [
-            TrainingSample(question, (Passage(context, title.replace("_", " ")),), answers=tuple(dict.fromkeys(a for a in answers if a)))
+            TrainingSample(
+                question,
+                (Passage(context, title.replace("_", " ")),),
+                answers=tuple(dict.fromkeys(a for a in answers if a)),
+            )
             for title, paragraphs in articles
             for context, asked in paragraphs
             for question, answers in asked
@@ -175,7 +226,9 @@ def test_columns_are_read_back_from_json_parquet_and_datasets_folders(tmp_path_f
         distinct = list({sample.question: sample for sample in samples}.values())
         table = {
             "query": [sample.question for sample in distinct],
-            "positive": [[{"text": p.text, "title": p.title} for p in sample.positives] for sample in distinct],
+            "positive": [
+                [{"text": p.text, "title": p.title} for p in sample.positives] for sample in distinct
+            ],
             "negative": [[p.text for p in sample.hard_negatives] for sample in distinct],
             "answers": [list(dict.fromkeys(sample.answers)) for sample in distinct],
         }
@@ -200,7 +253,13 @@ def test_columns_are_read_back_from_json_parquet_and_datasets_folders(tmp_path_f
         data.save_to_disk(str(folder / "one"))
         datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(str(folder / "splits"))
         lines(folder / "x.jsonl", *arrow.to_pylist())
-        for path in (folder / "x.parquet", folder / "x.jsonl", folder / "hub", folder / "one", folder / "splits"):
+        for path in (
+            folder / "x.parquet",
+            folder / "x.jsonl",
+            folder / "hub",
+            folder / "one",
+            folder / "splits",
+        ):
             assert format_of(path).name == "columns"
             assert samples_of(path) == expected
         assert samples_of(folder / "splits", split="test") == expected[:1]
@@ -213,7 +272,11 @@ CORPUS = [{"_id": f"d{number}", "title": f"T{number}", "text": f"text {number}"}
 
 def beir_folder(folder: Path, *judgements: str, name: str = "train") -> Path:
     lines(folder / "corpus.jsonl", *CORPUS)
-    lines(folder / "queries.jsonl", {"_id": "1", "text": "one"}, {"_id": "2", "text": "two", "metadata": {"answers": ["b"]}})
+    lines(
+        folder / "queries.jsonl",
+        {"_id": "1", "text": "one"},
+        {"_id": "2", "text": "two", "metadata": {"answers": ["b"]}},
+    )
     (folder / "qrels").mkdir(exist_ok=True)
     lines(folder / "qrels" / f"{name}.tsv", "query-id\tcorpus-id\tscore", *judgements)
     return folder
@@ -233,7 +296,9 @@ def test_grades_decide_what_a_passage_is(tmp_path: Path) -> None:
 
 
 def test_judgements_of_unknown_passages_are_bad_rows(tmp_path: Path) -> None:
-    folder = beir_folder(tmp_path / "b", "1\td1\t1", "1\tnowhere\t1", "9\td1\t1", "1\td2\tx\t1\t2", "2\td2\tmuch")
+    folder = beir_folder(
+        tmp_path / "b", "1\td1\t1", "1\tnowhere\t1", "9\td1\t1", "1\td2\tx\t1\t2", "2\td2\tmuch"
+    )
     rows = rows_of(folder)
     bad = {row.line: str(row.error) for row in rows if row.error}
     assert set(bad) == {3, 4, 5, 6}
@@ -261,7 +326,9 @@ def test_a_test_set_alone_is_never_trained_on_unasked(tmp_path: Path) -> None:
     parquet.parent.mkdir()
     pq.write_table(pa.table({"query": ["one"], "positive": ["p"]}), parquet)
     for path, file in ((folder, folder / "qrels" / "test.tsv"), (parquet.parent, parquet)):
-        with pytest.raises(ConfigError, match="has only the split test, which is kept to measure by; choose with split=NAME"):
+        with pytest.raises(
+            ConfigError, match="has only the split test, which is kept to measure by; choose with split=NAME"
+        ):
             open_training_set(path, name="t", cache_dir=tmp_path / "cache")
         assert [sample.question for sample in samples_of(path, split="test")] == ["one"]
         assert open_training_set(file, name="t", cache_dir=tmp_path / "cache")[0].question == "one"
@@ -274,19 +341,32 @@ def test_rows_of_ids_are_looked_up(tmp_path: Path, form: str) -> None:
         corpus = lines(tmp_path / "collection.tsv", *(f"{key}\t{text}" for key, text in texts.items()))
     elif form == "tsv":
         texts["7"] = "a"
-        corpus = lines(tmp_path / "corpus.tsv", "id\ttext\ttitle", *(f"{key}\t{text}\t" for key, text in texts.items()))
+        corpus = lines(
+            tmp_path / "corpus.tsv", "id\ttext\ttitle", *(f"{key}\t{text}\t" for key, text in texts.items())
+        )
     elif form == "jsonl":
-        corpus = lines(tmp_path / "corpus.jsonl", *({"docid": key, "document_text": text} for key, text in texts.items()))
+        corpus = lines(
+            tmp_path / "corpus.jsonl", *({"docid": key, "document_text": text} for key, text in texts.items())
+        )
     else:
         corpus = tmp_path / "corpus.parquet"
         pq.write_table(pa.table({"docid": list(texts), "text": list(texts.values())}), corpus)
     queries = lines(tmp_path / "queries.tsv", "1\tfirst", "2\tsecond")
-    expected = [TrainingSample("first", (Passage(texts["7"], "", "7"),), (Passage("b", "", "8"), Passage("c", "", "x9")))]
+    expected = [
+        TrainingSample(
+            "first", (Passage(texts["7"], "", "7"),), (Passage("b", "", "8"), Passage("c", "", "x9"))
+        )
+    ]
     triples = lines(tmp_path / "triples.tsv", "1\t7\t8", "1\t7\tx9")
     assert samples_of(triples, "triples", corpus=corpus, queries=queries) == expected
     tevatron = lines(
         tmp_path / "v2.jsonl",
-        {"query_id": "1", "query_text": "first", "positive_document_ids": ["7"], "negative_document_ids": ["8", "x9"]},
+        {
+            "query_id": "1",
+            "query_text": "first",
+            "positive_document_ids": ["7"],
+            "negative_document_ids": ["8", "x9"],
+        },
     )
     assert samples_of(tevatron, corpus=corpus) == expected
     named = tmp_path / "ids.parquet"
@@ -297,7 +377,10 @@ def test_rows_of_ids_are_looked_up(tmp_path: Path, form: str) -> None:
 
 
 def test_ids_without_a_corpus_say_what_is_missing(tmp_path: Path) -> None:
-    path = lines(tmp_path / "v2.jsonl", {"query_id": "1", "query_text": "q", "positive_document_ids": ["7"], "negative_document_ids": []})
+    path = lines(
+        tmp_path / "v2.jsonl",
+        {"query_id": "1", "query_text": "q", "positive_document_ids": ["7"], "negative_document_ids": []},
+    )
     (row,) = rows_of(path)
     assert "corpus=corpus.jsonl" in str(row.error)
     with pytest.raises(ConfigError, match=r"queries=.* corpus="):
@@ -336,8 +419,14 @@ def test_a_first_row_about_queries_is_told_from_a_header(
 
 LABELLED = {
     "labels": [{"query": "q", "passage": "p", "label": 1}, {"query": "q", "passage": "n", "label": 0}],
-    "booleans": [{"query": "q", "passage": "p", "is_relevant": True}, {"query": "q", "passage": "n", "is_relevant": False}],
-    "scores": [{"question": "q", "passage": "p", "score": 1.0}, {"question": "q", "passage": "n", "score": 0.0}],
+    "booleans": [
+        {"query": "q", "passage": "p", "is_relevant": True},
+        {"query": "q", "passage": "n", "is_relevant": False},
+    ],
+    "scores": [
+        {"question": "q", "passage": "p", "score": 1.0},
+        {"question": "q", "passage": "n", "score": 0.0},
+    ],
     "lists": [{"query": "q", "passage": ["n", "p"], "labels": [0, 1]}],
     "table": ["q of words\tp\t1", "q of words\tn\t0"],
     "table with header": ["Question\tPassage\tLabel", "q\tp\t1", "q\tn\t0"],
@@ -364,19 +453,31 @@ def test_a_negative_whose_question_has_no_positive_is_counted_and_not_used(tmp_p
         ({"query": "q", "passage": "p", "score": 0.134}, "score is the score 0.134, expected a whole grade"),
         ("some question\tsome passage\t0.134", "column 3 is the score 0.134, expected a whole grade"),
         ("question\tpassage one\t0.134", "column 3 is the score 0.134"),
-        ({"query": "q", "passage": "p", "label": "entailment"}, "label is the string 'entailment', expected a number"),
+        (
+            {"query": "q", "passage": "p", "label": "entailment"},
+            "label is the string 'entailment', expected a number",
+        ),
         ({"query": "q", "passage": "p", "label": 10**400}, "label is the number .1000"),
         ("some question\tsome passage\t1e400", "3 columns, expected"),
         ({"query": "q", "passage": ["a", "b"], "labels": [1]}, "labels has 1 values for 2 passages"),
     ],
 )
-def test_a_score_that_does_not_say_what_is_positive_is_refused_with_the_way_out(tmp_path: Path, row: Any, message: str) -> None:
-    path = lines(tmp_path / "data", "who is it\tp q\t1" if isinstance(row, str) else {"query": "r", "passage": "p"}, row)
+def test_a_score_that_does_not_say_what_is_positive_is_refused_with_the_way_out(
+    tmp_path: Path, row: Any, message: str
+) -> None:
+    path = lines(
+        tmp_path / "data",
+        "who is it\tp q\t1" if isinstance(row, str) else {"query": "r", "passage": "p"},
+        row,
+    )
     with pytest.raises(InputError, match=message):
         open_training_set(path, name="t", cache_dir=tmp_path / "cache")
     if "score" in message:
-        assert [[p.text for p in sample.positives] for sample in samples_of(path, min_grade=0.1)][-1][0].endswith(("p", "passage", "one"))
-        assert samples_of(path, min_grade=0.2)[-1].hard_negatives == ()  # neither a positive nor surely a negative
+        assert [[p.text for p in sample.positives] for sample in samples_of(path, min_grade=0.1)][-1][
+            0
+        ].endswith(("p", "passage", "one"))
+        # neither a positive nor surely a negative
+        assert samples_of(path, min_grade=0.2)[-1].hard_negatives == ()
 
 
 def test_a_number_is_no_negative_passage(tmp_path: Path) -> None:
@@ -385,7 +486,11 @@ def test_a_number_is_no_negative_passage(tmp_path: Path) -> None:
 
 
 def test_column_of_the_label_can_be_named(tmp_path: Path) -> None:
-    path = lines(tmp_path / "data", {"query": "q", "body": "p", "judged": {"by": 1}}, {"query": "q", "body": "n", "judged": {"by": 0}})
+    path = lines(
+        tmp_path / "data",
+        {"query": "q", "body": "p", "judged": {"by": 1}},
+        {"query": "q", "body": "n", "judged": {"by": 0}},
+    )
     (sample,) = samples_of(path, columns={"positive": "body", "label": "judged.by"})
     assert [p.text for p in sample.hard_negatives] == ["n"]
 
@@ -396,13 +501,29 @@ UNREAD = [
         "hard_negatives_ctxs",
         "did you mean hard_negative_ctxs",
     ),
-    ({"question": "q", "positive_ctxs": [{"text": "p"}], "negatives": []}, "negatives", "did you mean negative_ctxs"),
+    (
+        {"question": "q", "positive_ctxs": [{"text": "p"}], "negatives": []},
+        "negatives",
+        "did you mean negative_ctxs",
+    ),
     ({"question": "q", "positive_ctxs": [{"text": "p"}], "answer": "a"}, "answer", "did you mean answers"),
     ({"query": "q", "pos": ["p"], "score": 1.0}, "score", "each passage has its own teacher's score"),
     ({"query": "q", "pos": ["p"], "negs": ["n"]}, "negs", "did you mean neg"),
-    ({"query": "q", "positive_passages": [{"text": "p"}], "negative_passage": []}, "negative_passage", "did you mean negative_passages"),
-    ({"anchor": "q", "positive": "p", "negative": "n", "score": 0.3}, "score", "a teacher's scores are a list"),
-    ({"anchor": "q", "positive": "p", "hard_negs_list": ["n"]}, "hard_negs_list", "did you mean hard_negatives"),
+    (
+        {"query": "q", "positive_passages": [{"text": "p"}], "negative_passage": []},
+        "negative_passage",
+        "did you mean negative_passages",
+    ),
+    (
+        {"anchor": "q", "positive": "p", "negative": "n", "score": 0.3},
+        "score",
+        "a teacher's scores are a list",
+    ),
+    (
+        {"anchor": "q", "positive": "p", "hard_negs_list": ["n"]},
+        "hard_negs_list",
+        "did you mean hard_negatives",
+    ),
 ]
 
 
@@ -420,26 +541,44 @@ def test_a_key_that_is_not_read_is_reported_at_every_opening(
         assert message in warning
 
 
-def test_keys_that_are_names_of_their_own_are_no_misspellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    record = {"question": "q", "positive_ctxs": [{"text": "p"}], "question_id": 1, "dataset": "nq", "position": 3, "answers_type": 1}
+def test_keys_that_are_names_of_their_own_are_no_misspellings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = {
+        "question": "q",
+        "positive_ctxs": [{"text": "p"}],
+        "question_id": 1,
+        "dataset": "nq",
+        "position": 3,
+        "answers_type": 1,
+    }
     open_training_set(lines(tmp_path / "data", record), name="t", cache_dir=tmp_path / "cache")
     assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]
 
 
 def test_quotes_of_a_fully_quoted_table_are_not_part_of_the_text(tmp_path: Path) -> None:
     path = lines(tmp_path / "data", '"who?"\t"he said ""no"""', '"when?"\t"then"')
-    assert [(sample.question, sample.positives[0].text) for sample in samples_of(path)] == [("who?", 'he said "no"'), ("when?", "then")]
+    assert [(sample.question, sample.positives[0].text) for sample in samples_of(path)] == [
+        ("who?", 'he said "no"'),
+        ("when?", "then"),
+    ]
     path = lines(tmp_path / "plain", '"To be"\t"or not"', 'who?\t"to be" is a phrase')
     assert (samples_of(path)[0].question, samples_of(path)[0].positives[0].text) == ('"To be"', '"or not"')
 
 
 def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None:
-    path = lines(tmp_path / "data.csv", "question,title,positive,negative", 'who?,T,"a, b",', 'when?,,"c\nd",e')
+    path = lines(
+        tmp_path / "data.csv", "question,title,positive,negative", 'who?,T,"a, b",', 'when?,,"c\nd",e'
+    )
     assert samples_of(path) == [
         TrainingSample("who?", (Passage("a, b", "T"),)),
         TrainingSample("when?", (Passage("c\nd"),), (Passage("e"),)),
     ]
-    (bad,) = [row for row in rows_of(lines(tmp_path / "bad.csv", "question,passage", "who?,he", "when?")) if row.error]
+    (bad,) = [
+        row
+        for row in rows_of(lines(tmp_path / "bad.csv", "question,passage", "who?,he", "when?"))
+        if row.error
+    ]
     assert "1 columns, expected 2 as in the header" in str(bad.error)
     with pytest.raises(InputError, match=r"separated by commas.*a header is missing"):
         format_of(lines(tmp_path / "headless.csv", "who?,he"))
@@ -448,10 +587,17 @@ def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None
 
 
 def test_columns_are_named_by_role(tmp_path: Path) -> None:
-    record = {"faq": {"title": "how?"}, "body": "so.", "about": "T", "spans": [[{"string": "x"}], [{"string": "x"}, {"string": "y"}]]}
+    record = {
+        "faq": {"title": "how?"},
+        "body": "so.",
+        "about": "T",
+        "spans": [[{"string": "x"}], [{"string": "x"}, {"string": "y"}]],
+    }
     path = lines(tmp_path / "f.jsonl", record)
     columns = {"question": "faq.title", "positive": "body", "title": "about", "answers": "spans.string"}
-    assert samples_of(path, columns=columns) == [TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))]
+    assert samples_of(path, columns=columns) == [
+        TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))
+    ]
     with pytest.raises(InputError, match="name columns: dpr prepare FILE question="):
         format_of(path)
     (row,) = rows_of(path, columns={"question": "faq.title", "positive": "text"})
@@ -461,16 +607,25 @@ def test_columns_are_named_by_role(tmp_path: Path) -> None:
 def test_squad_in_parquet_keeps_title_and_answers(tmp_path: Path) -> None:
     answers = {"text": ["x", "x", "y"], "answer_start": [0, 0, 4]}
     pq.write_table(
-        pa.table({"id": ["1"], "title": ["T"], "context": ["c"], "question": ["q"], "answers": [answers]}), tmp_path / "s.parquet"
+        pa.table({"id": ["1"], "title": ["T"], "context": ["c"], "question": ["q"], "answers": [answers]}),
+        tmp_path / "s.parquet",
     )
-    assert samples_of(tmp_path / "s.parquet") == [TrainingSample("q", (Passage("c", "T"),), answers=("x", "y"))]
+    assert samples_of(tmp_path / "s.parquet") == [
+        TrainingSample("q", (Passage("c", "T"),), answers=("x", "y"))
+    ]
 
 
 DETECTED = {
     "dpr": '[{"question": "q", "positive_ctxs": [{"text": "p"}]}]',
-    "tevatron": '{"query_id": "1", "query": "q", "positive_passages": [{"docid": "1", "text": "p"}], "negative_passages": []}',
+    "tevatron": (
+        '{"query_id": "1", "query": "q", "positive_passages": [{"docid": "1", "text": "p"}],'
+        ' "negative_passages": []}'
+    ),
     "flagembedding": '{"query": "q", "pos": ["p"], "neg": []}',
-    "squad": '{\n "version": "1",\n "data": [{"title": "t", "paragraphs": [{"context": "p", "qas": [{"question": "q", "answers": []}]}]}]}',
+    "squad": (
+        '{\n "version": "1",\n "data": [{"title": "t", "paragraphs": [{"context": "p", "qas": [{"question":'
+        ' "q", "answers": []}]}]}]}'
+    ),
     "pairs": "q\tp",
     "triples": "q\tp\tn",
     "columns": '{"anchor": "q", "positive": "p", "negative_1": "n", "negative_2": "m", "score": 1}',
@@ -491,7 +646,10 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"question": "q", "positive_ctxs": [], "query": "q", "pos": []}', "fits the formats dpr and flagembedding"),
+        (
+            '{"question": "q", "positive_ctxs": [], "query": "q", "pos": []}',
+            "fits the formats dpr and flagembedding",
+        ),
         ("12\t345\t6", "fits the formats beir and triples"),
         ("id\ttext\ttitle", "not training data of a known format"),
         ("who?\t['Ann']", "not training data of a known format"),
@@ -510,8 +668,16 @@ def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, 
 
 
 BAD = [
-    ("tevatron", '{"query": "q"}', "no positive passage among the keys query, expected one of positive_document_ids, positive_passages"),
-    ("tevatron", '{"query": "q", "positive_passages": [{"docid": "1"}]}', "no text of positive_passages[0] among the keys docid"),
+    (
+        "tevatron",
+        '{"query": "q"}',
+        "no positive passage among the keys query, expected one of positive_document_ids, positive_passages",
+    ),
+    (
+        "tevatron",
+        '{"query": "q", "positive_passages": [{"docid": "1"}]}',
+        "no text of positive_passages[0] among the keys docid",
+    ),
     ("flagembedding", '{"query": "q", "pos": ["p", " "]}', "pos[1] is empty"),
     ("flagembedding", '{"query": 3, "pos": ["p"]}', "query is the number 3, expected a string"),
     ("flagembedding", '{"query": "q"}', "no positive passage among the keys query, expected pos"),
@@ -525,7 +691,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "bad", "message"), BAD)
-def test_a_bad_row_is_named_and_the_others_are_read(tmp_path: Path, name: str, bad: str, message: str) -> None:
+def test_a_bad_row_is_named_and_the_others_are_read(
+    tmp_path: Path, name: str, bad: str, message: str
+) -> None:
     good = DETECTED[name]
     path = lines(tmp_path / "data", good, bad, good.replace('"q"', '"r"').replace("q\t", "r\t"))
     rows = rows_of(path, name)
@@ -536,7 +704,14 @@ def test_a_bad_row_is_named_and_the_others_are_read(tmp_path: Path, name: str, b
 
 
 def test_a_bad_question_of_squad_is_named_by_its_place(tmp_path: Path) -> None:
-    paragraph = {"context": "p", "qas": [{"question": " "}, {"question": "q", "answers": []}, {"question": "r", "is_impossible": True}]}
+    paragraph = {
+        "context": "p",
+        "qas": [
+            {"question": " "},
+            {"question": "q", "answers": []},
+            {"question": "r", "is_impossible": True},
+        ],
+    }
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph, {"context": "x"}]}, 7]}))
     rows = rows_of(path)
@@ -545,4 +720,7 @@ def test_a_bad_question_of_squad_is_named_by_its_place(tmp_path: Path) -> None:
         f"{path}:1: data[0].paragraphs[1] is not a paragraph, expected an object with context and a list qas",
         f"{path}:1: the row is the number 7, expected an object",
     ]
-    assert [(row.sample.question, len(row.sample.positives)) for row in rows if row.sample] == [("q", 1), ("r", 0)]
+    assert [(row.sample.question, len(row.sample.positives)) for row in rows if row.sample] == [
+        ("q", 1),
+        ("r", 0),
+    ]

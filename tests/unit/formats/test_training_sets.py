@@ -28,11 +28,17 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
 PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT, st.none() | TEXT, st.booleans()), max_size=3).map(tuple)
 ANSWERS = st.lists(TEXT, max_size=2).map(tuple)
-SAMPLES = st.lists(st.builds(TrainingSample, SOLID, PASSAGES.filter(bool), PASSAGES, PASSAGES, ANSWERS), min_size=1, max_size=4)
+SAMPLES = st.lists(
+    st.builds(TrainingSample, SOLID, PASSAGES.filter(bool), PASSAGES, PASSAGES, ANSWERS),
+    min_size=1,
+    max_size=4,
+)
 
 
 def opened(path: Path | list[Path], **options: Any) -> TrainingSet:
-    return open_training_set(path, name="set", cache_dir=(path[0] if isinstance(path, list) else path).parent / "cache", **options)
+    return open_training_set(
+        path, name="set", cache_dir=(path[0] if isinstance(path, list) else path).parent / "cache", **options
+    )
 
 
 def rows(data: TrainingSet) -> list[TrainingSample]:
@@ -44,11 +50,16 @@ def record(question: str = "q", **more: Any) -> dict[str, Any]:
 
 
 def lines(path: Path, *records: Any) -> Path:
-    path.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records), encoding="utf-8")
+    path.write_text(
+        "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records),
+        encoding="utf-8",
+    )
     return path
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(samples=SAMPLES, name=st.sampled_from(["x.json", "x.jsonl", "x.json.gz", "x.jsonl.gz"]))
 def test_what_is_written_is_read_back(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, samples: list[TrainingSample], name: str
@@ -90,8 +101,19 @@ TRAPS = [
         "negative_ctxs": None,
         "hard_negative_ctxs": [{"text": "hard", "passage_id": None, "id": "a"}],
     },
-    {"question": "no positives", "answers": [], "positive_ctxs": [], "negative_ctxs": [], "hard_negative_ctxs": []},
-    {"question": "last", "answers": ["x", 1989, 2.5], "positive_ctxs": [{"text": "p", "title": ""}], "new_key_far_down": {"a": [1]}},
+    {
+        "question": "no positives",
+        "answers": [],
+        "positive_ctxs": [],
+        "negative_ctxs": [],
+        "hard_negative_ctxs": [],
+    },
+    {
+        "question": "last",
+        "answers": ["x", 1989, 2.5],
+        "positive_ctxs": [{"text": "p", "title": ""}],
+        "new_key_far_down": {"a": [1]},
+    },
 ]
 
 
@@ -104,7 +126,11 @@ def test_dpr_file_with_traps_is_read_as_stated(tmp_path: Path, layout: str) -> N
     assert rows(data) == [
         TrainingSample(
             "  first \u2019question ",
-            (Passage("gold", "T", "12", False), Passage("mined", "", "13", True), Passage(" spaces stay \n", "", "14", True)),
+            (
+                Passage("gold", "T", "12", False),
+                Passage("mined", "", "13", True),
+                Passage(" spaces stay \n", "", "14", True),
+            ),
             (Passage("hard", "", "a"),),
             (),
             ("one answer",),
@@ -132,7 +158,10 @@ BAD = [
     (record(answers=["a", None]), "answers[1] is null"),
     ('{"question": "\\ud800", "positive_ctxs": [{"text": "p"}]}', "question holds half of a character"),
     ('{"question": "q", "positive_ctxs": [{"text": "p", "score": NaN}]}', "NaN is not a JSON number"),
-    ('{"question": "q", "question": "r", "positive_ctxs": [{"text": "p"}]}', "the key 'question' appears twice"),
+    (
+        '{"question": "q", "question": "r", "positive_ctxs": [{"text": "p"}]}',
+        "the key 'question' appears twice",
+    ),
     ('["question"]', "the row is a list, expected an object"),
     ("{", "not JSON: Expecting property name"),
 ]
@@ -148,7 +177,9 @@ def test_bad_row_is_refused_by_file_and_line_or_set_aside(tmp_path: Path, bad: A
     data = opened(path, on_bad_row="skip")
     assert [sample.question for sample in rows(data)] == ["first", "last"]
     assert data.counts == Counts(read=3, kept=2, dropped=0, rejected=1)
-    (reject,) = map(json.loads, (tmp_path / "cache" / f"rejected-{data.fingerprint[:16]}.jsonl").read_text().splitlines())
+    (reject,) = map(
+        json.loads, (tmp_path / "cache" / f"rejected-{data.fingerprint[:16]}.jsonl").read_text().splitlines()
+    )
     assert (reject["file"], reject["line"]) == (str(path), 3)
     assert message in reject["reason"]
     assert len(reject["sha256"]) == 64
@@ -171,7 +202,9 @@ def test_files_without_usable_rows_say_why(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no rows"):
             opened(tmp_path / "t.json")
     path = lines(tmp_path / "u.jsonl", {"question": "q", "positive_ctxs": []}, "{}")
-    with pytest.raises(InputError, match="none of the 2 rows can be used: 1 have no positive passage, 1 are bad"):
+    with pytest.raises(
+        InputError, match="none of the 2 rows can be used: 1 have no positive passage, 1 are bad"
+    ):
         opened(path, on_bad_row="skip")
     assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
 
@@ -215,23 +248,36 @@ def test_known_positives_join_rows_with_the_very_same_question(tmp_path: Path) -
     ]
     write_training_set(tmp_path / "t.json", samples)
     data = opened(tmp_path / "t.json")
-    assert [data.known_positives(row) for row in range(5)] == [(a, b, d, c), (c,), (d, a, b, c), (c,), (c, a, b, d)]
+    assert [data.known_positives(row) for row in range(5)] == [
+        (a, b, d, c),
+        (c,),
+        (d, a, b, c),
+        (c,),
+        (c, a, b, d),
+    ]
 
 
 def test_questions_of_equal_hash_stay_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpr.formats import training_store
 
     monkeypatch.setattr(training_store, "text_hash", lambda text: 1)
-    samples = [TrainingSample(question, (Passage(text),)) for question, text in (("x", "a"), ("y", "b"), ("x", "c"), ("z", "d"))]
+    samples = [
+        TrainingSample(question, (Passage(text),))
+        for question, text in (("x", "a"), ("y", "b"), ("x", "c"), ("z", "d"))
+    ]
     write_training_set(tmp_path / "t.json", samples)
     data = opened(tmp_path / "t.json")
     assert [len(data.known_positives(row)) for row in range(4)] == [2, 1, 2, 1]
 
 
-def test_parsing_happens_once_and_again_when_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsing_happens_once_and_again_when_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed: list[Path] = []
     real = row_readers.iter_json_records
-    monkeypatch.setattr(row_readers, "iter_json_records", lambda path, *rest: parsed.append(path) or real(path, *rest))
+    monkeypatch.setattr(
+        row_readers, "iter_json_records", lambda path, *rest: parsed.append(path) or real(path, *rest)
+    )
     path = lines(tmp_path / "t.jsonl", record("one"))
     first = opened(path)
     assert rows(opened(path)) == rows(first)
@@ -255,8 +301,12 @@ def settled(folder: Path) -> None:
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "cut": lambda data: data[: len(data) // 2],
     "emptied": lambda data: b"",
-    "flipped in a text": lambda data: data.replace(b"hamlet", b"hamleu") if b"hamlet" in data else data[:-1] + bytes([data[-1] ^ 1]),
-    "flipped in the middle": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :],
+    "flipped in a text": lambda data: (
+        data.replace(b"hamlet", b"hamleu") if b"hamlet" in data else data[:-1] + bytes([data[-1] ^ 1])
+    ),
+    "flipped in the middle": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
+    ),
     "flipped at the start": lambda data: bytes([data[0] ^ 128]) + data[1:],
     "replaced": lambda data: b"\x93NUMPY something else"[: len(data)].ljust(len(data), b"\0"),
     "removed": lambda data: None,
@@ -311,7 +361,9 @@ def test_text_that_changes_without_a_sign_is_read_again(tmp_path: Path) -> None:
     assert second.fingerprint != first.fingerprint
 
 
-def test_text_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = lines(tmp_path / "t.jsonl", record("one"), record("two"))
     real = row_readers.iter_json_records
 
@@ -328,7 +380,9 @@ def test_text_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypat
 
 
 def test_set_pickles_small_and_opens_elsewhere(tmp_path: Path) -> None:
-    write_training_set(tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p" * 1000),)) for number in range(200)])
+    write_training_set(
+        tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p" * 1000),)) for number in range(200)]
+    )
     data = opened(tmp_path / "t.json")
     pickled = pickle.dumps(data)
     assert len(pickled) < 500
@@ -347,10 +401,14 @@ def _open_in_process(path: Path, start: Any, out: Any) -> None:
 
 
 def test_ranks_that_start_together_build_one_cache(tmp_path: Path) -> None:
-    write_training_set(tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p"),)) for number in range(300)])
+    write_training_set(
+        tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p"),)) for number in range(300)]
+    )
     context = multiprocessing.get_context("fork")
     start, out = context.Event(), context.Queue()
-    processes = [context.Process(target=_open_in_process, args=(tmp_path / "t.json", start, out)) for _ in range(4)]
+    processes = [
+        context.Process(target=_open_in_process, args=(tmp_path / "t.json", start, out)) for _ in range(4)
+    ]
     for process in processes:
         process.start()
     start.set()
@@ -365,7 +423,10 @@ def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     from dpr.formats import arrow_batches
 
     monkeypatch.setattr(arrow_batches, "BATCH_CHARACTERS", 50)
-    samples = [TrainingSample(f"q{number}", (Passage("p" * (number % 40 + 1), id=str(number)),)) for number in range(101)]
+    samples = [
+        TrainingSample(f"q{number}", (Passage("p" * (number % 40 + 1), id=str(number)),))
+        for number in range(101)
+    ]
     write_training_set(tmp_path / "t.jsonl", samples)
     data = opened(tmp_path / "t.jsonl")
     assert len(data.block_ends()) > 10
@@ -395,4 +456,6 @@ def test_the_arrow_file_opens_with_datasets_too(tmp_path: Path) -> None:
     opened(tmp_path / "t.jsonl")
     (arrow,) = (tmp_path / "cache").glob("training-*/rows.arrow")
     (row,) = datasets.Dataset.from_file(str(arrow))
-    assert row["positives"] == [{"text": "p", "title": "t", "id": None, "has_score": True, "teacher_score": None}]
+    assert row["positives"] == [
+        {"text": "p", "title": "t", "id": None, "has_score": True, "teacher_score": None}
+    ]

@@ -48,7 +48,9 @@ def test_an_int8_dot_product_is_within_the_documented_bound(pair: tuple[np.ndarr
 
 @given(_pairs())
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_a_binary_vector_keeps_its_signs_and_its_product_with_itself(pair: tuple[np.ndarray, np.ndarray]) -> None:
+def test_a_binary_vector_keeps_its_signs_and_its_product_with_itself(
+    pair: tuple[np.ndarray, np.ndarray],
+) -> None:
     vectors, read = _read(pair[0], "binary")
     np.testing.assert_array_equal(read >= 0, vectors >= 0)
     np.testing.assert_allclose((vectors * read).sum(axis=1), np.square(vectors).sum(axis=1), rtol=1e-5)
@@ -65,27 +67,42 @@ def test_the_bound_is_not_far_from_what_happens() -> None:
 
 @pytest.mark.parametrize(("dtype", "share"), [("float16", 2), ("int8", 4), ("binary", 32)])
 def test_codes_take_their_share_of_float32(tmp_path: Path, dtype: str, share: int) -> None:
-    size = sum(path.stat().st_size for path in _shard(tmp_path / "v_0", dtype, rows=4000, dimension=256).glob("[vs]*-*.npy"))
+    size = sum(
+        path.stat().st_size
+        for path in _shard(tmp_path / "v_0", dtype, rows=4000, dimension=256).glob("[vs]*-*.npy")
+    )
     assert 1 <= size / (4000 * 256 * 4 / share) < 1.25  # scales and file headers
 
 
-def _shard(target: Path, dtype: str, *, rows: int = 500, dimension: int = 48, start: int = 0, **metadata: Any) -> Path:
+def _shard(
+    target: Path, dtype: str, *, rows: int = 500, dimension: int = 48, start: int = 0, **metadata: Any
+) -> Path:
     rng = np.random.default_rng(start)
-    writer = VectorShardWriter(target, metadata={"model_fingerprint": "m", **metadata}, dimension=dimension, dtype=dtype)
+    writer = VectorShardWriter(
+        target, metadata={"model_fingerprint": "m", **metadata}, dimension=dimension, dtype=dtype
+    )
     for number, first in enumerate(range(start, start + rows, 100)):
-        writer.write_chunk(number, [f"p{row}" for row in range(first, first + 100)], rng.standard_normal((100, dimension)).astype("f4"))
+        writer.write_chunk(
+            number,
+            [f"p{row}" for row in range(first, first + 100)],
+            rng.standard_normal((100, dimension)).astype("f4"),
+        )
     writer.finish()
     return target
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_index_searches_what_was_stored(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_index_searches_what_was_stored(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpr.formats.vector_shards._DECODED_ROWS", 30)
     (shard,) = open_shards([_shard(tmp_path / "v_0", dtype)])
     ids, vectors = (np.concatenate(parts) for parts in zip(*shard.chunks(), strict=True))
     assert len(ids) == shard.num_vectors == 500
     queries = np.random.default_rng(9).standard_normal((7, 48)).astype("f4")
-    expected = [[f"p{row}" for row in np.argsort(-line)[:5]] for line in queries.astype("f8") @ vectors.T.astype("f8")]
+    expected = [
+        [f"p{row}" for row in np.argsort(-line)[:5]] for line in queries.astype("f8") @ vectors.T.astype("f8")
+    ]
     assert ExactIndex([shard], block_rows=64).search(queries, 5)[1] == expected
     assert FlatIndex.build([shard], FlatSettings()).search(queries, 5)[1] == expected
 
@@ -93,9 +110,14 @@ def test_every_index_searches_what_was_stored(tmp_path: Path, dtype: str, monkey
 def test_int8_finds_what_float32_finds(tmp_path: Path) -> None:
     """And binary still finds most of it: these vectors are the hardest there are, all directions alike."""
     queries = np.random.default_rng(9).standard_normal((50, 48)).astype("f4")
-    found = {dtype: ExactIndex([VectorShard(_shard(tmp_path / dtype, dtype))]).search(queries, 20)[1] for dtype in DTYPES}
+    found = {
+        dtype: ExactIndex([VectorShard(_shard(tmp_path / dtype, dtype))]).search(queries, 20)[1]
+        for dtype in DTYPES
+    }
     overlap = {
-        dtype: np.mean([len({*ours} & {*truth}) / 20 for ours, truth in zip(found[dtype], found["float32"], strict=True)])
+        dtype: np.mean(
+            [len({*ours} & {*truth}) / 20 for ours, truth in zip(found[dtype], found["float32"], strict=True)]
+        )
         for dtype in found
     }
     assert overlap["float16"] > 0.99
@@ -124,8 +146,13 @@ def test_codes_are_verified_continued_and_refused_like_numbers(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("dtype", ["int8", "binary"])
-@pytest.mark.parametrize(("value", "message"), [(np.nan, "not finite"), (np.inf, "not finite"), (0.0, "all zero"), (1e-41, "all zero")])
-def test_vectors_that_codes_cannot_hold_are_refused(tmp_path: Path, dtype: str, value: float, message: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(np.nan, "not finite"), (np.inf, "not finite"), (0.0, "all zero"), (1e-41, "all zero")],
+)
+def test_vectors_that_codes_cannot_hold_are_refused(
+    tmp_path: Path, dtype: str, value: float, message: str
+) -> None:
     vectors = np.ones((9, 5), dtype="f4")
     vectors[[2, 5]] = value
     writer = VectorShardWriter(tmp_path / "v_0", metadata={}, dimension=5, dtype=dtype)
@@ -138,7 +165,10 @@ def test_binary_vectors_are_searched_with_binary_ones_only(tmp_path: Path) -> No
         _shard(tmp_path / f"v_{dtype}", dtype, start=1000 * place, rows=100)
     together = [tmp_path / f"v_{dtype}" for dtype in ("float32", "float16", "int8")]
     assert len(open_shards(together)) == 3
-    with pytest.raises(InputError, match=r"v_binary: these vectors are binary, those of .*v_float32 float32; .* one out_dtype"):
+    with pytest.raises(
+        InputError,
+        match=r"v_binary: these vectors are binary, those of .*v_float32 float32; .* one out_dtype",
+    ):
         open_shards([*together, tmp_path / "v_binary"])
 
 
@@ -150,7 +180,8 @@ def test_the_setting_takes_what_the_format_knows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "array"), [("scales", np.ones((3, 1), "f4")), ("scales", np.ones(3)), ("vectors", np.ones((3, 48), "f4"))]
+    ("name", "array"),
+    [("scales", np.ones((3, 1), "f4")), ("scales", np.ones(3)), ("vectors", np.ones((3, 48), "f4"))],
 )
 def test_arrays_of_another_shape_or_type_are_refused(tmp_path: Path, name: str, array: np.ndarray) -> None:
     target = _shard(tmp_path / "v_0", "int8", rows=100)

@@ -20,7 +20,12 @@ from dpr.storage import checksums
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, write_manifest
 from dpr.storage.leftovers import temporary_beside
 
-METADATA: dict[str, Any] = {"model_fingerprint": "m", "settings_fingerprint": "s", "encoder_type": "ctx", "corpus": "c.tsv"}
+METADATA: dict[str, Any] = {
+    "model_fingerprint": "m",
+    "settings_fingerprint": "s",
+    "encoder_type": "ctx",
+    "corpus": "c.tsv",
+}
 IDS = ["1", "wiki:22", "\u00e9"]
 
 
@@ -71,7 +76,8 @@ def test_bytes_do_not_depend_on_order_or_interruptions(tmp_path: Path) -> None:
     for number, chunk in ((1, ["4"]), (0, IDS)):
         writer(tmp_path / "B").write_chunk(number, chunk, vectors(len(chunk), number))
     ours = temporary_beside(tmp_path / "B" / "vectors-00002.npy")
-    ours.with_name(ours.name.replace(f"-{os.getpid()}.", "-999999999.")).write_bytes(b"half")  # of a killed process
+    # of a killed process
+    ours.with_name(ours.name.replace(f"-{os.getpid()}.", "-999999999.")).write_bytes(b"half")
     writer(tmp_path / "B").finish()
     files = {path.name: path.read_bytes() for path in (tmp_path / "A").iterdir()}
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "B").iterdir()}
@@ -148,7 +154,9 @@ def test_ids_swapped_between_chunks_are_noticed(tmp_path: Path) -> None:
         ("a key of others", [1]),
     ],
 )
-def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(tmp_path: Path, name: str, value: object) -> None:
+def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(
+    tmp_path: Path, name: str, value: object
+) -> None:
     shard(tmp_path / "X_0")
     shard(tmp_path / "X_1", ids=[["5"]])
     manifest = read_manifest(tmp_path / "X_0")
@@ -163,7 +171,10 @@ def test_shard_of_another_model_is_not_continued(tmp_path: Path, is_finished: bo
     made.write_chunk(0, IDS, vectors())
     if is_finished:
         made.finish()
-    with pytest.raises(InputError, match=r"finished vectors with model_fingerprint='m', this run has 'n'; choose another out_file"):
+    with pytest.raises(
+        InputError,
+        match=r"finished vectors with model_fingerprint='m', this run has 'n'; choose another out_file",
+    ):
         writer(tmp_path / "X_0", model_fingerprint="n")
     with pytest.raises(InputError, match="dtype='float32', this run has 'float16'"):
         writer(tmp_path / "X_0", dtype="float16")
@@ -181,7 +192,12 @@ def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(tmp_path: Path) -> None:
     made = writer(tmp_path / "X_0", dtype="float16")
-    for value, message in ((np.nan, "not finite"), (np.inf, "not finite"), (1e6, "not finite as float16"), (0.0, "all zero")):
+    for value, message in (
+        (np.nan, "not finite"),
+        (np.inf, "not finite"),
+        (1e6, "not finite as float16"),
+        (0.0, "all zero"),
+    ):
         bad = vectors(9)
         bad[[2, 5]] = value
         with pytest.raises(InputError, match=f"2 of 9 vectors are {message}.*first ids: k2, k5"):
@@ -191,7 +207,12 @@ def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("ids", "message"),
-    [(["a", "b", "a"], "'a' occurs twice"), (["a", "", "b"], "empty"), (["a", "b\0", "c"], "NUL"), (["a", "b" * 1025, "c"], "1024")],
+    [
+        (["a", "b", "a"], "'a' occurs twice"),
+        (["a", "", "b"], "empty"),
+        (["a", "b\0", "c"], "NUL"),
+        (["a", "b" * 1025, "c"], "1024"),
+    ],
 )
 def test_bad_ids_are_refused(tmp_path: Path, ids: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -210,7 +231,10 @@ def test_shards_come_in_natural_order(tmp_path: Path) -> None:
     for number in (10, 2, 1):
         shard(tmp_path / f"X_{number}", ids=[[str(number)]])
     assert [opened.path.name for opened in open_shards([str(tmp_path / "X_*")])] == ["X_1", "X_2", "X_10"]
-    assert [opened.path.name for opened in open_shards([tmp_path / "X_2", str(tmp_path / "X_[12]")])] == ["X_2", "X_1"]
+    assert [opened.path.name for opened in open_shards([tmp_path / "X_2", str(tmp_path / "X_[12]")])] == [
+        "X_2",
+        "X_1",
+    ]
 
 
 def test_missing_shards_are_listed(tmp_path: Path) -> None:
@@ -279,7 +303,9 @@ def replaced(folder: Path, name: str, content: bytes) -> Path:
 def npy(descr: str, shape: tuple[int, ...], data: bytes = b"", *, fortran_order: bool = False) -> bytes:
     """A file whose header claims whatever is asked."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": fortran_order, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": descr, "fortran_order": fortran_order, "shape": shape}
+    )
     return file.getvalue() + data
 
 
@@ -297,7 +323,9 @@ IDS_FILES = {
 
 
 @pytest.mark.parametrize("case", IDS_FILES)
-def test_ids_that_claim_what_they_cannot_hold_are_refused_before_memory_is_taken(tmp_path: Path, case: str) -> None:
+def test_ids_that_claim_what_they_cannot_hold_are_refused_before_memory_is_taken(
+    tmp_path: Path, case: str
+) -> None:
     folder = replaced(shard(tmp_path / "X_0"), "ids-00000.npy", IDS_FILES[case])
     tracemalloc.start()
     try:
@@ -314,7 +342,16 @@ def test_vectors_in_fortran_order_are_refused(tmp_path: Path) -> None:
     opened = VectorShard(replaced(shard(tmp_path / "X_0"), "vectors-00000.npy", content))
     with pytest.raises(InputError, match=r"vectors-00000\.npy: is in Fortran order"):
         list(opened.chunks())
-    assert len(list(VectorShard(replaced(tmp_path / "X_0", "vectors-00000.npy", npy("<f4", good.shape, good.tobytes()))).chunks())) == 2
+    assert (
+        len(
+            list(
+                VectorShard(
+                    replaced(tmp_path / "X_0", "vectors-00000.npy", npy("<f4", good.shape, good.tobytes()))
+                ).chunks()
+            )
+        )
+        == 2
+    )
 
 
 RAGGED = [["a", "b" * 900, "c"], ["\u00e9" * 3, "d"]]
@@ -325,11 +362,20 @@ def test_ids_of_different_lengths_take_the_room_they_need(tmp_path: Path) -> Non
     opened = VectorShard(folder)
     assert [key.decode() for ids, _ in opened.chunks() for key in ids.tolist()] == RAGGED[0] + RAGGED[1]
     assert [key.decode() for ids in opened.id_chunks() for key in ids.tolist()] == RAGGED[0] + RAGGED[1]
-    assert np.load(folder / "ids-00000.npy").tobytes() == np.array([16, 17, 917, 918], "<u4").tobytes() + "".join(RAGGED[0]).encode()
+    assert (
+        np.load(folder / "ids-00000.npy").tobytes()
+        == np.array([16, 17, 917, 918], "<u4").tobytes() + "".join(RAGGED[0]).encode()
+    )
     assert np.load(folder / "ids-00001.npy").dtype == "S6"  # smaller than offsets
     for start, stop in ((0, 1), (1, 3), (2, 3), (3, 3)):
-        assert PackedIds.mapped(folder / "ids-00000.npy")[start:stop].tolist() == [key.encode() for key in RAGGED[0][start:stop]]
-    assert [key.decode() for key in opened.take(np.array([1, 2, 4]))[0].tolist()] == [RAGGED[0][1], RAGGED[0][2], RAGGED[1][1]]
+        assert PackedIds.mapped(folder / "ids-00000.npy")[start:stop].tolist() == [
+            key.encode() for key in RAGGED[0][start:stop]
+        ]
+    assert [key.decode() for key in opened.take(np.array([1, 2, 4]))[0].tolist()] == [
+        RAGGED[0][1],
+        RAGGED[0][2],
+        RAGGED[1][1],
+    ]
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 3, 3), (3, 2, 3), (8,), (1, 4, 1, 1)])
@@ -363,7 +409,9 @@ def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: 
         list(VectorShard(replaced(folder, "ids-00000.npy", bytes(content))).chunks())
 
 
-def test_ids_beyond_32_bits_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_beyond_32_bits_are_read_as_they_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = [key.encode() for key in [*RAGGED[0], *RAGGED[1], *IDS]]
     monkeypatch.setattr(arrays, "_NARROW", 64)
     with open(tmp_path / "ids.npy", "wb") as out:
@@ -384,14 +432,23 @@ def test_ids_beyond_32_bits_are_read_as_they_were_written(tmp_path: Path, monkey
 
 
 def rows(first: int, end: int, **more: Any) -> dict[str, Any]:
-    return {"corpus_fingerprint": "c", "id_col": 0, "id_prefix": "", "first_row": first, "end_row": end, **more}
+    return {
+        "corpus_fingerprint": "c",
+        "id_col": 0,
+        "id_prefix": "",
+        "first_row": first,
+        "end_row": end,
+        **more,
+    }
 
 
 def test_ids_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     proofs: list[int] = []
     real = vector_shards.first_duplicate
-    monkeypatch.setattr(vector_shards, "first_duplicate", lambda sources: proofs.append(len(sources)) or real(sources))
+    monkeypatch.setattr(
+        vector_shards, "first_duplicate", lambda sources: proofs.append(len(sources)) or real(sources)
+    )
     shard(tmp_path / "X_0", ids=[["a", "b"]], **rows(0, 2, shard_id=0, num_shards=3))
     shard(tmp_path / "X_1", ids=[["c"], ["d"]], **rows(2, 4, shard_id=1, num_shards=3))
     shard(tmp_path / "X_2", ids=[], **rows(4, 4, shard_id=2, num_shards=3))
@@ -410,7 +467,9 @@ def test_ids_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         open_shards([str(tmp_path / "X_*"), tmp_path / "W_0"])
 
 
-def test_a_verified_shard_is_read_again_only_when_a_file_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verified_shard_is_read_again_only_when_a_file_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     folder, read = shard(tmp_path / "X_0"), []
     real = checksums.verify_folder

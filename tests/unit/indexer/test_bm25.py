@@ -18,8 +18,11 @@ from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.store import IndexStore
 from dpr.storage.durable import MANIFEST, read_manifest, write_manifest
 
-UNSPACED = json.loads((Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8"))
-"""Twelve passages and six questions, each with the number of the passage that answers it, in scripts without spaces and in Korean."""
+UNSPACED = json.loads(
+    (Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8")
+)
+"""Twelve passages and six questions, each with the number of the passage that answers it, in scripts without
+spaces and in Korean."""
 TEXTS = {
     "d1": "The cat sat on the mat with another cat",
     "d2": "Dogs and cats",
@@ -33,14 +36,29 @@ def build(texts: dict[str, str] = TEXTS) -> Bm25Index:
 
 
 def test_words_are_lower_case_without_stop_words_and_plural_s() -> None:
-    assert lexical_tokens("The Cats' read_csv2 isn't 3.5 of s") == ["cat", "read", "csv2", "isn", "t", "3", "5", "s"]
+    assert lexical_tokens("The Cats' read_csv2 isn't 3.5 of s") == [
+        "cat",
+        "read",
+        "csv2",
+        "isn",
+        "t",
+        "3",
+        "5",
+        "s",
+    ]
     assert len(STOP_WORDS) == 33
 
 
 def test_words_of_other_scripts_stay_whole() -> None:
-    german, russian, hindi = "\u00dcn\u00efcode", "\u041f\u0440\u0438\u0432\u0435\u0442", "\u0939\u093f\u0928\u094d\u0926\u0940"
+    german, russian, hindi = (
+        "\u00dcn\u00efcode",
+        "\u041f\u0440\u0438\u0432\u0435\u0442",
+        "\u0939\u093f\u0928\u094d\u0926\u0940",
+    )
     assert lexical_tokens(f"{german} {russian}, {hindi}") == [german.lower(), russian.lower(), hindi]
-    assert lexical_tokens("cafe\u0301") == lexical_tokens("caf\u00e9"), "composed and decomposed letters are the same word"
+    assert lexical_tokens("cafe\u0301") == lexical_tokens("caf\u00e9"), (
+        "composed and decomposed letters are the same word"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(UNSPACED))
@@ -48,12 +66,21 @@ def test_questions_find_their_passages_in_scripts_without_spaces(name: str) -> N
     passages, questions = UNSPACED[name]["passages"], UNSPACED[name]["questions"]
     index = build({str(number): text for number, text in enumerate(passages)})
     found = to_rankings(index.search([question for question, _ in questions], 10))
-    ranks = [[key for key, _ in ranking].index(str(right)) for ranking, (_, right) in zip(found, questions, strict=True)]
+    ranks = [
+        [key for key, _ in ranking].index(str(right))
+        for ranking, (_, right) in zip(found, questions, strict=True)
+    ]
     assert sum(1 / math.log2(rank + 2) for rank in ranks) / len(ranks) > 0.9
 
 
 def test_a_question_of_one_character_finds_passages() -> None:
-    index = build({"zh": "\u5927\u718a\u732b\u5403\u7af9\u5b50", "other": "\u4e2d\u56fd\u7684\u9996\u90fd", "en": "pandas"})
+    index = build(
+        {
+            "zh": "\u5927\u718a\u732b\u5403\u7af9\u5b50",
+            "other": "\u4e2d\u56fd\u7684\u9996\u90fd",
+            "en": "pandas",
+        }
+    )
     for question in ("\u732b", "\u5927\u718a\u732b", "\u732b pandax"):
         assert [key for key, _ in to_rankings(index.search([question], 5))[0]] == ["zh"]
 
@@ -65,7 +92,10 @@ def test_an_index_of_words_that_were_cut_otherwise_is_refused(tmp_path: Path) ->
     manifest = read_manifest(tmp_path / "index")
     del manifest["metadata"]["source"]["words"]  # as before scripts without spaces were cut
     write_manifest(tmp_path / "index", metadata=manifest["metadata"])
-    with pytest.raises(InputError, match=r"was built by another version \(words None\), expected 2; remove it to build it again"):
+    with pytest.raises(
+        InputError,
+        match=r"was built by another version \(words None\), expected 2; remove it to build it again",
+    ):
         IndexStore(choice, tmp_path / "index").load_or_build(lambda: texts)
 
 
@@ -90,7 +120,9 @@ def test_ties_go_to_the_smaller_id_also_at_the_cut() -> None:
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["of one width", "as offsets and bytes"])
-def test_only_ids_of_hits_and_of_ties_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+def test_only_ids_of_hits_and_of_ties_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+) -> None:
     rng = np.random.default_rng(0)
     ids = [f"d{number:03d}" + ("x" * 200 if long and number == 7 else "") for number in rng.permutation(300)]
     texts = [f"w{a} w{b} w{c}" for a, b, c in rng.integers(0, 9, (300, 3))]
@@ -100,16 +132,24 @@ def test_only_ids_of_hits_and_of_ties_are_read(tmp_path: Path, monkeypatch: pyte
     built = IndexStore(choice, folder=tmp_path / "index").load_or_build(lambda: corpus)
     assert np.load(tmp_path / "index" / "ids.npy").dtype.kind == ("u" if long else "S")
     opened = IndexStore(choice, folder=tmp_path / "index").load_or_build(None)
-    assert isinstance(built, Bm25Index) and isinstance(opened, Bm25Index) and isinstance(opened._ids.array, np.memmap)
+    assert (
+        isinstance(built, Bm25Index)
+        and isinstance(opened, Bm25Index)
+        and isinstance(opened._ids.array, np.memmap)
+    )
     read: list[int] = []
     real = PackedIds.__getitem__
-    monkeypatch.setattr(PackedIds, "__getitem__", lambda ids, part: (found := real(ids, part), read.append(len(found)))[0])
+    monkeypatch.setattr(
+        PackedIds, "__getitem__", lambda ids, part: (found := real(ids, part), read.append(len(found)))[0]
+    )
     for question in questions:
         all_scores = built._scores(question).tolist()
         expected = sorted((-score, key) for score, key in zip(all_scores, ids, strict=True) if score > 0)
         for k in (1, 3, 50, 1000):
             for index in (built, opened):
-                assert to_rankings(index.search([question], k))[0] == [(key, -score) for score, key in expected[:k]]
+                assert to_rankings(index.search([question], k))[0] == [
+                    (key, -score) for score, key in expected[:k]
+                ]
     read.clear()
     opened.search(["rare"], 2)
     assert sum(read) == 2, "without ties those of the hits"
@@ -156,7 +196,9 @@ def test_what_cannot_be_indexed_is_refused() -> None:
 def saved(folder: Path) -> Index:
     """Built and saved, or opened when it is there."""
     corpus = Texts(list(TEXTS), TEXTS.values())
-    return IndexStore(IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "abc"}).load_or_build(lambda: corpus)
+    return IndexStore(
+        IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "abc"}
+    ).load_or_build(lambda: corpus)
 
 
 def test_a_saved_index_answers_the_same(tmp_path: Path) -> None:
@@ -169,9 +211,13 @@ def test_a_changed_or_foreign_index_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     saved(folder)
     with pytest.raises(InputError, match=r"expected .*other"):
-        IndexStore(IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "other"}).load_or_build(None)
+        IndexStore(
+            IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "other"}
+        ).load_or_build(None)
     with pytest.raises(InputError, match=r"was built with k1=0\.9, expected 1\.2"):
-        IndexStore(IndexChoice("bm25", Bm25Settings(k1=1.2)), folder=folder, source={"corpus": "abc"}).load_or_build(None)
+        IndexStore(
+            IndexChoice("bm25", Bm25Settings(k1=1.2)), folder=folder, source={"corpus": "abc"}
+        ).load_or_build(None)
     data = next(folder.glob("data*.npy"))
     content = bytearray(data.read_bytes())
     content[-3] ^= 1
@@ -193,13 +239,19 @@ def test_a_changed_or_foreign_index_is_refused(tmp_path: Path) -> None:
         ("vocab", []),
     ],
 )
-def test_an_index_of_wrong_types_under_right_hashes_is_refused(tmp_path: Path, name: str, value: object) -> None:
+def test_an_index_of_wrong_types_under_right_hashes_is_refused(
+    tmp_path: Path, name: str, value: object
+) -> None:
     saved(folder := tmp_path / "index")
     file = folder / ("vocab.index.json" if name == "vocab" else "params.index.json")
     stored = json.loads(file.read_text())
     file.write_text(
         json.dumps(
-            {**stored, **value} if isinstance(value, dict) and name == "vocab" else value if name == "vocab" else {**stored, name: value}
+            {**stored, **value}
+            if isinstance(value, dict) and name == "vocab"
+            else value
+            if name == "vocab"
+            else {**stored, name: value}
         )
     )
     manifest = read_manifest(folder)
@@ -210,7 +262,9 @@ def test_an_index_of_wrong_types_under_right_hashes_is_refused(tmp_path: Path, n
 
 
 @pytest.mark.parametrize(
-    "ids", [np.array(["a", 1], dtype=object), np.zeros(4, dtype="S1025"), np.arange(4)], ids=["objects", "long", "numbers"]
+    "ids",
+    [np.array(["a", 1], dtype=object), np.zeros(4, dtype="S1025"), np.arange(4)],
+    ids=["objects", "long", "numbers"],
 )
 def test_ids_of_another_kind_are_refused(tmp_path: Path, ids: np.ndarray) -> None:
     saved(tmp_path / "index")

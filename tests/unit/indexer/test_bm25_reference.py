@@ -1,4 +1,5 @@
-"""BM25 reproduces published metrics on real collections (``../shared/data``; skipped where that folder is absent)."""
+"""BM25 reproduces published metrics on real collections (``../shared/data``; skipped where that folder is
+absent)."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import to_rankings
 from dpr.indexer.registry import Texts
 
-# nDCG@10, recall@10, recall@100, top-1. k1 0.9, b 0.4, title and text joined. Stated to three decimals; where passages tie, the last of
-# them may differ.
+# nDCG@10, recall@10, recall@100, top-1. k1 0.9, b 0.4, title and text joined. Stated to three decimals; where
+# passages tie, the last of them may differ.
 REFERENCE = {
     "cranfield": (0.335, 0.373, 0.712, 0.267),
     "npl": (0.412, 0.201, 0.581, 0.538),
@@ -35,7 +36,9 @@ def beir(folder: Path) -> Collection:
 
 def squad(folder: Path) -> Collection:
     """Every distinct paragraph is a document."""
-    articles = json.loads(gzip.decompress((folder / "squad-v1.1-dev.shared-half.json.gz").read_bytes()))["data"]
+    articles = json.loads(gzip.decompress((folder / "squad-v1.1-dev.shared-half.json.gz").read_bytes()))[
+        "data"
+    ]
     ids: dict[str, str] = {}
     questions, qrels = {}, {}
     for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
@@ -52,6 +55,10 @@ def test_bm25_metrics_are_the_published_ones(name: str, shared_data: Path) -> No
     index = Bm25Index.build(Texts(list(texts), texts.values()))
     asked = [question for question in qrels if question in questions]
     rankings = to_rankings(index.search([questions[question] for question in asked], 100))
-    metrics = evaluate_run(dict(zip(asked, rankings, strict=True)), {question: qrels[question] for question in asked}, (1, 10, 100))
+    metrics = evaluate_run(
+        dict(zip(asked, rankings, strict=True)),
+        {question: qrels[question] for question in asked},
+        (1, 10, 100),
+    )
     found = tuple(metrics[key] for key in ("ndcg@10", "recall@10", "recall@100", "accuracy@1"))
     assert found == pytest.approx(REFERENCE[name], abs=TOLERANCE), [round(value, 4) for value in found]

@@ -19,18 +19,23 @@ from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
 
 @pytest.fixture(autouse=True, params=["float32", "bfloat16"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every promise is kept whichever products name the candidates, on any processor and for few questions."""
+    """Every promise is kept whichever products name the candidates, on any processor and for few
+    questions."""
     monkeypatch.setattr(products, "bfloat16_is_faster", lambda: request.param == "bfloat16")
     monkeypatch.setattr(products, "_MANY_QUERIES", 1)
     return str(request.param)
 
 
 def slow_top_k(ids: list[str], vectors: np.ndarray, query: np.ndarray, k: int) -> list[tuple[str, float]]:
-    scores = [float(np.float32(np.sum(query.astype(np.float64) * vector.astype(np.float64)))) for vector in vectors]
+    scores = [
+        float(np.float32(np.sum(query.astype(np.float64) * vector.astype(np.float64)))) for vector in vectors
+    ]
     return sorted(zip(ids, scores, strict=True), key=lambda hit: (-hit[1], hit[0]))[:k]
 
 
-def corpus_with_ties(rng: np.random.Generator, num_vectors: int, dimension: int) -> tuple[list[str], np.ndarray]:
+def corpus_with_ties(
+    rng: np.random.Generator, num_vectors: int, dimension: int
+) -> tuple[list[str], np.ndarray]:
     """Every vector occurs about four times, and ids are in no particular order."""
     distinct = rng.standard_normal((num_vectors // 4 + 1, dimension)).astype(np.float32)
     vectors = distinct[rng.integers(0, len(distinct), num_vectors)]
@@ -70,7 +75,9 @@ def test_the_order_of_the_corpus_does_not_change_the_result() -> None:
     expected = ExactIndex.from_arrays(ids, vectors).search(queries, 5)
     for direction in (1, -1):
         order = np.argsort(direction * (vectors @ queries[0]))
-        found = ExactIndex.from_arrays([ids[row] for row in order], vectors[order], block_rows=700).search(queries, 5)
+        found = ExactIndex.from_arrays([ids[row] for row in order], vectors[order], block_rows=700).search(
+            queries, 5
+        )
         assert found[1] == expected[1]
         assert found[0].tobytes() == expected[0].tobytes()
 
@@ -85,7 +92,9 @@ def test_mapped_vectors_are_searched_without_a_copy_or_a_warning(tmp_path: Path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = ExactIndex.from_arrays([str(row) for row in range(50)], mapped).search(vectors[:2], 1)
-    assert found[1] == ExactIndex.from_arrays([str(row) for row in range(50)], vectors).search(vectors[:2], 1)[1]
+    assert (
+        found[1] == ExactIndex.from_arrays([str(row) for row in range(50)], vectors).search(vectors[:2], 1)[1]
+    )
 
 
 def test_query_tiles_and_shards_do_not_change_the_result() -> None:
@@ -93,25 +102,31 @@ def test_query_tiles_and_shards_do_not_change_the_result() -> None:
     ids, vectors = corpus_with_ties(rng, 90, 16)
     queries = rng.standard_normal((11, 16)).astype(np.float32)
     whole = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
-    parts = [ArraySource(encode_ids(ids[start : start + 40]), vectors[start : start + 40]) for start in (80, 0, 40)]
+    parts = [
+        ArraySource(encode_ids(ids[start : start + 40]), vectors[start : start + 40]) for start in (80, 0, 40)
+    ]
     split = ExactIndex(parts, block_rows=13, query_rows=4).search(queries, 20)
     assert split[1] == whole[1]
     assert split[0].tobytes() == whole[0].tobytes()
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("num_vectors", "num_queries", "k"), [(5000, 50, 30), (9000, 1, 100), (40, 3, 100), (20_000, 300, 10)])
+@pytest.mark.parametrize(
+    ("num_vectors", "num_queries", "k"), [(5000, 50, 30), (9000, 1, 100), (40, 3, 100), (20_000, 300, 10)]
+)
 def test_what_a_gpu_does_finds_the_same_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, num_vectors: int, num_queries: int, k: int, seed: int
 ) -> None:
-    """Whole blocks instead of cells, places found by torch instead of numpy, and factors that may be rounded."""
+    """Whole blocks instead of cells, places found by torch instead of numpy, and factors that may be
+    rounded."""
     rng = np.random.default_rng(seed)
     ids, vectors = corpus_with_ties(rng, num_vectors, 24)
     queries = rng.standard_normal((num_queries, 24)).astype(np.float32)
     expected = ExactIndex.from_arrays(ids, vectors).search(queries, k)
     monkeypatch.setattr(products, "is_cpu", lambda device: False)
     monkeypatch.setattr(products, "may_round_factors", lambda: seed == 0)
-    monkeypatch.setattr(torch.Tensor, "numpy", lambda self, real=torch.Tensor.numpy: real(self.clone()))  # its memory is elsewhere
+    # its memory is elsewhere
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda self, real=torch.Tensor.numpy: real(self.clone()))
     index = ExactIndex.from_arrays(ids, vectors, block_rows=(700, 4096)[seed])
     for _ in range(2):  # the second search knows the lengths of the blocks
         found = index.search(queries, k)
@@ -119,7 +134,9 @@ def test_what_a_gpu_does_finds_the_same_on_a_cpu(
         assert found[0].tobytes() == expected[0].tobytes()
 
 
-def test_products_whose_precision_torch_cannot_name_have_the_wider_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_whose_precision_torch_cannot_name_have_the_wider_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not products.may_round_factors()
 
     def mixed() -> str:
@@ -142,25 +159,33 @@ def test_the_result_on_a_gpu_is_that_of_the_cpu_bit_for_bit() -> None:
 
 def test_all_scores_equal_gives_the_smallest_ids() -> None:
     ids = [f"{number:03d}" for number in range(50)][::-1]
-    scores, found = ExactIndex.from_arrays(ids, np.ones((50, 4), dtype=np.float32), block_rows=8).search(np.ones((2, 4)), 3)
+    scores, found = ExactIndex.from_arrays(ids, np.ones((50, 4), dtype=np.float32), block_rows=8).search(
+        np.ones((2, 4)), 3
+    )
     assert found == [["000", "001", "002"]] * 2
     assert (scores == 4).all()
 
 
 def test_a_corpus_sorted_from_worst_to_best_is_searched_right() -> None:
     vectors = np.arange(100, dtype=np.float32)[:, None] * np.ones((1, 3), dtype=np.float32)
-    _, found = ExactIndex.from_arrays([f"{number:02d}" for number in range(100)], vectors, block_rows=10).search(np.ones((1, 3)), 4)
+    _, found = ExactIndex.from_arrays(
+        [f"{number:02d}" for number in range(100)], vectors, block_rows=10
+    ).search(np.ones((1, 3)), 4)
     assert found == [["99", "98", "97", "96"]]
 
 
 def test_fewer_passages_than_asked_gives_shorter_lists() -> None:
-    scores, found = ExactIndex.from_arrays(["b", "a"], np.eye(2, dtype=np.float32)).search(np.array([[1.0, 2.0]]), 100)
+    scores, found = ExactIndex.from_arrays(["b", "a"], np.eye(2, dtype=np.float32)).search(
+        np.array([[1.0, 2.0]]), 100
+    )
     assert found == [["a", "b"]]
     assert scores.tolist() == [[2.0, 1.0]]
 
 
 def test_no_questions_gives_an_empty_result() -> None:
-    scores, found = ExactIndex.from_arrays(["a"], np.ones((1, 2), dtype=np.float32)).search(np.zeros((0, 2)), 5)
+    scores, found = ExactIndex.from_arrays(["a"], np.ones((1, 2), dtype=np.float32)).search(
+        np.zeros((0, 2)), 5
+    )
     assert found == []
     assert scores.shape[0] == 0
 
@@ -170,7 +195,9 @@ def test_half_precision_vectors_are_scored_as_stored() -> None:
     vectors = rng.standard_normal((30, 8)).astype(np.float16)
     query = rng.standard_normal((1, 8)).astype(np.float32)
     ids = [str(number) for number in range(30)]
-    assert to_rankings(ExactIndex.from_arrays(ids, vectors).search(query, 5)) == [slow_top_k(ids, vectors, query[0], 5)]
+    assert to_rankings(ExactIndex.from_arrays(ids, vectors).search(query, 5)) == [
+        slow_top_k(ids, vectors, query[0], 5)
+    ]
 
 
 def test_not_a_number_is_refused_in_passages_and_queries() -> None:
@@ -179,9 +206,13 @@ def test_not_a_number_is_refused_in_passages_and_queries() -> None:
     with pytest.raises(InputError, match="'bad'"):
         ExactIndex.from_arrays(["x", "bad", "y"], vectors).search(np.ones((1, 2)), 1)
     with pytest.raises(InputError, match="row 1"):
-        ExactIndex.from_arrays(["x"], np.ones((1, 2), dtype=np.float32)).search(np.array([[1.0, 2.0], [np.inf, 0.0]]), 1)
+        ExactIndex.from_arrays(["x"], np.ones((1, 2), dtype=np.float32)).search(
+            np.array([[1.0, 2.0], [np.inf, 0.0]]), 1
+        )
     with pytest.raises(InputError, match="too large"):
-        ExactIndex.from_arrays(["x"], np.full((1, 2), 1e30, dtype=np.float32)).search(np.full((1, 2), 1e30), 1)
+        ExactIndex.from_arrays(["x"], np.full((1, 2), 1e30, dtype=np.float32)).search(
+            np.full((1, 2), 1e30), 1
+        )
 
 
 def test_another_dimension_is_refused() -> None:
@@ -189,7 +220,9 @@ def test_another_dimension_is_refused() -> None:
     with pytest.raises(InputError, match=r"\(questions, 3\)"):
         index.search(np.ones((1, 2)), 1)
     with pytest.raises(InputError, match=r"\[2, 3\]"):
-        ExactIndex([ArraySource(encode_ids(["a"]), np.ones((1, 2))), ArraySource(encode_ids(["b"]), np.ones((1, 3)))])
+        ExactIndex(
+            [ArraySource(encode_ids(["a"]), np.ones((1, 2))), ArraySource(encode_ids(["b"]), np.ones((1, 3)))]
+        )
 
 
 def test_asking_for_no_passages_is_refused() -> None:
@@ -208,7 +241,8 @@ def test_small_chunks_are_joined_and_large_ones_cut() -> None:
     vectors = np.arange(sum(sizes), dtype=np.float32)[:, None]
     edges = np.cumsum((0, *sizes))
     sources = [
-        ArraySource(encode_ids([str(row) for row in range(start, stop)]), vectors[start:stop]) for start, stop in itertools.pairwise(edges)
+        ArraySource(encode_ids([str(row) for row in range(start, stop)]), vectors[start:stop])
+        for start, stop in itertools.pairwise(edges)
     ]
     read = list(blocks(sources, 10))
     assert [len(ids) for ids, _ in read] == [7, 10, 10, 7, 9]

@@ -26,7 +26,8 @@ SMALL = {
 
 
 def make(num_vectors: int = 1500, dimension: int = 24) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Vectors of very different lengths, so that the nearest by L2 distance and the largest dot product differ."""
+    """Vectors of very different lengths, so that the nearest by L2 distance and the largest dot product
+    differ."""
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((num_vectors, dimension)) * rng.uniform(0.5, 1.5, (num_vectors, 1))
     return (
@@ -48,7 +49,9 @@ def build(kind: str, ids: list[str], vectors: np.ndarray, parts: int = 3) -> Any
 def saved(folder: Path, kind: str, vectors: np.ndarray) -> Any:
     """Built and saved, or opened when it is there."""
     ids = [f"p{number}" for number in range(len(vectors))]
-    return IndexStore(SMALL[kind], folder=folder, source={"model_fingerprint": "abc"}).load_or_build(lambda: sources_of(ids, vectors))
+    return IndexStore(SMALL[kind], folder=folder, source={"model_fingerprint": "abc"}).load_or_build(
+        lambda: sources_of(ids, vectors)
+    )
 
 
 def test_flat_equals_exact_search_bit_for_bit() -> None:
@@ -67,9 +70,21 @@ def test_hnsw_finds_what_exact_search_finds_and_scores_are_dot_products(kind: st
     recall = np.mean([len(set(ours) & set(truth)) / 20 for ours, truth in zip(found, expected, strict=True)])
     assert recall >= 0.95
     by_distance = [np.argsort(((vectors - query) ** 2).sum(axis=1))[:20] for query in queries]
-    assert np.mean([len({ids[row] for row in near} & set(truth)) / 20 for near, truth in zip(by_distance, expected, strict=True)]) < 0.8
-    dots = np.array([[query @ vectors[int(name[1:])] for name in row] for query, row in zip(queries, found, strict=True)])
-    np.testing.assert_allclose(scores, dots, rtol=1e-5 if kind == "hnsw" else 0.02, atol=1e-5 if kind == "hnsw" else 0.2)
+    assert (
+        np.mean(
+            [
+                len({ids[row] for row in near} & set(truth)) / 20
+                for near, truth in zip(by_distance, expected, strict=True)
+            ]
+        )
+        < 0.8
+    )
+    dots = np.array(
+        [[query @ vectors[int(name[1:])] for name in row] for query, row in zip(queries, found, strict=True)]
+    )
+    np.testing.assert_allclose(
+        scores, dots, rtol=1e-5 if kind == "hnsw" else 0.02, atol=1e-5 if kind == "hnsw" else 0.2
+    )
     assert (np.diff(scores, axis=1) <= 0).all()
 
 
@@ -101,14 +116,23 @@ def test_a_saved_index_answers_the_same(kind: str, tmp_path: Path) -> None:
     assert opened.search(queries, 10)[1] == index.search(queries, 10)[1]
 
 
-def test_a_saved_graph_is_searched_as_broadly_as_is_set_now(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_saved_graph_is_searched_as_broadly_as_is_set_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ids, vectors, queries = make()
     found = {}
     for breadth in (1, 512):
         choice = IndexChoice("hnsw", GraphSettings(store_n=4, ef_search=breadth))
-        found[breadth] = IndexStore(choice, folder=tmp_path / "index").load_or_build(lambda: sources_of(ids, vectors)).search(queries, 1)[1]
+        found[breadth] = (
+            IndexStore(choice, folder=tmp_path / "index")
+            .load_or_build(lambda: sources_of(ids, vectors))
+            .search(queries, 1)[1]
+        )
     truth = ExactIndex.from_arrays(ids, vectors).search(queries, 1)[1]
-    right = {breadth: sum(ours == theirs for ours, theirs in zip(rows, truth, strict=True)) for breadth, rows in found.items()}
+    right = {
+        breadth: sum(ours == theirs for ours, theirs in zip(rows, truth, strict=True))
+        for breadth, rows in found.items()
+    }
     assert right[1] < right[512]
     IndexStore(IndexChoice("hnsw", GraphSettings(store_n=8)), folder=tmp_path / "index").load_or_build(None)
     assert "was built with store_n=4; store_n=8 has no effect on it" in caplog.text
@@ -123,12 +147,17 @@ def test_a_quantiser_learns_the_same_from_a_stream_as_from_all_vectors() -> None
     augmented = np.hstack([vectors, np.sqrt(norms.max() - norms)[:, None]]).astype(np.float32)
     whole = faiss.IndexHNSWSQ(25, faiss.ScalarQuantizer.QT_8bit, 64)
     whole.train(augmented)
-    learned = [faiss.vector_to_array(faiss.downcast_index(engine.storage).sq.trained) for engine in (whole, index._engine)]
+    learned = [
+        faiss.vector_to_array(faiss.downcast_index(engine.storage).sq.trained)
+        for engine in (whole, index._engine)
+    ]
     np.testing.assert_allclose(learned[1], learned[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["index.faiss", "ids.npy"])
-def test_a_changed_file_is_refused_before_faiss_reads_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_refused_before_faiss_reads_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import faiss
 
     _, vectors, _ = make(num_vectors=50)
@@ -144,7 +173,8 @@ def test_a_changed_file_is_refused_before_faiss_reads_it(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", list(SMALL))
 def test_a_changed_header_with_a_new_manifest_is_refused_or_finds_the_same(kind: str, tmp_path: Path) -> None:
-    """Of a graph also bytes of its levels, links and storage: those may change what is found, but never crash."""
+    """Of a graph also bytes of its levels, links and storage: those may change what is found, but never
+    crash."""
     _, vectors, queries = make(num_vectors=60, dimension=4)
     folder = tmp_path / "index"
     expected = saved(folder, kind, vectors).search(queries[:, :4], 5)[1]
@@ -154,7 +184,9 @@ def test_a_changed_header_with_a_new_manifest_is_refused_or_finds_the_same(kind:
     accepted = 0
     for place in places:
         for bit in (1, 128) if place < header else (64,):
-            (folder / "index.faiss").write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            (folder / "index.faiss").write_bytes(
+                whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :]
+            )
             (folder / "manifest.json").unlink()
             write_manifest(folder, metadata)
             try:
@@ -162,7 +194,9 @@ def test_a_changed_header_with_a_new_manifest_is_refused_or_finds_the_same(kind:
             except InputError:
                 continue
             accepted += 1
-            assert found == expected or place >= header, f"byte {place} of the header is accepted and changes what is found"
+            assert found == expected or place >= header, (
+                f"byte {place} of the header is accepted and changes what is found"
+            )
     assert accepted < len(places)
 
 
@@ -171,7 +205,9 @@ def test_products_that_overflow_are_refused_by_every_index(kind: str) -> None:
     vectors = np.full((3, 2), 1e25, dtype=np.float32)
     choice = SMALL.get(kind, IndexChoice("exact", ExactSettings()))
     with pytest.raises(InputError, match="too large for float32"):
-        IndexStore(choice).load_or_build(lambda: sources_of(["a", "b", "c"], vectors, 1)).search(vectors[:1], 2)
+        IndexStore(choice).load_or_build(lambda: sources_of(["a", "b", "c"], vectors, 1)).search(
+            vectors[:1], 2
+        )
 
 
 def test_an_index_of_other_vectors_or_another_kind_is_refused(tmp_path: Path) -> None:

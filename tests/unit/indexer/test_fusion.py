@@ -29,22 +29,40 @@ def test_linear_minmax_by_hand() -> None:
 def test_linear_zscore_gives_a_missing_passage_the_last_one_s_score() -> None:
     spread = (200 / 3) ** 0.5
     fused = dict(fuse_linear(DENSE, [("x", 1.0), ("y", 1.0)], weight=0.5, k=10, normalisation="zscore"))
-    assert fused == pytest.approx({"a": 5 / spread, "b": 0.0, "c": -5 / spread, "x": -5 / spread, "y": -5 / spread})
+    assert fused == pytest.approx(
+        {"a": 5 / spread, "b": 0.0, "c": -5 / spread, "x": -5 / spread, "y": -5 / spread}
+    )
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, DENSE), (0.0, WORDS)])
-def test_the_ends_of_the_weight_are_the_single_rankings(weight: float, expected: list[tuple[str, float]]) -> None:
+def test_the_ends_of_the_weight_are_the_single_rankings(
+    weight: float, expected: list[tuple[str, float]]
+) -> None:
     for normalisation in ("minmax", "zscore"):
         for k in (2, 3, 10):
-            fused = [passage for passage, _ in fuse_linear(DENSE, WORDS, weight=weight, k=k, normalisation=normalisation)]
+            fused = [
+                passage
+                for passage, _ in fuse_linear(DENSE, WORDS, weight=weight, k=k, normalisation=normalisation)
+            ]
             assert fused == [passage for passage, _ in expected][:k], "a side of weight 0 gives no hits"
-        assert fuse_linear([] if weight else DENSE, WORDS if weight else [], weight=weight, k=3, normalisation=normalisation) == []
+        assert (
+            fuse_linear(
+                [] if weight else DENSE,
+                WORDS if weight else [],
+                weight=weight,
+                k=3,
+                normalisation=normalisation,
+            )
+            == []
+        )
 
 
 @pytest.mark.parametrize("normalisation", ["minmax", "zscore"])
 def test_empty_and_constant_lists_are_defined(normalisation: str) -> None:
     assert fuse_linear([], [], weight=0.5, k=5, normalisation=normalisation) == []
-    assert [passage for passage, _ in fuse_linear(DENSE, [], weight=0.5, k=2, normalisation=normalisation)] == ["a", "b"]
+    assert [
+        passage for passage, _ in fuse_linear(DENSE, [], weight=0.5, k=2, normalisation=normalisation)
+    ] == ["a", "b"]
     constant = fuse_linear([("q", 1.0), ("p", 1.0)], [], weight=1.0, k=5, normalisation=normalisation)
     assert [passage for passage, _ in constant] == ["p", "q"], "equal scores: the smaller id first"
 
@@ -66,7 +84,8 @@ def test_reciprocal_ranks_by_hand() -> None:
 
 @pytest.mark.parametrize("k", [1, 5, 100])
 def test_questions_fused_together_are_fused_as_each_alone(k: int) -> None:
-    """Lists of different lengths, with ties within and between the sides; the reference sorts by (score descending, id)."""
+    """Lists of different lengths, with ties within and between the sides; the reference sorts by (score
+    descending, id)."""
     rng = random.Random(0)
 
     def ranking() -> Ranking:
@@ -76,11 +95,19 @@ def test_questions_fused_together_are_fused_as_each_alone(k: int) -> None:
     first, second = [ranking() for _ in range(30)], [ranking() for _ in range(30)]
     for weight in (0.0, 0.35, 1.0):
         fused = fuse_lists(first, second, weight=weight, k=k)
-        assert fused == [fuse_linear(ours, theirs, weight=weight, k=k) for ours, theirs in zip(first, second, strict=True)]
+        assert fused == [
+            fuse_linear(ours, theirs, weight=weight, k=k) for ours, theirs in zip(first, second, strict=True)
+        ]
         for row, (ours, theirs) in enumerate(zip(first, second, strict=True)):
             sides = FusedLists([ours], [[]]), FusedLists([[]], [theirs])
-            (mine, yours) = ({side.ids[0][c]: s for c, s in zip(*side.best(share, 99)[2:])} for side, share in zip(sides, (1.0, 0.0)))
-            scores = {key: weight * mine.get(key, 0.0) + (1.0 - weight) * yours.get(key, 0.0) for key in mine.keys() | yours.keys()}
+            (mine, yours) = (
+                {side.ids[0][c]: s for c, s in zip(*side.best(share, 99)[2:])}
+                for side, share in zip(sides, (1.0, 0.0))
+            )
+            scores = {
+                key: weight * mine.get(key, 0.0) + (1.0 - weight) * yours.get(key, 0.0)
+                for key in mine.keys() | yours.keys()
+            }
             given = (mine.keys() if weight > 0 else set()) | (yours.keys() if weight < 1 else set())
             scores = {key: score for key, score in scores.items() if key in given}
             assert fused[row] == sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))[:k]

@@ -1,4 +1,5 @@
-"""Inverted lists find what exact search finds, are built in steps that a kill keeps, and state the recall that was measured."""
+"""Inverted lists find what exact search finds, are built in steps that a kill keeps, and state the recall
+that was measured."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ def make(num_vectors: int = 2000) -> tuple[list[str], np.ndarray, np.ndarray]:
     centres = rng.standard_normal((40, DIMENSION)) * 1.5
     vectors = centres[rng.integers(40, size=num_vectors)] + rng.standard_normal((num_vectors, DIMENSION))
     queries = centres[rng.integers(40, size=60)] + rng.standard_normal((60, DIMENSION))
-    return [f"p{number}" for number in range(num_vectors)], vectors.astype(np.float32), queries.astype(np.float32)
+    return (
+        [f"p{number}" for number in range(num_vectors)],
+        vectors.astype(np.float32),
+        queries.astype(np.float32),
+    )
 
 
 def choice(kind: str, **values: Any) -> IndexChoice:
@@ -47,11 +52,20 @@ def sources(ids: list[str], vectors: np.ndarray, parts: int = 3) -> list[ArraySo
     return [ArraySource(encode_ids(ids[start:stop]), vectors[start:stop]) for start, stop in pairwise(edges)]
 
 
-def index(kind: str, folder: Path | None = None, *, num_vectors: int = 2000, with_questions: bool = True, **values: Any) -> Any:
+def index(
+    kind: str,
+    folder: Path | None = None,
+    *,
+    num_vectors: int = 2000,
+    with_questions: bool = True,
+    **values: Any,
+) -> Any:
     ids, vectors, queries = make(num_vectors)
     asked = (lambda: queries) if with_questions else None
     source = {"model_fingerprint": "abc"}
-    return IndexStore(choice(kind, **values), folder=folder, source=source).load_or_build(lambda: sources(ids, vectors), questions=asked)
+    return IndexStore(choice(kind, **values), folder=folder, source=source).load_or_build(
+        lambda: sources(ids, vectors), questions=asked
+    )
 
 
 def exact(k: int, num_vectors: int = 2000) -> tuple[np.ndarray, list[list[str]]]:
@@ -95,7 +109,9 @@ def test_lists_that_hold_too_few_passages_are_not_the_only_ones_that_are_searche
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_index_built_part_by_part_is_that_of_one_part_byte_for_byte(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_built_part_by_part_is_that_of_one_part_byte_for_byte(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index(kind, tmp_path / "whole")
     monkeypatch.setattr(list_building, "_PART_BYTES", 1)
     index(kind, tmp_path / "parts", buffer_size=300)
@@ -104,7 +120,9 @@ def test_an_index_built_part_by_part_is_that_of_one_part_byte_for_byte(kind: str
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
 
 
-def test_a_killed_build_continues_with_the_part_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_build_continues_with_the_part_it_was_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(list_building, "_PART_BYTES", 1)
     index("ivf", tmp_path / "whole", buffer_size=300)
     filled: list[range] = []
@@ -122,18 +140,24 @@ def test_a_killed_build_continues_with_the_part_it_was_at(tmp_path: Path, monkey
     assert not (tmp_path / "index").exists()
     with pytest.raises(InputError, match=r"holds unfinished output with lists=16, this run has 8"):
         index("ivf", tmp_path / "index", buffer_size=300, lists=8)
-    monkeypatch.setattr(list_building, "fill", lambda *arguments: (filled.append(arguments[2]), fill(*arguments)))
+    monkeypatch.setattr(
+        list_building, "fill", lambda *arguments: (filled.append(arguments[2]), fill(*arguments))
+    )
     index("ivf", tmp_path / "index", buffer_size=300)
     assert filled == [range(start, min(start + 300, 2000)) for start in range(0, 2000, 300)]
     assert read_manifest(tmp_path / "index")["files"] == read_manifest(tmp_path / "whole")["files"]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "hnsw32", "hnsw", "flat"])
-def test_an_index_states_the_recall_that_was_measured(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_index_states_the_recall_that_was_measured(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     ids, vectors, queries = make()
     made = IndexChoice.of(kind, {}, key="indexer.")
-    built = IndexStore(made, folder=tmp_path / "index").load_or_build(lambda: sources(ids, vectors), questions=lambda: queries)
+    built = IndexStore(made, folder=tmp_path / "index").load_or_build(
+        lambda: sources(ids, vectors), questions=lambda: queries
+    )
     opened = IndexStore(made, folder=tmp_path / "index").load_or_build(lambda: sources(ids, vectors))
     assert opened.recall == built.recall is not None
     assert caplog.text.count("held-back questions") == 2
@@ -152,12 +176,17 @@ def test_the_build_chooses_how_many_lists_reach_the_target() -> None:
     assert index("ivf", with_questions=False).recall is None
 
 
-def test_where_no_breadth_reaches_the_target_the_index_is_no_slower_than_pays(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_no_breadth_reaches_the_target_the_index_is_no_slower_than_pays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Levelling(IvfIndex):
         """One that finds 94 of 100, from four lists on."""
 
         def search(self, questions: np.ndarray, k: int) -> Any:
-            found = [["no"] * k if self.breadth < 4 else [*row[:94], *(["no"] * 6)] for row in exact(k)[1][: len(questions)]]
+            found = [
+                ["no"] * k if self.breadth < 4 else [*row[:94], *(["no"] * 6)]
+                for row in exact(k)[1][: len(questions)]
+            ]
             return np.zeros((len(found), k)), found
 
     levelling, truth = Levelling(index("ivf")._engine, None, choice("ivf").settings), exact(100)[1]
@@ -168,7 +197,9 @@ def test_where_no_breadth_reaches_the_target_the_index_is_no_slower_than_pays(ca
     assert "no indexer.probes reaches recall@100 1 in this ivf index" in caplog.text
 
 
-def test_another_breadth_than_the_measured_one_has_no_recall(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_breadth_than_the_measured_one_has_no_recall(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     index("small", tmp_path / "index", target_recall=0.8)
     measured = index("small", tmp_path / "index", target_recall=0.8).breadth
@@ -184,13 +215,19 @@ def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(tmp_path: Pa
         shards = []
         for number, start in enumerate((0, 1100)):
             part = slice(start, 1100 + start)
-            writer = VectorShardWriter(tmp_path / f"{dtype}_{number}", metadata={"model": "abc"}, dimension=DIMENSION, dtype=dtype)
+            writer = VectorShardWriter(
+                tmp_path / f"{dtype}_{number}", metadata={"model": "abc"}, dimension=DIMENSION, dtype=dtype
+            )
             for chunk, first in enumerate(range(0, len(ids[part]), 400)):
                 writer.write_chunk(chunk, ids[part][first : first + 400], vectors[part][first : first + 400])
             writer.finish()
             shards.append(PrefixedSource(VectorShard(tmp_path / f"{dtype}_{number}"), "wiki:"))
         folder = tmp_path / f"index_{dtype}"
-        found = IndexStore(choice("small", probes=16, candidates=2000), folder=folder).load_or_build(lambda: shards).search(queries, 20)  # noqa: B023
+        found = (
+            IndexStore(choice("small", probes=16, candidates=2000), folder=folder)
+            .load_or_build(lambda: shards)  # noqa: B023
+            .search(queries, 20)
+        )
         expected = ExactIndex(shards).search(queries, 20)
         assert found[1] == expected[1]
         assert found[0].tobytes() == expected[0].tobytes()
@@ -199,7 +236,9 @@ def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lists_are_searched_where_faiss_cannot_map_them(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_searched_where_faiss_cannot_map_them(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import faiss
 
     expected = index(kind, tmp_path / "index", lists=256).search(make()[2], 20)
@@ -220,7 +259,10 @@ def test_a_changed_file_with_a_new_manifest_is_refused_or_harmless(kind: str, tm
     for file in sorted(path for path in folder.iterdir() if path.name != "manifest.json"):
         whole = file.read_bytes()
         places = {*range(0, min(len(whole), 120), 4), *range(0, len(whole), max(1, len(whole) // 8))}
-        for content in [whole[:-1], *(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :] for place in sorted(places))]:
+        for content in [
+            whole[:-1],
+            *(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :] for place in sorted(places)),
+        ]:
             file.write_bytes(content)
             (folder / "manifest.json").unlink()
             write_manifest(folder, metadata)
@@ -233,11 +275,17 @@ def test_a_changed_file_with_a_new_manifest_is_refused_or_harmless(kind: str, tm
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw32", "flat"])
-def test_ids_take_the_room_they_need_and_those_of_earlier_versions_are_read(kind: str, tmp_path: Path) -> None:
+def test_ids_take_the_room_they_need_and_those_of_earlier_versions_are_read(
+    kind: str, tmp_path: Path
+) -> None:
     _, vectors, queries = make(300)
     ids = [f"page/{'x' * (number % 50)}/{number}" for number in range(300)]
     made = IndexChoice.of(kind, {"probes": 300} if kind == "ivf" else {}, key="indexer.")
-    built = IndexStore(made, folder=tmp_path / "index").load_or_build(lambda: sources(ids, vectors)).search(queries, 10)[1]
+    built = (
+        IndexStore(made, folder=tmp_path / "index")
+        .load_or_build(lambda: sources(ids, vectors))
+        .search(queries, 10)[1]
+    )
     file = tmp_path / "index" / "ids.npy"
     assert np.load(file).nbytes == 4 * 301 + sum(map(len, ids))
     np.save(file, encode_ids(ids))  # of one width
@@ -245,7 +293,9 @@ def test_ids_take_the_room_they_need_and_those_of_earlier_versions_are_read(kind
     (tmp_path / "index" / "manifest.json").unlink()
     write_manifest(tmp_path / "index", metadata)
     assert IndexStore(made, folder=tmp_path / "index").load_or_build(None).search(queries, 10)[1] == built
-    assert recall_values(built, ExactIndex.from_arrays(ids, vectors).search(queries, 10)[1])["recall@10"] > 0.95
+    assert (
+        recall_values(built, ExactIndex.from_arrays(ids, vectors).search(queries, 10)[1])["recall@10"] > 0.95
+    )
 
 
 def test_what_a_build_that_was_killed_at_its_end_left_is_removed(tmp_path: Path) -> None:
@@ -256,12 +306,18 @@ def test_what_a_build_that_was_killed_at_its_end_left_is_removed(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-def test_a_saved_index_is_read_again_only_when_a_file_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_index_is_read_again_only_when_a_file_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(checksums, "_SETTLED_NS", 0)
     index("ivf", tmp_path / "index", num_vectors=60)
     read = []
-    monkeypatch.setattr(checksums, "verify_folder", lambda folder, real=checksums.verify_folder: read.append(folder) or real(folder))
+    monkeypatch.setattr(
+        checksums,
+        "verify_folder",
+        lambda folder, real=checksums.verify_folder: read.append(folder) or real(folder),
+    )
     for _ in range(2):
         index("ivf", tmp_path / "index", num_vectors=60)
     assert len(read) == 1
@@ -274,9 +330,16 @@ def test_a_saved_index_is_read_again_only_when_a_file_is_another(tmp_path: Path,
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_vectors_bad_ones_and_too_long_ones(kind: str) -> None:
     ids, vectors, queries = make(3)
-    found = IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors, 1)).search(queries[:2], 10)[1]
+    found = (
+        IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors, 1)).search(queries[:2], 10)[1]
+    )
     assert [sorted(row) for row in found] == [ids, ids]
-    assert IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors, 1)).search(np.zeros((0, DIMENSION)), 3)[1] == []
+    assert (
+        IndexStore(choice(kind))
+        .load_or_build(lambda: sources(ids, vectors, 1))
+        .search(np.zeros((0, DIMENSION)), 3)[1]
+        == []
+    )
     with pytest.raises(InputError, match="no vectors"):
         IndexStore(choice(kind)).load_or_build(lambda: sources([], vectors[:0], 1))
     with pytest.raises(InputError, match="too large for float32"):
@@ -288,7 +351,9 @@ def test_few_vectors_bad_ones_and_too_long_ones(kind: str) -> None:
 
 def test_rows_of_several_sources_are_taken_in_their_order() -> None:
     ids, vectors, _ = make(50)
-    rows = AllRows([*sources(ids[:30], vectors[:30]), *sources([], vectors[:0], 1), *sources(ids[30:], vectors[30:])])
+    rows = AllRows(
+        [*sources(ids[:30], vectors[:30]), *sources([], vectors[:0], 1), *sources(ids[30:], vectors[30:])]
+    )
     places = np.array([0, 9, 10, 29, 30, 49])
     found, taken = rows.take(places)
     assert [key.decode() for key in found] == [f"p{place}" for place in places]
@@ -302,7 +367,10 @@ def test_recall_is_the_share_of_the_true_passages() -> None:
     assert values == {"recall@10": (0.5 + 1) / 2, "recall@100": 1.0}
     kept = Recall(values, 2, {"probes": 4})
     assert Recall.read(json.loads(json.dumps(kept.as_dict()))) == kept
-    assert all(Recall.read(damaged) is None for damaged in (None, {"questions": 2}, {"questions": 2, "values": {"recall@10": "x"}}))
+    assert all(
+        Recall.read(damaged) is None
+        for damaged in (None, {"questions": 2}, {"questions": 2, "values": {"recall@10": "x"}})
+    )
 
 
 @pytest.mark.parametrize("length", [0.01, 1.0, 100.0])
@@ -316,13 +384,19 @@ def test_estimates_of_several_lists_can_be_compared_whatever_the_length_of_the_v
     for probes in (8, 16, 32, 64):
         found.search_with(probes)
         reached.append(recall_values(found.search(queries, 100)[1], truth)["recall@100"])
-    assert all(second > first - 0.03 for first, second in pairwise(reached)), f"more lists find no less: {reached}"
+    assert all(second > first - 0.03 for first, second in pairwise(reached)), (
+        f"more lists find no less: {reached}"
+    )
     assert reached[-1] > 0.9, reached
 
 
 def test_a_corpus_of_no_more_passages_than_are_nominated_is_searched_exactly() -> None:
     ids, vectors, queries = make(400)
-    found = IndexStore(choice("small", probes=1)).load_or_build(lambda: sources(ids, vectors)).search(queries, 100)
+    found = (
+        IndexStore(choice("small", probes=1))
+        .load_or_build(lambda: sources(ids, vectors))
+        .search(queries, 100)
+    )
     truth = exact(100, 400)
     assert found[1] == truth[1] and np.array_equal(found[0], truth[0])
 

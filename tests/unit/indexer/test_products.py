@@ -1,4 +1,5 @@
-"""What names the candidates of exact search: bounds that hold, in either precision, and ways that do not change the result."""
+"""What names the candidates of exact search: bounds that hold, in either precision, and ways that do not
+change the result."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products in float32, in float32 whose inputs may be rounded, or in bfloat16; for few questions too."""
     monkeypatch.setattr(products, "bfloat16_is_faster", lambda: kind == "bfloat16")
     monkeypatch.setattr(products, "_MANY_QUERIES", 1)
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium" if kind == "medium" else "highest")
+    monkeypatch.setattr(
+        torch, "get_float32_matmul_precision", lambda: "medium" if kind == "medium" else "highest"
+    )
 
 
 def corpus(num_vectors: int, dimension: int, num_queries: int) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -26,7 +29,11 @@ def corpus(num_vectors: int, dimension: int, num_queries: int) -> tuple[list[str
     rng = np.random.default_rng(dimension)
     distinct = rng.standard_normal((num_vectors // 4 + 1, dimension)).astype(np.float32)
     vectors = distinct[rng.integers(0, len(distinct), num_vectors)]
-    return [str(row) for row in rng.permutation(num_vectors)], vectors, rng.standard_normal((num_queries, dimension)).astype(np.float32)
+    return (
+        [str(row) for row in rng.permutation(num_vectors)],
+        vectors,
+        rng.standard_normal((num_queries, dimension)).astype(np.float32),
+    )
 
 
 def slow_search(ids: list[str], vectors: np.ndarray, queries: np.ndarray, k: int) -> list[list[str]]:
@@ -47,7 +54,9 @@ def test_the_bound_of_the_kth_score_is_reached_by_k_and_by_few_more(rows: int, k
 def test_the_rounding_bound_holds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(kind, monkeypatch)
     rng = np.random.default_rng(5)
-    queries, block = (torch.from_numpy(rng.standard_normal((rows, 96)).astype(np.float32)) for rows in (20, 500))
+    queries, block = (
+        torch.from_numpy(rng.standard_normal((rows, 96)).astype(np.float32)) for rows in (20, 500)
+    )
     tile, known = slice(0, 20), dict[bool, torch.Tensor]()
     multiplied = Products(queries, 5, block_rows=500, tile_rows=20)
     multiplied.load(block, known)
@@ -65,7 +74,9 @@ def test_the_rounding_bound_holds(kind: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_that_are_off_by_the_rounding_bound_do_not_change_the_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_that_are_off_by_the_rounding_bound_do_not_change_the_result(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(kind, monkeypatch)
     ids, vectors, queries = corpus(600, 64, 4)
     multiply = Products.multiply
@@ -86,14 +97,18 @@ def test_products_that_are_off_by_the_rounding_bound_do_not_change_the_result(ki
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rare", [1, 10**9])
-def test_looking_into_groups_of_rows_and_looking_at_all_find_the_same(kind: str, rare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_into_groups_of_rows_and_looking_at_all_find_the_same(
+    kind: str, rare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(kind, monkeypatch)
     monkeypatch.setattr(products, "_MANY_SCORES", 1)
     monkeypatch.setattr(products, "_RARE", rare)
     monkeypatch.setattr(products, "_CELL_BYTES", 1)  # the smallest cells: 1024 rows
     ids, vectors, queries = corpus(5000, 24, 6)
     for block_rows in (1600, 5000):
-        assert ExactIndex.from_arrays(ids, vectors, block_rows=block_rows).search(queries, 12)[1] == slow_search(ids, vectors, queries, 12)
+        assert ExactIndex.from_arrays(ids, vectors, block_rows=block_rows).search(queries, 12)[
+            1
+        ] == slow_search(ids, vectors, queries, 12)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +147,9 @@ def test_what_a_search_finds_out_about_a_block_serves_the_next(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 96, 1000])
-def test_the_score_of_a_pair_does_not_depend_on_what_stands_beside_it(dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_score_of_a_pair_does_not_depend_on_what_stands_beside_it(
+    dimension: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     queries, vectors = (rng.standard_normal((rows, dimension)).astype(np.float32) for rows in (9, 50))
     rows, columns = rng.integers(0, 9, 3000), rng.integers(0, 50, 3000)

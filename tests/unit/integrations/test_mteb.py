@@ -23,7 +23,9 @@ from tests.helpers.jobs import evaluate
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("mteb") is None, reason="mteb is not installed (extra mteb)")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mteb") is None, reason="mteb is not installed (extra mteb)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +47,18 @@ def task_class(world: World) -> Any:
         )
 
         def load_data(self, **options: Any) -> None:
-            corpus = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in world.passages]
+            corpus = [
+                {"id": passage.id, "title": passage.title, "text": passage.text} for passage in world.passages
+            ]
             queries = [{"id": question.id, "text": question.text} for question in world.questions]
-            grades = {question: dict(listed) for question, listed in read_qrels(world.path("qrels.tsv")).items()}
-            data = {"corpus": Dataset.from_list(corpus), "queries": Dataset.from_list(queries), "relevant_docs": grades}
+            grades = {
+                question: dict(listed) for question, listed in read_qrels(world.path("qrels.tsv")).items()
+            }
+            data = {
+                "corpus": Dataset.from_list(corpus),
+                "queries": Dataset.from_list(queries),
+                "relevant_docs": grades,
+            }
             self.dataset = {"default": {"test": {**data, "top_ranked": None}}}
             self.data_loaded = True
 
@@ -56,8 +66,12 @@ def task_class(world: World) -> Any:
 
 
 def figures(world: World) -> dict[str, float]:
-    index = ExactIndex.from_arrays([str(passage.id) for passage in world.passages], world.model.encode_passages(world.passages))
-    rankings = DenseRetriever(world.model, index).retrieve([question.text for question in world.questions], 60)
+    index = ExactIndex.from_arrays(
+        [str(passage.id) for passage in world.passages], world.model.encode_passages(world.passages)
+    )
+    rankings = DenseRetriever(world.model, index).retrieve(
+        [question.text for question in world.questions], 60
+    )
     run = {question.id: ranking for question, ranking in zip(world.questions, rankings, strict=True)}
     return evaluate_run(run, read_qrels(world.path("qrels.tsv")))
 
@@ -67,7 +81,9 @@ def evaluated(model: MtebModel, task: Any, folder: Path) -> Mapping[str, float]:
     from mteb.cache import ResultCache
 
     cache = ResultCache(folder)
-    found = mteb.evaluate(model, task, cache=cache, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False)
+    found = mteb.evaluate(
+        model, task, cache=cache, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
+    )
     scores: Mapping[str, float] = found.task_results[0].scores["test"][0]
     return scores
 
@@ -77,7 +93,12 @@ def test_a_local_task_has_our_figures_offline_and_is_resumed(
 ) -> None:
     model = MtebModel(world.model, name="tests/tiny", cache_dir=tmp_path / "cache")
     scores, expected = evaluated(model, task_class(), tmp_path / "results"), figures(world)
-    for theirs, ours in {"ndcg_at_10": "ndcg@10", "recall_at_100": "recall@100", "mrr_at_10": "mrr@10", "map_at_1000": "map"}.items():
+    for theirs, ours in {
+        "ndcg_at_10": "ndcg@10",
+        "recall_at_100": "recall@100",
+        "mrr_at_10": "mrr@10",
+        "map_at_1000": "map",
+    }.items():
         assert scores[theirs] == pytest.approx(expected[ours], abs=2e-5), theirs  # mteb rounds to 5 digits
     assert 0 < scores["ndcg_at_10"] < 1
     assert list((tmp_path / "results").rglob("TinyWords.json"))
@@ -93,20 +114,31 @@ def test_batches_are_encoded_as_the_model_was_trained(world: World, task_class: 
 
     model, passages = MtebModel(world.model, cache_dir=tmp_path), world.passages[:5]
     joined = [f"{passage.title} {passage.text}" for passage in passages]
-    batch = {"text": joined, "title": [passage.title for passage in passages], "body": [passage.text for passage in passages]}
+    batch = {
+        "text": joined,
+        "title": [passage.title for passage in passages],
+        "body": [passage.text for passage in passages],
+    }
     kind = task_class.metadata
-    found = model.encode([batch], task_metadata=kind, hf_split="test", hf_subset="default", prompt_type=PromptType.document)
+    found = model.encode(
+        [batch], task_metadata=kind, hf_split="test", hf_subset="default", prompt_type=PromptType.document
+    )
     np.testing.assert_allclose(found, world.model.encode_passages(passages), atol=1e-6)
-    assert np.abs(found - world.model.encode_passages([Passage(text) for text in joined])).max() > 1e-3  # not title and body joined
+    # not title and body joined
+    assert np.abs(found - world.model.encode_passages([Passage(text) for text in joined])).max() > 1e-3
     questions = [{"text": [question.text]} for question in world.questions]
     found = model.encode(questions, task_metadata=kind, prompt_type=PromptType.query)
     expected = world.model.encode_questions([question.text for question in world.questions])
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert model.similarity(found[:3], found[:4]).shape == (3, 4)
-    np.testing.assert_allclose(model.similarity_pairwise(found, found), (found * found).sum(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(
+        model.similarity_pairwise(found, found), (found * found).sum(axis=1), rtol=1e-6
+    )
     instructed = MtebModel(world.model, cache_dir=tmp_path, instruction="ba {instruction} be ")
     found = instructed.encode(questions, task_metadata=kind, prompt_type=PromptType.query)
-    expected = world.model.encode_questions([f"ba Find the passage be {question.text}" for question in world.questions])
+    expected = world.model.encode_questions(
+        [f"ba Find the passage be {question.text}" for question in world.questions]
+    )
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -127,7 +159,11 @@ def test_listed_passages_are_ranked_among_themselves(world: World, task_class: A
 
 
 def test_dpr_evaluate_runs_a_task_whose_data_is_at_hand(
-    world: World, task_class: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world: World,
+    task_class: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     import mteb
 
@@ -140,7 +176,9 @@ def test_dpr_evaluate_runs_a_task_whose_data_is_at_hand(
         "no_cuda=true",
     ]
     assert evaluate(line) == 0
-    assert read_metrics(tmp_path / "out" / "TinyWords" / "dense.json").metrics == pytest.approx(figures(world), abs=1e-12)
+    assert read_metrics(tmp_path / "out" / "TinyWords" / "dense.json").metrics == pytest.approx(
+        figures(world), abs=1e-12
+    )
     monkeypatch.setattr(mteb, "get_task", None)  # not asked again
     assert evaluate([*line, "overwrite=true"]) == 0
     monkeypatch.undo()

@@ -55,13 +55,19 @@ def cluster(gate: Path) -> Iterator[Any]:
     """Three nodes with a CPU each; the second and the third may be killed. Its address is in $RAY_ADDRESS."""
     pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}.items():
+        for name, value in {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "OMP_NUM_THREADS": "1",
+        }.items():
             patched.setenv(name, value)
         patched.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ["PYTHONPATH"]]))
         from ray.cluster_utils import Cluster
 
         handler = signal.getsignal(signal.SIGTERM)
-        made = Cluster(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False, "_system_config": SOON})
+        made = Cluster(
+            initialize_head=True, head_node_args={**SMALL, "include_dashboard": False, "_system_config": SOON}
+        )
         for _ in range(2):
             made.add_node(**SMALL)
         signal.signal(signal.SIGTERM, handler)  # a node sets its own, for the process that starts it
@@ -78,7 +84,10 @@ def world(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``model``, ``corpus.tsv`` and ``vectors_0`` ..., which this process embeds."""
     folder = tmp_path_factory.mktemp("cluster")
     rng = random.Random(0)
-    write_passages(folder / "corpus.tsv", [Passage(sentence(rng, 8), sentence(rng, 1), f"p{number}") for number in range(PASSAGES)])
+    write_passages(
+        folder / "corpus.tsv",
+        [Passage(sentence(rng, 8), sentence(rng, 1), f"p{number}") for number in range(PASSAGES)],
+    )
     with durable_folder(folder / "model") as target:
         tiny_model(folder / "encoder", dtype=torch.float32, pooling=POOLING).write_to(target)
     torch.set_num_threads(1)
@@ -88,7 +97,12 @@ def world(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embedding(folder: Path, out: str) -> list[str]:
-    inputs = [f"model_file={folder / 'model'}", f"ctx_src={folder / 'corpus.tsv'}", f"out_file={folder / out}", "no_cuda=true"]
+    inputs = [
+        f"model_file={folder / 'model'}",
+        f"ctx_src={folder / 'corpus.tsv'}",
+        f"out_file={folder / out}",
+        "no_cuda=true",
+    ]
     return ["embed", *inputs, f"encoder.pooling={POOLING}", f"chunk_size={CHUNK}", f"num_shards={SHARDS}"]
 
 
@@ -105,7 +119,9 @@ def wait_for_workers(gate: Path, count: int, *, driver: Callable[[], bool]) -> N
     """Waits until so many workers stand at the gate, while the driver is alive."""
     deadline = time.monotonic() + patient(40)
     while len(list(gate.glob("*.waits"))) < count:
-        assert driver() and time.monotonic() < deadline, f"not all workers came as far as the gate: {list(gate.iterdir())}"
+        assert driver() and time.monotonic() < deadline, (
+            f"not all workers came as far as the gate: {list(gate.iterdir())}"
+        )
         time.sleep(0.02)
 
 
@@ -113,11 +129,16 @@ def workers_of(node: Any) -> list[Any]:
     import psutil
 
     (raylet,) = node.all_processes["raylet"]
-    return [child for child in psutil.Process(raylet.process.pid).children() if "ray::embedding" in " ".join(child.cmdline())]
+    return [
+        child
+        for child in psutil.Process(raylet.process.pid).children()
+        if "ray::embedding" in " ".join(child.cmdline())
+    ]
 
 
 def at_the_gate(gate: Path, command: list[str], then: Callable[[], None]) -> int:
-    """The exit code of a command of this process, to whose workers ``then`` happens when all three wait; afterwards the gate is open."""
+    """The exit code of a command of this process, to whose workers ``then`` happens when all three wait;
+    afterwards the gate is open."""
     ended = threading.Event()
 
     def act() -> None:
@@ -177,8 +198,13 @@ def test_after_a_lost_driver_the_same_command_finishes(cluster: Any, world: Path
     assert not blocks.exists()
 
 
-def test_a_search_is_that_of_one_process_and_goes_on_after_a_fault(cluster: Any, world: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write_questions(world / "questions.jsonl", [Question(sample.question, f"q{row}") for row, sample in enumerate(make_samples(20))])
+def test_a_search_is_that_of_one_process_and_goes_on_after_a_fault(
+    cluster: Any, world: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_questions(
+        world / "questions.jsonl",
+        [Question(sample.question, f"q{row}") for row, sample in enumerate(make_samples(20))],
+    )
     inputs = [
         f"model_file={world / 'model'}",
         f"encoder.pooling={POOLING}",
@@ -215,12 +241,17 @@ def test_a_search_is_that_of_one_process_and_goes_on_after_a_fault(cluster: Any,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cluster.workers=2"], "cluster.workers=2 has no effect with cluster.kind=none; set cluster.kind=ray"),
+        (
+            ["cluster.workers=2"],
+            "cluster.workers=2 has no effect with cluster.kind=none; set cluster.kind=ray",
+        ),
         (["cluster=ray", "cluster.address=ray://head:10001"], "Ray Client is not used"),
         (["cluster=ray", "shard_id=1"], "embeds all shards"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_refused(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*embedding(tmp_path, "x"), *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -228,11 +259,22 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["retrieve", "model_file=m", "qa_dataset=q.jsonl", "encoded_ctx_files=v_0"], "exchanges files beside the output"),
-        (["retrieve", "indexer=bm25", "qa_dataset=q.jsonl", "ctx_datasets=c.tsv", "out_file=x"], "searches exactly"),
-        (["mine", "train.json", "out=x.jsonl", "processes=2"], "processes=2 and cluster=ray are mutually exclusive"),
+        (
+            ["retrieve", "model_file=m", "qa_dataset=q.jsonl", "encoded_ctx_files=v_0"],
+            "exchanges files beside the output",
+        ),
+        (
+            ["retrieve", "indexer=bm25", "qa_dataset=q.jsonl", "ctx_datasets=c.tsv", "out_file=x"],
+            "searches exactly",
+        ),
+        (
+            ["mine", "train.json", "out=x.jsonl", "processes=2"],
+            "processes=2 and cluster=ray are mutually exclusive",
+        ),
     ],
 )
-def test_what_a_cluster_cannot_do_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_cluster_cannot_do_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*arguments, "cluster=ray"]) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""How a command that gives work to a cluster ends, with a stand-in for Ray that does the work in this process."""
+"""How a command that gives work to a cluster ends, with a stand-in for Ray that does the work in this
+process."""
 
 from __future__ import annotations
 
@@ -28,10 +29,14 @@ from tests.helpers.stores import vectors, write_inputs
 class StandIn(types.ModuleType):
     """``before`` happens in a worker before its task, ``starting`` while Ray starts."""
 
-    def __init__(self, *, before: Callable[[], None] = lambda: None, starting: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, *, before: Callable[[], None] = lambda: None, starting: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__("ray")
         self.before, self.starting, self.is_connected, self.most = before, starting, False, 0
-        self.exceptions = types.SimpleNamespace(RayTaskError=type("RayTaskError", (Exception,), {}), RayError=OSError)
+        self.exceptions = types.SimpleNamespace(
+            RayTaskError=type("RayTaskError", (Exception,), {}), RayError=OSError
+        )
 
     def init(self, **_: Any) -> None:
         self.is_connected = True
@@ -67,13 +72,17 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "1")
 
 
-def shared(monkeypatch: pytest.MonkeyPatch, ray: StandIn, folder: Path, address: str | None = None) -> list[tuple[int, int]]:
+def shared(
+    monkeypatch: pytest.MonkeyPatch, ray: StandIn, folder: Path, address: str | None = None
+) -> list[tuple[int, int]]:
     monkeypatch.setitem(sys.modules, "ray", ray)
     settings = ClusterSettings(kind="ray", workers=2, address=address)
     return list(share_out(settings, abs, [-1, -2, -3, -4], what="counting", folder=folder / "out"))
 
 
-def test_every_task_is_done_once_and_no_more_at_a_time_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_task_is_done_once_and_no_more_at_a_time_than_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = StandIn()
     assert sorted(shared(monkeypatch, ray, tmp_path)) == [(-4, 4), (-3, 3), (-2, 2), (-1, 1)]
     assert ray.most == 2
@@ -81,29 +90,43 @@ def test_every_task_is_done_once_and_no_more_at_a_time_than_asked_for(tmp_path: 
     assert not list((tmp_path / "out").iterdir()), "nothing is left in the folder"
 
 
-def test_a_machine_that_sees_another_folder_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_sees_another_folder_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def elsewhere() -> None:
         for mark in (tmp_path / "out").iterdir():
             mark.unlink()
 
-    with pytest.raises(InputError, match=r"out: is another folder, or none, on .* of the cluster; write to a folder that all"):
+    with pytest.raises(
+        InputError, match=r"out: is another folder, or none, on .* of the cluster; write to a folder that all"
+    ):
         shared(monkeypatch, StandIn(before=elsewhere), tmp_path)
 
 
-def test_a_search_by_shards_is_exact_whatever_an_earlier_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many scores tie, over shards too. An earlier search with more, fewer or other passages was killed before its work was removed."""
+def test_a_search_by_shards_is_exact_whatever_an_earlier_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many scores tie, over shards too. An earlier search with more, fewer or other passages was killed
+    before its work was removed."""
     monkeypatch.setitem(sys.modules, "ray", StandIn())
     write_inputs(tmp_path)
     shards = open_shards([tmp_path / "vectors_*"])
     prefixed = [PrefixedSource(shard, prefix) for shard, prefix in zip(shards, "cab", strict=True)]
     settings, queries = ClusterSearch(tmp_path / "work", ClusterSettings(kind="ray")), vectors(40, 16)
-    for corpus, k, asked in [(shards, 30, queries), (shards, 200, queries), (prefixed, 70, queries), (shards[::-1], 70, queries[::-1])]:
+    for corpus, k, asked in [
+        (shards, 30, queries),
+        (shards, 200, queries),
+        (prefixed, 70, queries),
+        (shards[::-1], 70, queries[::-1]),
+    ]:
         scores, ids = ClusterIndex(corpus, settings).search(asked, k)
         exact_scores, exact_ids = ExactIndex(corpus).search(asked, k)
         assert ids == exact_ids
         np.testing.assert_array_equal(scores, exact_scores)
     given: list[Any] = []
-    monkeypatch.setattr(ray_search, "share_out", lambda settings, function, tasks, **_: given.extend(tasks) or iter(()))
+    monkeypatch.setattr(
+        ray_search, "share_out", lambda settings, function, tasks, **_: given.extend(tasks) or iter(())
+    )
     assert ClusterIndex(shards, settings).search(queries, 30)[1] == ExactIndex(shards).search(queries, 30)[1]
     assert not given, "a shard that was searched is not searched again"
 
@@ -122,8 +145,12 @@ def with_another_code() -> None:
         sys.exit(1)
 
 
-@pytest.mark.parametrize("when", [{"starting": unheard}, {"before": with_another_code}], ids=["starting", "working"])
-def test_sigterm_ends_it_with_its_code(when: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "when", [{"starting": unheard}, {"before": with_another_code}], ids=["starting", "working"]
+)
+def test_sigterm_ends_it_with_its_code(
+    when: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray, before = StandIn(**when), signal.getsignal(signal.SIGTERM)
     with pytest.raises(StopRequested, match="by SIGTERM; rerun the same command") as caught:
         shared(monkeypatch, ray, tmp_path)
@@ -133,20 +160,35 @@ def test_sigterm_ends_it_with_its_code(when: dict[str, Any], tmp_path: Path, mon
 
 
 def mismatch() -> None:
-    raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.10.2\nThis process on node ...")
+    raise RuntimeError(
+        "Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.10.2\nThis process"
+        " on node ..."
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "starting", "message"),
     [
-        (ConfigError, lambda: None, "no Ray cluster at 127.0.0.1:{closed} \\(Connection refused\\); give the head's"),
+        (
+            ConfigError,
+            lambda: None,
+            "no Ray cluster at 127.0.0.1:{closed} \\(Connection refused\\); give the head's",
+        ),
         (ConfigError, mismatch, "Ray: 2.50.0 Python: 3.10.2 .*install the same Python and Ray"),
-        (ConfigError, lambda: socket.create_connection(("127.0.0.1", 0)), "no Ray cluster at .*RAY_AUTH_MODE=token"),
+        (
+            ConfigError,
+            lambda: socket.create_connection(("127.0.0.1", 0)),
+            "no Ray cluster at .*RAY_AUTH_MODE=token",
+        ),
     ],
     ids=["closed", "versions", "token"],
 )
 def test_a_cluster_that_cannot_be_used_is_one_sentence(
-    error: type[DprError], starting: Callable[[], None], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[DprError],
+    starting: Callable[[], None],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

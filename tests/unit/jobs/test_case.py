@@ -25,26 +25,39 @@ def cased_folder(folder: Path, kind: str, *, static: bool = False) -> Path:
     specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if kind == "MPNetTokenizer" else []
     vocabulary = [*specials, "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, "do_lower_case": False}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": kind, "do_lower_case": False})
+    )
     return folder
 
 
 def trained(folder: Path, **settings: bool) -> BiEncoder:
     """The model that dpr train makes of a folder."""
     config = BiEncoderTrainConfig(device="cpu", **settings)
-    config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = str(folder), False, 24
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = (
+        str(folder),
+        False,
+        24,
+    )
     config.encoder.pooling = "mean"
     return build_model(config)
 
 
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("kind", ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"])
+@pytest.mark.parametrize(
+    "kind", ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"]
+)
 def test_a_cased_vocabulary_stays_cased_in_every_command(tmp_path: Path, kind: str, static: bool) -> None:
     folder = cased_folder(tmp_path / "encoder", kind, static=static)
-    python = BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=24, pooling="mean"), pretrained=False)
+    python = BiEncoder.from_pretrained(
+        str(folder), EncoderSettings(sequence_length=24, pooling="mean"), pretrained=False
+    )
     trained(folder).save(tmp_path / "model")
     opened = [python.tensorizer, BiEncoder.load(tmp_path / "model").tensorizer]
-    opened += [open_tokenizer(str(path), sequence_length=24, question_length=None) for path in (folder, tmp_path / "model")]
+    opened += [
+        open_tokenizer(str(path), sequence_length=24, question_length=None)
+        for path in (folder, tmp_path / "model")
+    ]
     for tensorizer in opened:
         (tokens,) = tensorizer.bare_tokens([TEXT])
         assert tensorizer.tokenizer.convert_ids_to_tokens(tokens) == WORDS[:4]

@@ -23,7 +23,9 @@ from dpr.jobs.sources import resolve_training_files
         ("encoder_type", "both", "encoder_type=both is not known; choose one of question, ctx"),
     ],
 )
-def test_an_option_of_the_wrong_type_or_out_of_range_is_refused(tmp_path: Path, option: str, value: Any, found: str) -> None:
+def test_an_option_of_the_wrong_type_or_out_of_range_is_refused(
+    tmp_path: Path, option: str, value: Any, found: str
+) -> None:
     (tmp_path / "train.json").write_text("[]")
     with pytest.raises(ConfigError) as error:
         resolve_training_files(["mine"], {"mine": {"file": str(tmp_path / "train.json"), option: value}})

@@ -29,7 +29,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExplainConfig:
     config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(tmp_path / "encoder"), False
     config.encoder.sequence_length = 24
     config.train.batch_size, config.train.num_workers, config.train.num_train_epochs = 4, 0, 3
-    config.train.gradient_accumulation_steps, config.train.other_negatives, config.train.warmup_steps = 2, 1, 0
+    config.train.gradient_accumulation_steps, config.train.other_negatives, config.train.warmup_steps = (
+        2,
+        1,
+        0,
+    )
     config.check()
     return config
 
@@ -44,18 +48,26 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCon
     expected = [next(batches) for _ in range(2)]
     config.step = step
     text = "\n".join(explain(config))
-    assert f"step {step} of 18: epoch {(step - 1) // 6}, step {(step - 1) % 6 + 1} of 6 in it, 2 pools" in text
+    assert (
+        f"step {step} of 18: epoch {(step - 1) // 6}, step {(step - 1) % 6 + 1} of 6 in it, 2 pools" in text
+    )
     pools = re.split(r"(?m)^pool ", text)[1:]
     for pool, batch in zip(pools, expected, strict=True):
         assert f"rows {', '.join(map(str, batch.rows))}\n" in pool
         words = trainer.model.tensorizer.tokenizer.convert_ids_to_tokens
         tokens = batch.contexts.tokens.split(batch.contexts.lengths.tolist())
         shown = re.findall(r"(?m)^              (.+)$", pool)
-        valid = [int(row) for row, is_there in zip(batch.context_row, batch.context_valid, strict=True) if is_there]
+        valid = [
+            int(row) for row, is_there in zip(batch.context_row, batch.context_valid, strict=True) if is_there
+        ]
         assert shown == [" ".join(words(tokens[row].tolist())) for row in valid]
         known = batch.known_positive_ids, batch.known_positive_valid
-        found = find_candidates(trainer.loss.candidates, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
-        masked = [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()]
+        found = find_candidates(
+            trainer.loss.candidates, batch.positive_idx, batch.context_valid, batch.context_ids, *known
+        )
+        masked = [
+            sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()
+        ]
         lines = re.findall(r"(?m)^    masked    (.+)$", pool)
         assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]
 
@@ -76,8 +88,13 @@ def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainCo
     text = "\n".join(explain(config))
     for pool in re.split(r"(?m)^pool ", text)[1:]:
         batch = next(batches)
-        found = [(int(row), name) for row, name in re.findall(r"(?m)^  question \d+, row (\d+) of (\w+):", pool)]
-        assert found == [(row, ("first", "second")[dataset]) for row, dataset in zip(batch.rows, batch.datasets, strict=True)]
+        found = [
+            (int(row), name) for row, name in re.findall(r"(?m)^  question \d+, row (\d+) of (\w+):", pool)
+        ]
+        assert found == [
+            (row, ("first", "second")[dataset])
+            for row, dataset in zip(batch.rows, batch.datasets, strict=True)
+        ]
         assert set(batch.datasets) == {0, 1}
         assert re.search(r"questions of first, rows [\d, ]+, 'ba: ' before questions\n", pool)
         assert re.search(r"(?m)^  and \d questions of second, rows [\d, ]+, 'bo: ' before passages$", pool)
@@ -104,7 +121,9 @@ def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: Expl
         list(explain(config))
 
 
-def test_the_command_takes_the_command_line_of_the_run(config: ExplainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_the_command_line_of_the_run(
+    config: ExplainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = [
         f"train_datasets={tmp_path / 'train.json'}",
         f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",

@@ -12,7 +12,12 @@ from dpr.retrieval.settings import IndexerConfig
 
 
 def corpus_of(path: Path, middle: str = "lamp") -> Path:
-    path.write_text("".join(f"p{row}\t{'filler ' * 2000}{middle if row == 100 else 'word'}\ttitle{row}\n" for row in range(200)))
+    path.write_text(
+        "".join(
+            f"p{row}\t{'filler ' * 2000}{middle if row == 100 else 'word'}\ttitle{row}\n"
+            for row in range(200)
+        )
+    )
     return path
 
 
@@ -20,11 +25,16 @@ def opened(sources: list[PassageSource], index: str) -> None:
     open_text_index(index_choice(IndexerConfig(kind="bm25")), sources, index)
 
 
-@pytest.mark.parametrize("options", [{"text_col": 2, "title_col": 1}, {"title_col": 5}, {"normalize": True}, {"id_prefix": "w:"}])
-def test_a_saved_bm25_index_of_other_passage_settings_is_refused(tmp_path: Path, options: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"text_col": 2, "title_col": 1}, {"title_col": 5}, {"normalize": True}, {"id_prefix": "w:"}]
+)
+def test_a_saved_bm25_index_of_other_passage_settings_is_refused(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
     corpus, index = corpus_of(tmp_path / "c.tsv"), str(tmp_path / "index")
     opened([PassageSource(corpus)], index)
-    opened([PassageSource(corpus, name="another", passage_prefix="passage: ")], index)  # changes no word of it
+    # changes no word of it
+    opened([PassageSource(corpus, name="another", passage_prefix="passage: ")], index)
     with pytest.raises(InputError, match="remove it to build it again"):
         opened([PassageSource(corpus, **options)], index)  # type: ignore[arg-type]
 

@@ -42,9 +42,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name / "qrels").mkdir(parents=True)
         samples = make_samples(8, seed=number)
         passages = {f"p{row}": sample.positives[0] for row, sample in enumerate(samples)}
-        write_passages(place / name / "corpus.jsonl", [Passage(each.text, each.title, key) for key, each in passages.items()])
-        write_questions(place / name / "queries.jsonl", [Question(sample.question, f"q{row}") for row, sample in enumerate(samples)])
-        write_qrels(place / name / "qrels" / "dev.tsv", {f"q{row}": {f"p{row}": 1} for row in range(len(samples))})
+        write_passages(
+            place / name / "corpus.jsonl",
+            [Passage(each.text, each.title, key) for key, each in passages.items()],
+        )
+        write_questions(
+            place / name / "queries.jsonl",
+            [Question(sample.question, f"q{row}") for row, sample in enumerate(samples)],
+        )
+        write_qrels(
+            place / name / "qrels" / "dev.tsv", {f"q{row}": {f"p{row}": 1} for row in range(len(samples))}
+        )
     return place
 
 
@@ -58,18 +66,40 @@ def candidates(folder: Path) -> list[dict[str, Any]]:
 
 
 def with_dev(place: Path, out: Path, *more: str) -> list[str]:
-    return [f"base={place / 'base'}", f"tuned={place / 'tuned'}", f"out={out}", f"set={place / 'dev'}", "device=cpu", *more]
+    return [
+        f"base={place / 'base'}",
+        f"tuned={place / 'tuned'}",
+        f"out={out}",
+        f"set={place / 'dev'}",
+        "device=cpu",
+        *more,
+    ]
 
 
 @pytest.mark.parametrize(("weight", "end"), [(0, "base"), (1, "tuned")])
 def test_the_ends_are_the_models_bit_for_bit(place: Path, tmp_path: Path, weight: int, end: str) -> None:
-    assert run([f"base={place / 'base'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", f"weights={weight}"]) == 0
-    assert (tmp_path / "out" / checkpoints.MODEL_FILE).read_bytes() == (place / end / checkpoints.MODEL_FILE).read_bytes()
+    assert (
+        run(
+            [
+                f"base={place / 'base'}",
+                f"tuned={place / 'tuned'}",
+                f"out={tmp_path / 'out'}",
+                f"weights={weight}",
+            ]
+        )
+        == 0
+    )
+    assert (tmp_path / "out" / checkpoints.MODEL_FILE).read_bytes() == (
+        place / end / checkpoints.MODEL_FILE
+    ).read_bytes()
     assert BiEncoder.load(tmp_path / "out").fingerprint == BiEncoder.load(place / end).fingerprint
 
 
 def test_between_the_ends_it_is_the_sum_in_float64(place: Path, tmp_path: Path) -> None:
-    assert run([f"base={place / 'base'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", "weights=0.3"]) == 0
+    assert (
+        run([f"base={place / 'base'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", "weights=0.3"])
+        == 0
+    )
     base, tuned = weights_of(place / "base"), weights_of(place / "tuned")
     for name, tensor in weights_of(tmp_path / "out").items():
         assert torch.equal(tensor, (0.7 * base[name].double() + 0.3 * tuned[name].double()).float()), name
@@ -90,15 +120,29 @@ def test_dev_questions_choose(place: Path, chosen: Path, tmp_path: Path) -> None
     assert len(set(values)) > 3, "the candidates differ"
     facts = json.loads((chosen / merge.FACTS).read_text())
     best = tried[values.index(max(values))]
-    assert facts["weights"] == dict(zip(("tuned", "base"), best["weights"], strict=True)) and facts["metrics"] == best["metrics"]
+    assert (
+        facts["weights"] == dict(zip(("tuned", "base"), best["weights"], strict=True))
+        and facts["metrics"] == best["metrics"]
+    )
     base, tuned = weights_of(place / "base"), weights_of(place / "tuned")
     expected = mixed([tuned, base], tuple(best["weights"]))
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(chosen).items())
     # What is measured is what dpr evaluate measures of the same model.
     assert (
-        raising("evaluate")([f"set={place / 'dev'}", "split=dev", "systems=[dense]", f"model_file={chosen}", f"output_dir={tmp_path}"]) == 0
+        raising("evaluate")(
+            [
+                f"set={place / 'dev'}",
+                "split=dev",
+                "systems=[dense]",
+                f"model_file={chosen}",
+                f"output_dir={tmp_path}",
+            ]
+        )
+        == 0
     )
-    assert json.loads((tmp_path / "dev" / "dense.json").read_text())["metrics"]["ndcg@10"] == pytest.approx(best["metrics"]["ndcg@10"])
+    assert json.loads((tmp_path / "dev" / "dense.json").read_text())["metrics"]["ndcg@10"] == pytest.approx(
+        best["metrics"]["ndcg@10"]
+    )
 
 
 def test_the_same_command_again_does_nothing_and_another_is_refused(place: Path, chosen: Path) -> None:
@@ -142,7 +186,9 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(
             run(with_dev(place, tmp_path / "out"))
     assert not (tmp_path / "out").exists() and shutil.copyfileobj is copy
     assert run(with_dev(place, tmp_path / "out")) == 0
-    assert len(measured) == (12 if moment == "a candidate" else 11), "finished candidates are not measured again"
+    assert len(measured) == (12 if moment == "a candidate" else 11), (
+        "finished candidates are not measured again"
+    )
     names = [path.relative_to(chosen) for path in chosen.rglob("*") if path.is_file()]
     assert all((tmp_path / "out" / name).read_bytes() == (chosen / name).read_bytes() for name in names)
     assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["out"]
@@ -154,7 +200,9 @@ def test_several_models_are_joined_as_long_as_it_helps(place: Path, tmp_path: Pa
     expected = mixed([weights_of(place / name) for name in ("base", "tuned", "bad")], (1 / 3,) * 3)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(tmp_path / "mean").items())
 
-    assert run([several, f"out={tmp_path / 'soup'}", f"set={place / 'dev'}", "metric=mrr@10", "device=cpu"]) == 0
+    assert (
+        run([several, f"out={tmp_path / 'soup'}", f"set={place / 'dev'}", "metric=mrr@10", "device=cpu"]) == 0
+    )
     tried = {tuple(line["weights"]): line["metrics"]["mrr@10"] for line in candidates(tmp_path / "soup")}
     ends = sorted(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), key=lambda shares: -tried[shares])
     kept = [ends[0]]
@@ -163,10 +211,19 @@ def test_several_models_are_joined_as_long_as_it_helps(place: Path, tmp_path: Pa
         if tried[both] >= tried[tuple(sum(values) / len(kept) for values in zip(*kept, strict=True))]:
             kept.append(end)
     soup = tuple(sum(values) / len(kept) for values in zip(*kept, strict=True))
-    assert list(json.loads((tmp_path / "soup" / merge.FACTS).read_text())["weights"].values()) == pytest.approx(soup)
+    assert list(
+        json.loads((tmp_path / "soup" / merge.FACTS).read_text())["weights"].values()
+    ) == pytest.approx(soup)
     assert tried[soup] == max(tried[end] for end in [*ends, soup])
 
-    line = [several, f"base={place / 'base'}", f"out={tmp_path / 'line'}", f"set={place}", "weights=0,0.5,1", "device=cpu"]
+    line = [
+        several,
+        f"base={place / 'base'}",
+        f"out={tmp_path / 'line'}",
+        f"set={place}",
+        "weights=0,0.5,1",
+        "device=cpu",
+    ]
     assert run(line) == 0
     last = candidates(tmp_path / "line")[-1]["metrics"]
     assert last["ndcg@10"] == pytest.approx((last["eval/dev/ndcg@10"] + last["eval/more/ndcg@10"]) / 2)
@@ -174,11 +231,23 @@ def test_several_models_are_joined_as_long_as_it_helps(place: Path, tmp_path: Pa
 
 def test_static_tables(place: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(("base", "tuned")):
-        tiny_model(static_folder(tmp_path / "encoder"), seed=seed, dtype=torch.float32, pooling="idf_sqrt", shared=True).save(
-            tmp_path / name
-        )
+        tiny_model(
+            static_folder(tmp_path / "encoder"),
+            seed=seed,
+            dtype=torch.float32,
+            pooling="idf_sqrt",
+            shared=True,
+        ).save(tmp_path / name)
     assert (
-        run([f"base={tmp_path / 'base'}", f"tuned={tmp_path / 'tuned'}", f"out={tmp_path / 'out'}", f"set={place / 'dev'}", "device=cpu"])
+        run(
+            [
+                f"base={tmp_path / 'base'}",
+                f"tuned={tmp_path / 'tuned'}",
+                f"out={tmp_path / 'out'}",
+                f"set={place / 'dev'}",
+                "device=cpu",
+            ]
+        )
         == 0
     )
     assert len(candidates(tmp_path / "out")) == 11
@@ -189,7 +258,9 @@ def test_adapters_are_merged_into_the_base(place: Path, tmp_path: Path) -> None:
     lora: dict[str, Any] = {"adapter": "lora", "pooling": "mean", "shared": True}
     base_folder(tmp_path / "bert")
     for seed, (name, rank) in enumerate((("one", 2), ("two", 4)), 1):
-        model = BiEncoder.from_pretrained(str(tmp_path / "bert"), merge.EncoderSettings(sequence_length=24, **lora, lora_rank=rank))
+        model = BiEncoder.from_pretrained(
+            str(tmp_path / "bert"), merge.EncoderSettings(sequence_length=24, **lora, lora_rank=rank)
+        )
         torch.manual_seed(seed)
         randomize_adapters(model)
         model.save(tmp_path / name)
@@ -197,7 +268,17 @@ def test_adapters_are_merged_into_the_base(place: Path, tmp_path: Path) -> None:
     base = BiEncoder.from_pretrained(
         str(tmp_path / "bert"), merge.EncoderSettings(sequence_length=24, pooling="mean", shared=True)
     ).weights()
-    assert run([f"base={tmp_path / 'bert'}", f"tuned={tmp_path / 'one'}", f"out={tmp_path / 'half'}", "weights=0.5"]) == 0
+    assert (
+        run(
+            [
+                f"base={tmp_path / 'bert'}",
+                f"tuned={tmp_path / 'one'}",
+                f"out={tmp_path / 'half'}",
+                "weights=0.5",
+            ]
+        )
+        == 0
+    )
     assert run([f"tuned={tmp_path / 'one'},{tmp_path / 'two'}", f"out={tmp_path / 'both'}"]) == 0
     for name, tensor in weights_of(tmp_path / "half").items():
         torch.testing.assert_close(tensor, (base[name] + one[name]) / 2, rtol=0, atol=1e-6)
@@ -212,7 +293,11 @@ def test_adapters_are_merged_into_the_base(place: Path, tmp_path: Path) -> None:
         ({"query_prompt": "query: "}, {}, "its query_prompt is 'query: ', that of .*tuned is ''"),
         ({"sequence_length": 20}, {}, "its sequence_length is 20, that of .*tuned is 24"),
         ({"shared": True}, {}, "its shared is True, that of .*tuned is False"),
-        ({}, {"intermediate_size": 64}, r"its shape of \S*intermediate.dense.weight is \(64, 16\), that of .*tuned is \(32, 16\)"),
+        (
+            {},
+            {"intermediate_size": 64},
+            r"its shape of \S*intermediate.dense.weight is \(64, 16\), that of .*tuned is \(32, 16\)",
+        ),
         ({}, {"vocab_size": 200}, r"its shape of \S*word_embeddings.weight is \(200, 16\)"),
     ],
 )
@@ -222,7 +307,14 @@ def test_models_that_differ_otherwise_are_refused(
     folder = encoder_folder(tmp_path / "encoder", **config)
     tiny_model(folder, dtype=torch.float32, **{"pooling": "mean", **settings}).save(tmp_path / "other")
     with pytest.raises(InputError, match=message):
-        run([f"base={tmp_path / 'other'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", "weights=0.5"])
+        run(
+            [
+                f"base={tmp_path / 'other'}",
+                f"tuned={place / 'tuned'}",
+                f"out={tmp_path / 'out'}",
+                "weights=0.5",
+            ]
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -232,7 +324,14 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     (folder / "vocab.txt").write_text("\n".join([*words[:20], *reversed(words[20:-1]), ""]))
     tiny_model(folder, dtype=torch.float32, pooling="mean").save(tmp_path / "other")
     with pytest.raises(InputError, match="its tokenizer's fingerprint is"):
-        run([f"base={tmp_path / 'other'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", "weights=0.5"])
+        run(
+            [
+                f"base={tmp_path / 'other'}",
+                f"tuned={place / 'tuned'}",
+                f"out={tmp_path / 'out'}",
+                "weights=0.5",
+            ]
+        )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +339,10 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     [
         (["tuned=a", "out=b"], "base is not set, and tuned names one model"),
         (["tuned=a", "base=c", "out=b"], "nothing chooses among 11 weights"),
-        (["tuned=a", "base=c", "out=b", "weights=1.5"], r"weights=1\.5 is out of range; it must be in \[0, 1\]"),
+        (
+            ["tuned=a", "base=c", "out=b", "weights=1.5"],
+            r"weights=1\.5 is out of range; it must be in \[0, 1\]",
+        ),
         (["base=c", "out=b"], "tuned is not set"),
     ],
 )

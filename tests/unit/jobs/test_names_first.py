@@ -22,7 +22,11 @@ from dpr.preparation import conversion, folder_data, new_encoder
     ids=["prepare", "prepare-folder", "prepare-pairs", "new-encoder"],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(
-    module: object, line: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: object,
+    line: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     there, other = tmp_path_factory.mktemp("there"), tmp_path_factory.mktemp("other")
     (there / "data.tsv").write_text("question\tpassage\n")
@@ -30,4 +34,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(
     monkeypatch.setattr(module, "content_sha256", lambda *_, **__: pytest.fail("data were read"))
     assert main(line.format(there=there, other=other).split()) == 3
     message = capsys.readouterr().err
-    assert "is not a folder" in message and str(Path(line.format(there=there, other=other).partition("out=")[2]).parent) in message
+    assert (
+        "is not a folder" in message
+        and str(Path(line.format(there=there, other=other).partition("out=")[2]).parent) in message
+    )

@@ -26,8 +26,18 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def arguments(corpus: Path, out: Path | None, *more: str) -> list[str]:
     encoder = static_folder(corpus.parent / "encoder")
-    given = [f"encoder.pretrained_model_cfg={encoder}", "encoder=static", "encoder.pooling=idf_sqrt", "train_datasets=[docs]"]
-    given += [f"datasets.docs.file={corpus}", "datasets.docs.pairs={crops: 2, title: 1}", "train.hard_negatives=0", "no_cuda=true"]
+    given = [
+        f"encoder.pretrained_model_cfg={encoder}",
+        "encoder=static",
+        "encoder.pooling=idf_sqrt",
+        "train_datasets=[docs]",
+    ]
+    given += [
+        f"datasets.docs.file={corpus}",
+        "datasets.docs.pairs={crops: 2, title: 1}",
+        "train.hard_negatives=0",
+        "no_cuda=true",
+    ]
     given += ["train.batch_size=16", "train.num_train_epochs=3", "train.save_every_steps=4"]
     return [*given, *([f"output_dir={out}"] if out else []), *more]
 
@@ -36,7 +46,9 @@ def weights(folder: Path) -> str:
     return BiEncoder.load(folder).fingerprint
 
 
-def test_training_on_a_corpus_is_the_same_from_text_and_tokens_and_after_a_stop(corpus: Path, tmp_path: Path) -> None:
+def test_training_on_a_corpus_is_the_same_from_text_and_tokens_and_after_a_stop(
+    corpus: Path, tmp_path: Path
+) -> None:
     assert train(arguments(corpus, tmp_path / "tokens")) == 0
     assert list((tmp_path / "cache").glob("tokens-*"))
     assert train(arguments(corpus, tmp_path / "text", "train.token_store=off")) == 0
@@ -47,9 +59,15 @@ def test_training_on_a_corpus_is_the_same_from_text_and_tokens_and_after_a_stop(
     assert weights(tmp_path / "other") != weights(tmp_path / "text")
 
 
-def test_pairs_that_differ_are_another_run(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_that_differ_are_another_run(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train(arguments(corpus, tmp_path / "run")) == 0
-    for changed in ("datasets.docs.drop_words=0.2", "datasets.docs.held_back=0.2", "datasets.docs.pairs=crops"):
+    for changed in (
+        "datasets.docs.drop_words=0.2",
+        "datasets.docs.held_back=0.2",
+        "datasets.docs.pairs=crops",
+    ):
         assert train(arguments(corpus, tmp_path / "run", changed)) not in (0, 1)
         assert "was written by a different run: train_datasets" in capsys.readouterr().err
     write_corpus(corpus, made_rows(91))
@@ -60,7 +78,9 @@ def test_pairs_that_differ_are_another_run(corpus: Path, tmp_path: Path, capsys:
 def test_rows_of_similar_length_and_a_labelled_set_beside_it(corpus: Path, tmp_path: Path) -> None:
     labelled = tmp_path / "train.jsonl"
     row = {"question": "ba be", "positive_ctxs": [{"title": "", "text": "bi bo"}]}
-    labelled.write_text("".join(json.dumps({**row, "question": f"ba be {number}"}) + "\n" for number in range(40)))
+    labelled.write_text(
+        "".join(json.dumps({**row, "question": f"ba be {number}"}) + "\n" for number in range(40))
+    )
     more = [f"train_datasets=[docs,{labelled}]", "train.sampling.temperature=2", "train.sampling.mixed=true"]
     assert train(arguments(corpus, tmp_path / "mixed", *more)) == 0
     for name, store in (("grouped", "auto"), ("grouped_text", "off")):
@@ -86,18 +106,24 @@ def test_explain_shows_the_pairs_of_a_step(corpus: Path, capsys: pytest.CaptureF
         (["datasets.docs.drop_words=1"], "it must be in [0, 1)"),
     ],
 )
-def test_what_does_not_fit_is_said(corpus: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_said(
+    corpus: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train(arguments(corpus, tmp_path / "run", *more)) == 2
     assert message in capsys.readouterr().err
 
 
-def test_pairs_are_cut_from_one_corpus(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_are_cut_from_one_corpus(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_corpus(tmp_path / "corpus2.jsonl", made_rows(8))
     assert train(arguments(corpus, tmp_path / "run", f"datasets.docs.file={tmp_path}/corpus*.jsonl")) == 2
     assert "names 2 files, but pairs are cut from one corpus" in capsys.readouterr().err
 
 
-def test_pseudo_questions_and_pairs_as_files(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pseudo_questions_and_pairs_as_files(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "pseudo"
     command = [str(corpus), f"out={out}", "held_back=0.3", "rounds=2"]
     prepare_pairs(command)
@@ -126,4 +152,6 @@ def test_pseudo_questions_and_pairs_as_files(corpus: Path, tmp_path: Path, capsy
     rows = [pairs[row] for row in range(len(pairs))]
     assert len(rows) == 180
     assert {row.positives[0].id for row in rows} & asked == set()
-    assert {before[str(row.positives[0].id)].origin for row in rows if before[str(row.positives[0].id)].origin} & (held - {None}) == set()
+    assert {
+        before[str(row.positives[0].id)].origin for row in rows if before[str(row.positives[0].id)].origin
+    } & (held - {None}) == set()

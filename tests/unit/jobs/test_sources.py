@@ -27,7 +27,10 @@ def touch(*names: str) -> None:
 
 
 def names_and_files(given: Any, catalogue: dict[str, Any] | None = None) -> list[tuple[str, list[str]]]:
-    return [(source.name, [str(file) for file in source.files]) for source in resolve_training_files(given, catalogue or {})]
+    return [
+        (source.name, [str(file) for file in source.files])
+        for source in resolve_training_files(given, catalogue or {})
+    ]
 
 
 def test_none_is_no_data() -> None:
@@ -48,7 +51,11 @@ def test_an_entry_may_stand_in_place_of_its_name() -> None:
     touch("a.json", "corpus.jsonl", "corpus")  # a file of the name that it gets changes nothing
     entry = {"file": "corpus.jsonl", "pairs": "crops"}
     assert names_and_files(entry) == [("corpus", ["corpus.jsonl"])]
-    assert names_and_files(["a.json", entry, entry]) == [("a", ["a.json"]), ("corpus", ["corpus.jsonl"]), ("corpus_2", ["corpus.jsonl"])]
+    assert names_and_files(["a.json", entry, entry]) == [
+        ("a", ["a.json"]),
+        ("corpus", ["corpus.jsonl"]),
+        ("corpus_2", ["corpus.jsonl"]),
+    ]
     assert resolve_training_files([entry], {"corpus": {"file": "a.json"}})[0].options.pairs == "crops"
     for wrong, expected in (
         ({"pairs": "crops"}, "is not a data set"),
@@ -66,7 +73,11 @@ def test_one_text_is_a_list_of_one() -> None:
 
 def test_names_are_unique_so_that_metrics_do_not_mix() -> None:
     touch("x/dev.json", "y/dev.json", "z/dev.jsonl")
-    assert [name for name, _ in names_and_files(["x/dev.json", "y/dev.json", "z/dev.jsonl"])] == ["dev", "dev_2", "dev_3"]
+    assert [name for name, _ in names_and_files(["x/dev.json", "y/dev.json", "z/dev.jsonl"])] == [
+        "dev",
+        "dev_2",
+        "dev_3",
+    ]
 
 
 def test_a_file_wins_over_a_key_of_its_name_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,10 +100,14 @@ def test_a_key_wins_over_a_folder_of_its_name() -> None:
 
 def test_catalogue_entry_of_several_files_and_globs() -> None:
     touch("a.json", "b1.json", "b2.json")
-    assert names_and_files("s", {"s": {"file": ["a.json", "b*.json"]}}) == [("s", ["a.json", "b1.json", "b2.json"])]
+    assert names_and_files("s", {"s": {"file": ["a.json", "b*.json"]}}) == [
+        ("s", ["a.json", "b1.json", "b2.json"])
+    ]
 
 
-@pytest.mark.parametrize("published", ["nq-train.json.gz", "biencoder-nq-train.json.gz", "biencoder-nq-train.json"])
+@pytest.mark.parametrize(
+    "published", ["nq-train.json.gz", "biencoder-nq-train.json.gz", "biencoder-nq-train.json"]
+)
 def test_a_published_file_is_found_as_it_was_downloaded(published: str) -> None:
     catalogue = yaml.safe_load((conf_folder() / "datasets" / "encoder_train_default.yaml").read_text())
     touch(f"downloads/data/retriever/{published}")
@@ -133,12 +148,20 @@ def test_options_reach_the_source() -> None:
         ("zzz", {"nq_train": {}}, "the catalogue has nq_train"),
         ("*.nothing", {}, "no file matches *.nothing"),
         ("data", {}, "data is a folder; name its files, e.g. 'data/*.json'"),
-        ("s", {"s": {"file": "missing.json"}}, "missing.json does not exist\nput it there, or name your copy: datasets.s.file=<path>"),
+        (
+            "s",
+            {"s": {"file": "missing.json"}},
+            "missing.json does not exist\nput it there, or name your copy: datasets.s.file=<path>",
+        ),
         ("s", {"s": {}}, "set datasets.s.file=<path>"),
         ("s", {"s": {"file": "a", "fil": "b"}}, "unknown setting datasets.s.fil; did you mean file?"),
         ("s", {"s": {"file": "a", "normalize": "yes"}}, "datasets.s.normalize='yes' is not true or false"),
         ("s", {"s": {"file": "a", "encoder_type": "both"}}, "datasets.s.encoder_type=both"),
-        ("s", {"s": {"file": "a", "_target_": "os.system"}}, "datasets.s._target_=os.system is not supported"),
+        (
+            "s",
+            {"s": {"file": "a", "_target_": "os.system"}},
+            "datasets.s._target_=os.system is not supported",
+        ),
         ("s", {"s": 3}, "datasets.s is not a set of options"),
         ([["a.json"]], {}, "is not a data set"),
         ([3], {}, "is not a data set"),

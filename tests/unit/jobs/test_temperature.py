@@ -1,4 +1,5 @@
-"""The temperature belongs to the model: what it was trained with is what it is evaluated and trained on with."""
+"""The temperature belongs to the model: what it was trained with is what it is evaluated and trained on
+with."""
 
 from __future__ import annotations
 
@@ -36,11 +37,19 @@ def config_of(folder: Path, **loss: Any) -> BiEncoderTrainConfig:
 def trained(folder: Path) -> dict[str, tuple[Path, float]]:
     """The run of each kind of temperature, and the last validation of its training."""
     runs = {}
-    kinds: dict[str, dict[str, Any]] = {"fixed": {"temperature": 0.25}, "learned": {"temperature": 0.25, "learn_temperature": True}}
+    kinds: dict[str, dict[str, Any]] = {
+        "fixed": {"temperature": 0.25},
+        "learned": {"temperature": 0.25, "learn_temperature": True},
+    }
     for name, loss in kinds.items():
         config = config_of(folder, **loss)
         config.train_datasets, config.output_dir = [str(folder / "train.json")], str(folder / name)
-        config.train.batch_size, config.train.num_train_epochs, config.train.learning_rate, config.train.warmup_steps = 8, 1, 0.05, 0
+        (
+            config.train.batch_size,
+            config.train.num_train_epochs,
+            config.train.learning_rate,
+            config.train.warmup_steps,
+        ) = 8, 1, 0.05, 0
         value = run(config)
         assert value is not None
         runs[name] = folder / name, value
@@ -65,9 +74,16 @@ def test_evaluation_uses_the_temperature_of_training(
     assert abs(evaluated(folder, model, temperature=1.0) - value) > 1e-3
 
 
-@pytest.mark.parametrize(("kind", "stated", "is_told"), [("fixed", 1.0, True), ("learned", 1.0, True), ("fixed", 0.25, False)])
+@pytest.mark.parametrize(
+    ("kind", "stated", "is_told"), [("fixed", 1.0, True), ("learned", 1.0, True), ("fixed", 0.25, False)]
+)
 def test_a_stated_temperature_that_differs_is_used_and_told(
-    folder: Path, trained: dict[str, tuple[Path, float]], kind: str, stated: float, is_told: bool, caplog: pytest.LogCaptureFixture
+    folder: Path,
+    trained: dict[str, tuple[Path, float]],
+    kind: str,
+    stated: float,
+    is_told: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = config_of(folder, temperature=stated)
     config.model_file = str(trained[kind][0])
@@ -95,11 +111,17 @@ def test_a_run_of_a_learned_temperature_is_resumed_with_what_it_learned(folder: 
         for number in epochs:
             config = config_of(folder, temperature=0.25, learn_temperature=True)
             config.train_datasets, config.output_dir = [str(folder / "train.json")], str(tmp_path / name)
-            config.train.batch_size, config.train.num_train_epochs, config.train.stop_at_epoch = 8, 2, number % 2
+            config.train.batch_size, config.train.num_train_epochs, config.train.stop_at_epoch = (
+                8,
+                2,
+                number % 2,
+            )
             config.train.learning_rate = 0.05
             run(config)
         newest = checkpoints.checkpoint_folders(tmp_path / name, "dpr_biencoder")[0]
-        values.append(float(checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)["log_temperature"].exp()))
+        values.append(
+            float(checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)["log_temperature"].exp())
+        )
     assert values[0] == values[1] != 0.25
 
 

@@ -24,13 +24,17 @@ from tests.helpers.tiny import encoder_folder, make_samples
 
 @pytest.mark.parametrize("kind", [TrainSettings, BiEncoderTrainConfig])
 def test_every_setting_of_training_is_read_somewhere(kind: type) -> None:
-    texts = "".join(re.sub(r'"""(?s:.*?)"""', "", source.text) for source in package_sources() if source.room != "cli")
+    texts = "".join(
+        re.sub(r'"""(?s:.*?)"""', "", source.text) for source in package_sources() if source.room != "cli"
+    )
     unread = [item.name for item in fields(kind) if not re.search(rf"\.{item.name}\b", texts)]
     assert not unread
 
 
 def config_of(folder: Path, **values: Any) -> BiEncoderTrainConfig:
-    config = BiEncoderTrainConfig(device="cpu", train_datasets=[str(folder / "train.json")], dev_datasets=[str(folder / "dev.json")])
+    config = BiEncoderTrainConfig(
+        device="cpu", train_datasets=[str(folder / "train.json")], dev_datasets=[str(folder / "dev.json")]
+    )
     config.output_dir, config.encoder.pretrained_model_cfg = str(folder / "run"), str(folder / "encoder")
     config.encoder.pretrained, config.encoder.sequence_length, config.train.num_workers = False, 24, 0
     for key, value in values.items():
@@ -52,7 +56,10 @@ RETRIEVAL = {"kind": "retrieval", "corpus": "missing.tsv", "questions": "missing
         ({"output_dir": "{folder}/train.json/run"}, r"cannot be written \(.*train.json is not a folder\)"),
         ({"train__metrics": ["nowhere:metric"]}, "train.metrics=nowhere:metric: nowhere cannot be imported"),
         ({"train__callbacks": ["json:nothing"]}, "train.callbacks=json:nothing: json has no nothing"),
-        ({"train__best_metric": "eval/acc"}, "train.best_metric=eval/acc is not a metric of any validation.*choose one of eval/nll_loss"),
+        (
+            {"train__best_metric": "eval/acc"},
+            "train.best_metric=eval/acc is not a metric of any validation.*choose one of eval/nll_loss",
+        ),
         (
             {"train__early_stopping__metric": "eval/acc", "train__early_stopping__patience": 1},
             "train.early_stopping.metric=eval/acc is not a metric",
@@ -72,7 +79,10 @@ def test_names_and_paths_are_checked_before_data_are_read(
     for name in ("train.json", "dev.json"):
         write_training_set(tmp_path / name, make_samples(4))
     monkeypatch.setattr(train, "open_sets", lambda *_: pytest.fail("data were read"))
-    values = {key: value.format(folder=tmp_path) if isinstance(value, str) else value for key, value in values.items()}
+    values = {
+        key: value.format(folder=tmp_path) if isinstance(value, str) else value
+        for key, value in values.items()
+    }
     with pytest.raises(DprError, match=message):
         train.run(config_of(tmp_path, **values))
 

@@ -1,4 +1,5 @@
-"""Texts that the vocabulary lacks are said, or refused where they are most; half a character is refused in a sentence."""
+"""Texts that the vocabulary lacks are said, or refused where they are most; half a character is refused in a
+sentence."""
 
 from __future__ import annotations
 
@@ -26,29 +27,68 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("num_foreign", "said", "code"), [(0, False, 0), (4, True, 0), (12, True, 3)], ids=["known", "a third foreign", "all foreign"]
+    ("num_foreign", "said", "code"),
+    [(0, False, 0), (4, True, 0), (12, True, 3)],
+    ids=["known", "a third foreign", "all foreign"],
 )
 def test_train_and_embed_say_unknown_words_and_refuse_a_text_of_them(
     tmp_path: Path, model: str, num_foreign: int, said: bool, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = [f"{FOREIGN if row < num_foreign else KNOWN} {WORDS[row]}" for row in range(12)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": str(row), "text": text}) + "\n" for row, text in enumerate(texts)))
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": str(row), "text": text}) + "\n" for row, text in enumerate(texts))
+    )
     write_training_set(tmp_path / "train.jsonl", [TrainingSample(text, (Passage(text),)) for text in texts])
-    embed = ["embed", f"model_file={model}", f"ctx_src={tmp_path / 'corpus.jsonl'}", f"out_file={tmp_path / 'vectors'}"]
-    train = ["train", f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}", "encoder.pretrained=false", "encoder.sequence_length=24"]
-    train += [f"train_datasets={tmp_path / 'train.jsonl'}", f"output_dir={tmp_path / 'run'}", "train.batch_size=4", "train.max_steps=1"]
+    embed = [
+        "embed",
+        f"model_file={model}",
+        f"ctx_src={tmp_path / 'corpus.jsonl'}",
+        f"out_file={tmp_path / 'vectors'}",
+    ]
+    train = [
+        "train",
+        f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",
+        "encoder.pretrained=false",
+        "encoder.sequence_length=24",
+    ]
+    train += [
+        f"train_datasets={tmp_path / 'train.jsonl'}",
+        f"output_dir={tmp_path / 'run'}",
+        "train.batch_size=4",
+        "train.max_steps=1",
+    ]
     for command in (embed, [*train, "train.num_workers=0"]):
         assert main([*command, "device=cpu"]) == code
         assert ("[UNK]" in capsys.readouterr().err) == said, command[0]
 
 
-def test_retrieve_says_unknown_words_of_questions(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retrieve_says_unknown_words_of_questions(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"_id": "a", "text": KNOWN}) + "\n")
-    assert main(["embed", f"model_file={model}", f"ctx_src={tmp_path / 'corpus.jsonl'}", f"out_file={tmp_path / 'vectors'}"]) == 0
+    assert (
+        main(
+            [
+                "embed",
+                f"model_file={model}",
+                f"ctx_src={tmp_path / 'corpus.jsonl'}",
+                f"out_file={tmp_path / 'vectors'}",
+            ]
+        )
+        == 0
+    )
     for text in (KNOWN, FOREIGN):
         (tmp_path / "questions.jsonl").write_text(json.dumps({"_id": "q", "text": text}) + "\n")
-        searched = [f"encoded_ctx_files=[{tmp_path / 'vectors'}_0]", "match=none", f"out_file={tmp_path / 'out.json'}", "out_texts=false"]
-        assert main(["retrieve", f"model_file={model}", f"qa_dataset={tmp_path / 'questions.jsonl'}", *searched]) == 0
+        searched = [
+            f"encoded_ctx_files=[{tmp_path / 'vectors'}_0]",
+            "match=none",
+            f"out_file={tmp_path / 'out.json'}",
+            "out_texts=false",
+        ]
+        assert (
+            main(["retrieve", f"model_file={model}", f"qa_dataset={tmp_path / 'questions.jsonl'}", *searched])
+            == 0
+        )
         assert ("100% of the tokens of" in capsys.readouterr().err) == (text == FOREIGN)
 
 

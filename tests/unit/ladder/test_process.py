@@ -30,13 +30,17 @@ assert not torch.cuda.is_initialized()
 
 
 def test_what_is_imported_before_a_stage_is_forked_begins_nothing_on_a_gpu() -> None:
-    ran = subprocess.run([sys.executable, "-c", ASKED, *_IMPORTED], capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", ASKED, *_IMPORTED], capture_output=True, text=True, cwd=REPOSITORY, check=False
+    )
     assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
 @pytest.mark.parametrize("owner", ["this process", "another"])
-def test_stages_are_forked_by_the_process_of_a_command_alone(owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_forked_by_the_process_of_a_command_alone(
+    owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[Any] = []
     popen = subprocess.Popen
 

@@ -1,4 +1,5 @@
-"""The loss in blocks is the loss: value, number correct and gradients, with every kind of mask and any size of block."""
+"""The loss in blocks is the loss: value, number correct and gradients, with every kind of mask and any size
+of block."""
 
 from __future__ import annotations
 
@@ -18,10 +19,18 @@ NUM_QUESTIONS, NUM_CONTEXTS, WIDTH = 11, 29, 5
 def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
     """Loss, number correct, and the gradients of questions, contexts and temperature."""
     generator = torch.Generator().manual_seed(3)
-    questions = torch.randn(NUM_QUESTIONS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    questions = torch.randn(
+        NUM_QUESTIONS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True
+    )
     vectors = torch.randn(NUM_CONTEXTS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
     temperature = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    ids = torch.stack([torch.randint(0, 20, (NUM_CONTEXTS,), generator=generator), torch.zeros(NUM_CONTEXTS, dtype=torch.int64)], dim=1)
+    ids = torch.stack(
+        [
+            torch.randint(0, 20, (NUM_CONTEXTS,), generator=generator),
+            torch.zeros(NUM_CONTEXTS, dtype=torch.int64),
+        ],
+        dim=1,
+    )
     positive_idx = torch.randperm(NUM_CONTEXTS, generator=generator)[:NUM_QUESTIONS]
     valid = torch.rand(NUM_CONTEXTS, generator=generator) < 0.8
     valid[positive_idx] = True
@@ -29,15 +38,31 @@ def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
         [
             ids[positive_idx][:, None],
             torch.stack(
-                [torch.randint(0, 25, (NUM_QUESTIONS, 3), generator=generator), torch.zeros(NUM_QUESTIONS, 3, dtype=torch.int64)], dim=2
+                [
+                    torch.randint(0, 25, (NUM_QUESTIONS, 3), generator=generator),
+                    torch.zeros(NUM_QUESTIONS, 3, dtype=torch.int64),
+                ],
+                dim=2,
             ),
         ],
         dim=1,
     )
     known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
-    pool = make_pool(vectors, positive_idx, rule=candidates, ids=ids, valid=valid, known=(known, known_valid), temperature=temperature)
+    pool = make_pool(
+        vectors,
+        positive_idx,
+        rule=candidates,
+        ids=ids,
+        valid=valid,
+        known=(known, known_valid),
+        temperature=temperature,
+    )
     result = BiEncoderNllLoss(max_scores=max_scores)(questions, pool)
-    return [result.loss, result.num_correct, *torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature))]
+    return [
+        result.loss,
+        result.num_correct,
+        *torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature)),
+    ]
 
 
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])
@@ -61,7 +86,9 @@ def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
 
 
 @pytest.mark.parametrize("max_scores", [50, 1 << 20])
-def test_of_slots_with_one_passage_the_first_is_the_answer_however_their_scores_are_rounded(max_scores: int) -> None:
+def test_of_slots_with_one_passage_the_first_is_the_answer_however_their_scores_are_rounded(
+    max_scores: int,
+) -> None:
     """The original's rule, enumerated: the first of the highest scores, which are equal for equal vectors."""
     torch.manual_seed(0)
     num_first = 0
@@ -80,7 +107,8 @@ def test_of_slots_with_one_passage_the_first_is_the_answer_however_their_scores_
 
 
 def test_the_score_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what autograd keeps for backward, nothing has the size of the matrix; 4,096 x 8,192 scores are 128 MB."""
+    """Of what autograd keeps for backward, nothing has the size of the matrix; 4,096 x 8,192 scores are 128
+    MB."""
     sizes: list[int] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

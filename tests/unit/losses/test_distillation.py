@@ -31,25 +31,45 @@ def batch_of(teacher: torch.Tensor | None) -> BiEncoderBatch:
     tokens, ids = TokenBatch.from_lists([[1], [1]]), torch.arange(6)[:, None].expand(6, 2)
     known = torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.bool)
     valid, weights = torch.ones(6, dtype=torch.bool), torch.ones(2, dtype=torch.float64)
-    return BiEncoderBatch(tokens, tokens, torch.arange(6), valid, ids, torch.tensor([0, 3]), *known, weights, teacher_scores=teacher)
+    return BiEncoderBatch(
+        tokens,
+        tokens,
+        torch.arange(6),
+        valid,
+        ids,
+        torch.tensor([0, 3]),
+        *known,
+        weights,
+        teacher_scores=teacher,
+    )
 
 
 def loss_of(teacher: torch.Tensor | None, **settings: Any) -> torch.Tensor:
     questions = torch.eye(2, dtype=torch.float64)
     contexts = torch.arange(12, dtype=torch.float64).view(6, 2) / 10
-    return Objective(ObjectiveSettings(**settings))(questions, make_pool(contexts, torch.tensor([0, 3])), batch_of(teacher)).losses
+    return Objective(ObjectiveSettings(**settings))(
+        questions, make_pool(contexts, torch.tensor([0, 3])), batch_of(teacher)
+    ).losses
 
 
 def test_the_divergence_of_two_distributions() -> None:
     student, teacher = rows([0.0, math.log(3)]), rows([math.log(3), 0.0])
     expected = 0.75 * math.log(3) + 0.25 * math.log(1 / 3)
-    assert float(kl_divergence(student, teacher, torch.ones(1, 2, dtype=torch.bool))) == pytest.approx(expected, abs=1e-15)
+    assert float(kl_divergence(student, teacher, torch.ones(1, 2, dtype=torch.bool))) == pytest.approx(
+        expected, abs=1e-15
+    )
 
 
 def test_slots_without_a_score_take_no_part_and_get_no_gradient() -> None:
-    student, scored = rows([0.0, 1.0, 50.0], [1.0, 2.0, 3.0]).requires_grad_(), torch.tensor([[True, True, False], [False] * 3])
+    student, scored = (
+        rows([0.0, 1.0, 50.0], [1.0, 2.0, 3.0]).requires_grad_(),
+        torch.tensor([[True, True, False], [False] * 3]),
+    )
     teacher = rows([1.0, 0.0, NAN], [NAN, NAN, NAN])
-    for losses in (kl_divergence(student, teacher, scored), margin_mse(student, teacher, scored, torch.tensor([0, 1]))):
+    for losses in (
+        kl_divergence(student, teacher, scored),
+        margin_mse(student, teacher, scored, torch.tensor([0, 1])),
+    ):
         assert losses[0] > 0.4 and losses[1] == 0
         (gradient,) = torch.autograd.grad(losses.sum(), student)
         assert gradient.isfinite().all() and not gradient[0, 2] and not gradient[1].any() and gradient[0, 0]
@@ -89,14 +109,18 @@ def test_a_weight_of_the_term_multiplies_it_and_padding_has_no_score() -> None:
     pool = make_pool(torch.arange(12, dtype=torch.float64).view(6, 2) / 10, torch.tensor([0, 3]))
     objective = Objective(ObjectiveSettings(nll_weight=0.0, kl_weight=1.0))
     without = objective(torch.eye(2, dtype=torch.float64), pool, padded).losses
-    torch.testing.assert_close(without, loss_of(torch.tensor([1.0, 2, NAN, 4, 5, 6]), nll_weight=0.0, kl_weight=1.0))
+    torch.testing.assert_close(
+        without, loss_of(torch.tensor([1.0, 2, NAN, 4, 5, 6]), nll_weight=0.0, kl_weight=1.0)
+    )
 
 
 def test_settings_make_the_objective_and_the_default_stays_the_nll() -> None:
     assert type(make_loss(LossSettings(), candidates="dpr")) is BiEncoderNllLoss
     made = make_loss(LossSettings(kl_weight=1.0, nll_weight=0.0), candidates="dpr")
     assert isinstance(made, Objective) and made.candidates == "dpr" and made.needs == frozenset()
-    with pytest.raises(ConfigError, match=r"loss\.kl_weight=1\.0 and a user-defined loss\.name are mutually exclusive"):
+    with pytest.raises(
+        ConfigError, match=r"loss\.kl_weight=1\.0 and a user-defined loss\.name are mutually exclusive"
+    ):
         LossSettings(name="a:B", kl_weight=1.0).check_together("loss.")
     with pytest.raises(ConfigError, match="every term of the objective has weight 0"):
         LossSettings(nll_weight=0.0).check_together("loss.")
@@ -106,5 +130,7 @@ def test_settings_make_the_objective_and_the_default_stays_the_nll() -> None:
 def test_what_acts_on_two_terms_needs_one_of_them(setting: dict[str, float]) -> None:
     for weights in ({"nll_weight": 0.0, "symmetric_weight": 1.0}, {"kl_weight": 1.0}):
         LossSettings(**weights, **setting).check_together("loss.")
-    with pytest.raises(ConfigError, match=r"has no effect where loss\.nll_weight and loss\.symmetric_weight are 0"):
+    with pytest.raises(
+        ConfigError, match=r"has no effect where loss\.nll_weight and loss\.symmetric_weight are 0"
+    ):
         LossSettings(nll_weight=0.0, kl_weight=1.0, **setting).check_together("loss.")

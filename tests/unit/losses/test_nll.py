@@ -23,7 +23,11 @@ from tests.helpers.pools import make_pool
 
 
 def pool(
-    scores: list[list[float]], ids: list[int], valid: list[bool] | None = None, positives: tuple[int, int] = (0, 2), **options: Any
+    scores: list[list[float]],
+    ids: list[int],
+    valid: list[bool] | None = None,
+    positives: tuple[int, int] = (0, 2),
+    **options: Any,
 ) -> Pool:
     """Questions are to be unit vectors, so that context vectors are columns of the score matrix."""
     matrix = torch.tensor(scores, dtype=torch.float64)
@@ -72,43 +76,75 @@ def test_another_known_positive_is_masked_for_its_question_only() -> None:
 
 
 def test_padding_of_the_known_table_never_masks_a_passage() -> None:
-    """The filler (0, 0) may be some passage's identity only by chance; invalid entries must not count even then."""
+    """The filler (0, 0) may be some passage's identity only by chance; invalid entries must not count even
+    then."""
     ids = torch.tensor([[0, 0], [1, 0]])
     known = torch.zeros(1, 3, 2, dtype=torch.int64)
     absent = torch.zeros(1, 3, dtype=torch.bool)
-    candidates = find_candidates("distinct", torch.tensor([1]), torch.tensor([True, True]), ids, known, absent)
+    candidates = find_candidates(
+        "distinct", torch.tensor([1]), torch.tensor([True, True]), ids, known, absent
+    )
     assert not (candidates.mask_(torch.zeros(1, 2)) == MASKED_SCORE).any()
 
 
 def test_no_passage_of_a_known_document_competes() -> None:
-    """Passages of document 5 are in slots 0, 2 and 3; the third repeats the first. The second question knows one passage beside."""
+    """Passages of document 5 are in slots 0, 2 and 3; the third repeats the first. The second question knows
+    one passage beside."""
     ids = torch.tensor([[5, 1], [6, 1], [5, 2], [5, 1], [7, 1]])
     known = torch.tensor([[[5, WHOLE_DOCUMENT], [0, 0]], [[7, 1], [6, WHOLE_DOCUMENT]]])
     valid = torch.tensor([[True, False], [True, True]])
     scores = torch.tensor([[3, 1, 2, 3, 5], [1, 4, 2, 3, 7]])
-    candidates = find_candidates("distinct", torch.tensor([2, 1]), torch.ones(5, dtype=torch.bool), ids, known, valid)
-    assert (candidates.mask_(scores.double()) == MASKED_SCORE).tolist() == [[True, False, False, True, False], [False] * 3 + [True] * 2]
+    candidates = find_candidates(
+        "distinct", torch.tensor([2, 1]), torch.ones(5, dtype=torch.bool), ids, known, valid
+    )
+    assert (candidates.mask_(scores.double()) == MASKED_SCORE).tolist() == [
+        [True, False, False, True, False],
+        [False] * 3 + [True] * 2,
+    ]
     for seed in range(20):  # as comparing one by one
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, 4, (9, 2), generator=generator)
         positives = torch.randperm(9, generator=generator)[:5]
-        known = torch.stack([ids[positives, 0], torch.where(torch.arange(5) % 2 > 0, WHOLE_DOCUMENT, ids[positives, 1])], dim=1)[:, None]
-        found = find_candidates("distinct", positives, torch.ones(9, dtype=torch.bool), ids, known, torch.ones(5, 1, dtype=torch.bool))
+        known = torch.stack(
+            [ids[positives, 0], torch.where(torch.arange(5) % 2 > 0, WHOLE_DOCUMENT, ids[positives, 1])],
+            dim=1,
+        )[:, None]
+        found = find_candidates(
+            "distinct",
+            positives,
+            torch.ones(9, dtype=torch.bool),
+            ids,
+            known,
+            torch.ones(5, 1, dtype=torch.bool),
+        )
         left_out = found.mask_(torch.zeros(5, 9)) == MASKED_SCORE
         for row, positive in enumerate(positives.tolist()):
             for column in range(9):
                 is_first = not any(torch.equal(ids[column], other) for other in ids[:column])
                 is_target = torch.equal(ids[column], ids[positive]) and is_first
-                is_known = bool(ids[column, 0] == ids[positive, 0]) if row % 2 else torch.equal(ids[column], ids[positive])
-                assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target)), (seed, row, column)
+                is_known = (
+                    bool(ids[column, 0] == ids[positive, 0])
+                    if row % 2
+                    else torch.equal(ids[column], ids[positive])
+                )
+                assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target)), (
+                    seed,
+                    row,
+                    column,
+                )
 
 
 def passages_of(slots: list[tuple[str | None, str]]) -> list[int]:
-    """Of each slot the first one of its passage: slots that share id or text, or have such slots between them."""
+    """Of each slot the first one of its passage: slots that share id or text, or have such slots between
+    them."""
     first = list(range(len(slots)))
     for _ in slots:
         for slot, (key, text) in enumerate(slots):
-            same = [other for other, (its, words) in enumerate(slots) if text == words or (key is not None and key == its)]
+            same = [
+                other
+                for other, (its, words) in enumerate(slots)
+                if text == words or (key is not None and key == its)
+            ]
             first[slot] = min(first[other] for other in same)
     return first
 
@@ -127,11 +163,17 @@ def test_equal_texts_under_different_ids_are_one_passage_on_every_rank(seed: int
     known = [[slots[3 * question], *(drawn() for _ in range(rng.randint(0, 2)))] for question in range(4)]
     ids, valid = identities(slots), torch.ones(12, dtype=torch.bool)
     first = passages_of(slots)
-    for question, listed in enumerate(known):  # as a rank that has no other question, so that it sees no other known positive
+    for question, listed in enumerate(
+        known
+    ):  # as a rank that has no other question, so that it sees no other known positive
         one = identities(listed)[None], torch.ones(1, len(listed), dtype=torch.bool)
         found = find_candidates("distinct", torch.tensor([3 * question]), valid, ids, *one)
-        masked = [first[slot] for slot, each in enumerate(slots) if any(is_same(each, other) for other in listed)]
-        expected = [first[slot] == slot and (slot not in masked or slot == first[3 * question]) for slot in range(12)]
+        masked = [
+            first[slot] for slot, each in enumerate(slots) if any(is_same(each, other) for other in listed)
+        ]
+        expected = [
+            first[slot] == slot and (slot not in masked or slot == first[3 * question]) for slot in range(12)
+        ]
         assert found.target.tolist() == [first[3 * question]]
         assert (found.mask_(torch.zeros(1, 12)) != MASKED_SCORE).tolist() == [expected]
         columns = [column for column in found.masked[0].tolist() if column < 12]
@@ -142,9 +184,12 @@ def is_same(one: tuple[str | None, str], other: tuple[str | None, str]) -> bool:
     return one[1] == other[1] or (one[0] is not None and one[0] == other[0])
 
 
-@pytest.mark.parametrize("settings", [{}, {"in_batch_negatives": False}, {"symmetric_weight": 1.0, "nll_weight": 0.0}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"in_batch_negatives": False}, {"symmetric_weight": 1.0, "nll_weight": 0.0}]
+)
 def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) -> None:
-    """Each of two texts is the positive of two questions and the hard negative of another, with ids of its own each time, and with none."""
+    """Each of two texts is the positive of two questions and the hard negative of another, with ids of its
+    own each time, and with none."""
     rows = [("ba", "x", "y"), ("be", "x", "z"), ("bi", "y", "x"), ("bo", "y", "y")]
     found = []
     for has_ids in (True, False):
@@ -155,13 +200,17 @@ def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) 
         token, positives = TokenBatch.from_lists([[1]]), torch.arange(0, 8, 2)
         listed = torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.bool)
         weights = torch.ones(4, dtype=torch.float64)
-        batch = BiEncoderBatch(TokenBatch.from_lists([[1]] * 4), token, *listed, ids, positives, known, valid, weights)
+        batch = BiEncoderBatch(
+            TokenBatch.from_lists([[1]] * 4), token, *listed, ids, positives, known, valid, weights
+        )
         generator = torch.Generator().manual_seed(0)
         questions, vectors = torch.randn(4, 5, generator=generator), torch.randn(3, 5, generator=generator)
         slots = vectors[["xyz".index(passage.text) for passage in passages]]
         pool = make_pool(slots, positives, ids=ids, known=(known, valid))
         sent = torch.cat([known, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
-        pool = replace(pool, questions=questions, known_positives=sent, own_scores=own_scores(questions, pool))
+        pool = replace(
+            pool, questions=questions, known_positives=sent, own_scores=own_scores(questions, pool)
+        )
         found.append(Objective(ObjectiveSettings(**settings))(questions, pool, batch).loss)
     assert torch.equal(*found)
 

@@ -35,7 +35,9 @@ def batch_of(num_questions: int, width: int) -> BiEncoderBatch:
     known = ids[positives][:, None], torch.ones(num_questions, 1, dtype=torch.bool)
     questions = TokenBatch.from_lists([[1]] * num_questions)
     valid, weights = torch.ones(size, dtype=torch.bool), torch.ones(num_questions, dtype=torch.float64)
-    return BiEncoderBatch(questions, tokens, torch.zeros(size, dtype=torch.int64), valid, ids, positives, *known, weights)
+    return BiEncoderBatch(
+        questions, tokens, torch.zeros(size, dtype=torch.int64), valid, ids, positives, *known, weights
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,20 +70,28 @@ def test_a_large_pool_takes_little_memory(settings: dict[str, Any]) -> None:
     assert 1 << 17 < max(sizes) <= (1 << 18) + 1024
 
 
-def test_a_guide_finds_vectors_by_passage_id_and_namespace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_guide_finds_vectors_by_passage_id_and_namespace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     vectors = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     for shard, rows in enumerate((range(3), range(3, 5))):
         writer = VectorShardWriter(
-            tmp_path / f"guide_{shard}", metadata={"shard_id": shard, "num_shards": 2, "model_fingerprint": "m"}, dimension=3
+            tmp_path / f"guide_{shard}",
+            metadata={"shard_id": shard, "num_shards": 2, "model_fingerprint": "m"},
+            dimension=3,
         )
         writer.write_chunk(0, [f"p{row}" for row in rows], vectors[rows.start : rows.stop])
         writer.finish(1)
-    loss = make_loss(LossSettings(guide=[str(tmp_path / "guide_*")]), candidates="distinct", namespaces=["one", "other"])
+    loss = make_loss(
+        LossSettings(guide=[str(tmp_path / "guide_*")]), candidates="distinct", namespaces=["one", "other"]
+    )
     assert isinstance(loss, Objective) and loss.content()["guide"]
     guide = loss.guide
     assert guide is not None
     asked = [("other", "p4"), ("one", "p0"), ("third", "p0"), ("one", "p9"), ("one", "p2")]
-    ids = torch.tensor([judgement_identity(Passage("any text", id=key), namespace) for namespace, key in asked])
+    ids = torch.tensor(
+        [judgement_identity(Passage("any text", id=key), namespace) for namespace, key in asked]
+    )
     found = guide.vectors(ids)
     assert not found[2:4].any(), "an id of another namespace, and one that the shards do not have"
     expected = torch.from_numpy(vectors[[4, 0, 2]])
@@ -95,7 +105,10 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(tmp_path: Path, caplo
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"positives": "any", "candidates": "dpr"}, r"loss\.positives=any and loss\.candidates=dpr are mutually exclusive"),
+        (
+            {"positives": "any", "candidates": "dpr"},
+            r"loss\.positives=any and loss\.candidates=dpr are mutually exclusive",
+        ),
         ({"dimensions": [8, 8]}, "names a number twice"),
         ({"dimensions": []}, "is empty"),
         ({"dimension_weights": [1.0]}, r"does not fit loss\.dimensions=None"),
@@ -142,13 +155,19 @@ def losses_of(terms: Any = None, **settings: Any) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     questions, vectors = (torch.randn(size, 3, dtype=torch.float64, generator=generator) for size in (4, 8))
     known = torch.cat([batch.known_positive_ids, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
-    pool = replace(make_pool(vectors, batch.positive_idx, ids=batch.context_ids), questions=questions, known_positives=known)
+    pool = replace(
+        make_pool(vectors, batch.positive_idx, ids=batch.context_ids),
+        questions=questions,
+        known_positives=known,
+    )
     losses: torch.Tensor = loss(questions, pool, batch).losses
     return losses
 
 
 def test_terms_are_another_way_to_write_the_weights() -> None:
-    listed = losses_of([{"use": "nll", "weight": 0.5}, "kl", {"use": "margin_mse", "weight": 2}, "symmetric"], hardness=0.3)
+    listed = losses_of(
+        [{"use": "nll", "weight": 0.5}, "kl", {"use": "margin_mse", "weight": 2}, "symmetric"], hardness=0.3
+    )
     weights = {"nll_weight": 0.5, "kl_weight": 1.0, "margin_mse_weight": 2.0, "symmetric_weight": 1.0}
     assert torch.equal(listed, losses_of(**weights, hardness=0.3))
     assert torch.equal(losses_of("kl"), losses_of(nll_weight=0.0, kl_weight=1.0))
@@ -157,7 +176,9 @@ def test_terms_are_another_way_to_write_the_weights() -> None:
 def test_a_term_of_the_user_is_added_with_its_weight() -> None:
     generator = torch.Generator().manual_seed(3)
     expected = squares(torch.randn(4, 3, dtype=torch.float64, generator=generator)) ** 2
-    torch.testing.assert_close(losses_of({"use": f"{HERE}:Short", "weight": 0.25, "power": 2}), 0.25 * expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        losses_of({"use": f"{HERE}:Short", "weight": 0.25, "power": 2}), 0.25 * expected, rtol=1e-14, atol=0
+    )
     both = losses_of(["nll", {"use": f"{HERE}:Short", "weight": 0.25, "power": 2}])
     torch.testing.assert_close(both, losses_of() + 0.25 * expected, rtol=1e-14, atol=0)
 
@@ -173,13 +194,22 @@ def test_a_loss_is_a_term_too() -> None:
         (["nlll"], "loss.terms=nlll is not known; choose of nll, symmetric, kl, margin_mse, or module:Class"),
         (["nll", {"use": "nll", "weight": 2}], "loss.terms names nll twice"),
         ([{"use": "kl", "weight": 0}], "the weight of kl is 0; it must be a number above 0"),
-        ([{"use": "kl", "temperature": 2}], "loss.terms: kl takes no temperature; its other settings are keys of loss"),
+        (
+            [{"use": "kl", "temperature": 2}],
+            "loss.terms: kl takes no temperature; its other settings are keys of loss",
+        ),
         ([{"weight": 1}], "has no import path"),
         ([], "every term of the objective has weight 0"),
         ([f"{HERE}:ObjectiveSettings"], "is not a subclass of dpr.losses.protocol.Term"),
-        ([f"{HERE}:Greedy"], "needs everything; only contexts, known_positives, own_scores, questions are gathered"),
+        (
+            [f"{HERE}:Greedy"],
+            "needs everything; only contexts, known_positives, own_scores, questions are gathered",
+        ),
         ([{"use": f"{HERE}:Short", "force": 1}], "arguments given: force"),
-        (["nll", f"{HERE}:Scalar"], r"the term Scalar returned losses of shape \(\); expected one loss per question, \(4,\)"),
+        (
+            ["nll", f"{HERE}:Scalar"],
+            r"the term Scalar returned losses of shape \(\); expected one loss per question, \(4,\)",
+        ),
     ],
 )
 def test_what_is_no_term_is_refused(terms: Any, message: str) -> None:
@@ -192,11 +222,16 @@ def test_what_is_no_term_is_refused(terms: Any, message: str) -> None:
     [
         ({"terms": ["nll"], "kl_weight": 0.5}, r"loss\.kl_weight=0\.5 has no effect with loss\.terms="),
         ({"terms": ["kl"], "guide": ["x"]}, r"loss\.guide=\['x'\] has no effect with loss\.terms="),
-        ({"terms": ["nll"], "kl_temperature": 0.5}, r"loss\.kl_temperature=0\.5 has no effect with loss\.kl_weight=0\.0"),
+        (
+            {"terms": ["nll"], "kl_temperature": 0.5},
+            r"loss\.kl_temperature=0\.5 has no effect with loss\.kl_weight=0\.0",
+        ),
         ({"terms": ["nll"], "name": "a:B"}, "mutually exclusive"),
     ],
 )
-def test_settings_that_have_no_effect_beside_terms_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_have_no_effect_beside_terms_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         LossSettings(**settings).check("loss.")
 
@@ -207,7 +242,9 @@ def test_settings_of_a_term_that_is_listed_act() -> None:
 
 
 def test_more_dimensions_than_the_model_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.dimensions names 17, but the model's vectors have 16 dimensions"):
+    with pytest.raises(
+        ConfigError, match=r"loss\.dimensions names 17, but the model's vectors have 16 dimensions"
+    ):
         make_loss(LossSettings(dimensions=[8, 17]), candidates="distinct", model=tiny_model(tmp_path))
 
 

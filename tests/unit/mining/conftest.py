@@ -55,7 +55,8 @@ def repeating_corpus(count: int = 120) -> list[Passage]:
 
 
 def repeating_samples(count: int = 40) -> list[TrainingSample]:
-    """Questions with one or two positives, some of them not in the corpus, some questions twice with different positives."""
+    """Questions with one or two positives, some of them not in the corpus, some questions twice with
+    different positives."""
     rng = random.Random(2)
     passages = repeating_corpus()
     samples = []
@@ -67,7 +68,9 @@ def repeating_samples(count: int = 40) -> list[TrainingSample]:
         if number % 7 == 0:
             positives = positives[1:] or [Passage(" ".join(rng.choices(WORDS, k=10)))]
         question = samples[-1].question if number % 8 == 7 else " ".join(rng.sample(gold.text.split(), 5))
-        samples.append(TrainingSample(question, tuple(positives), answers=(rng.choice(WORDS),) if number % 3 else ()))
+        samples.append(
+            TrainingSample(question, tuple(positives), answers=(rng.choice(WORDS),) if number % 3 else ())
+        )
     return samples
 
 

@@ -1,4 +1,5 @@
-"""``dpr mine cross_encoder=FOLDER`` from the command line: one result, for any number of processes and however often it was killed."""
+"""``dpr mine cross_encoder=FOLDER`` from the command line: one result, for any number of processes and
+however often it was killed."""
 
 from __future__ import annotations
 
@@ -41,20 +42,35 @@ def test_the_command_asks_the_classifier_and_keeps_its_bytes(
 ) -> None:
     monkeypatch.setattr(dense, "BLOCK_ROWS", 7)
     torch.set_num_threads(1)  # as the killed processes have: the last of six decimals depends on it
-    arguments = [str(tmp_path / "train.jsonl"), f"corpus={corpus_file}", f"model_file={model_folder}", "device=cpu", "per_question=3"]
+    arguments = [
+        str(tmp_path / "train.jsonl"),
+        f"corpus={corpus_file}",
+        f"model_file={model_folder}",
+        "device=cpu",
+        "per_question=3",
+    ]
     arguments.append(f"cross_encoder={classifier}")
     assert main(["mine", *arguments, f"out={tmp_path}/all.jsonl", "veto_above=1"]) == 0
-    middle = float(np.median([entry["cross_encoder_score"] for _, entry in negatives(tmp_path / "all.jsonl")]))
+    middle = float(
+        np.median([entry["cross_encoder_score"] for _, entry in negatives(tmp_path / "all.jsonl")])
+    )
     arguments.append(f"veto_above={middle}")
 
     whole, two, killed = (tmp_path / f"{name}.jsonl" for name in ("whole", "two", "killed"))
     assert main(["mine", *arguments, f"out={whole}"]) == 0
     assert main(["mine", *arguments, f"out={two}", "processes=2"]) == 0
     # while vectors are made, then over the blocks, then to the end
-    assert [run_until(count, [*arguments, f"out={killed}"]) for count in (8, 9, 1000)] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert [run_until(count, [*arguments, f"out={killed}"]) for count in (8, 9, 1000)] == [
+        -signal.SIGKILL,
+        -signal.SIGKILL,
+        0,
+    ]
     for out in (two, killed):
         assert out.read_bytes() == whole.read_bytes()
-        assert out.with_name(f"{out.name}.audit.json").read_bytes() == whole.with_name(f"{whole.name}.audit.json").read_bytes()
+        assert (
+            out.with_name(f"{out.name}.audit.json").read_bytes()
+            == whole.with_name(f"{whole.name}.audit.json").read_bytes()
+        )
 
     kept = negatives(whole)
     pairs = [(question, Passage(entry["text"], entry["title"])) for question, entry in kept]
@@ -68,7 +84,9 @@ def test_the_command_asks_the_classifier_and_keeps_its_bytes(
         for record in map(json.loads, whole.read_text().splitlines())
         for entry in record["positive_ctxs"]
     ]
-    assert [score for *_, score in positives] == pytest.approx(model.log_odds([pair[:2] for pair in positives]), abs=1e-3)
+    assert [score for *_, score in positives] == pytest.approx(
+        model.log_odds([pair[:2] for pair in positives]), abs=1e-3
+    )
     assert max(scores) < middle + 1e-4
     assert json.loads(Path(f"{whole}.audit.json").read_text())["left_out"]["vetoed by the cross-encoder"] > 0
 
@@ -84,10 +102,18 @@ def test_the_command_asks_the_classifier_and_keeps_its_bytes(
     ],
 )
 def test_names_are_looked_at_before_the_data_are_read(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.jsonl").write_text("not read\n")
     command, *others = arguments
     assert main([command, "train.jsonl", *(() if "out=" in others[0] else ("out=o.jsonl",)), *others]) != 0
-    assert message in (shown := capsys.readouterr().err) and "train.jsonl:1" not in shown and "not training data" not in shown
+    assert (
+        message in (shown := capsys.readouterr().err)
+        and "train.jsonl:1" not in shown
+        and "not training data" not in shown
+    )

@@ -1,4 +1,5 @@
-"""Mining with a model: what brute force finds, however often it was interrupted, by however many processes, with whatever vectors."""
+"""Mining with a model: what brute force finds, however often it was interrupted, by however many processes,
+with whatever vectors."""
 
 from __future__ import annotations
 
@@ -46,14 +47,19 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in_corpus: bool) -> list[str]:
-    """Ids of the negatives of a question: every passage scored, every filter asked about every passage in the window."""
+    """Ids of the negatives of a question: every passage scored, every filter asked about every passage in the
+    window."""
     samples, passages = repeating_samples(), repeating_corpus()
     sample = samples[row]
     own = [passage for other in samples if other.question == sample.question for passage in other.positives]
     texts = {plain(passage.text) for passage in own}
     in_corpus = {plain(passage.text): passage for passage in passages}
     # a positive's score is that of the corpus's passage where it is there
-    judged = [in_corpus.get(plain(p.text), p) for p in sample.positives if not only_in_corpus or plain(p.text) in in_corpus]
+    judged = [
+        in_corpus.get(plain(p.text), p)
+        for p in sample.positives
+        if not only_in_corpus or plain(p.text) in in_corpus
+    ]
     best = max(score(sample.question, judged)) if judged else None
     scores = score(sample.question, passages)
     ranked = sorted(range(len(passages)), key=lambda place: (-scores[place], str(passages[place].id)))
@@ -63,7 +69,9 @@ def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in
         passage, words = passages[place], words_of(passages[place].text)
         refused = [
             plain(passage.text) in texts,
-            best is not None and settings.absolute_margin is not None and scores[place] > best - settings.absolute_margin,
+            best is not None
+            and settings.absolute_margin is not None
+            and scores[place] > best - settings.absolute_margin,
             best is not None
             and bool(settings.max_relative_score)
             and scores[place] > best - (1 - settings.max_relative_score) * abs(best)
@@ -77,13 +85,15 @@ def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in
 
 
 def dense_scores(model: BiEncoder) -> Scores:
-    return lambda question, passages: (model.encode_passages(passages).astype(np.float64) @ model.encode_questions([question])[0]).astype(
-        np.float32
-    )
+    return lambda question, passages: (
+        model.encode_passages(passages).astype(np.float64) @ model.encode_questions([question])[0]
+    ).astype(np.float32)
 
 
 def lexical_scores() -> Scores:
-    index = Bm25Index.build(Texts([str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()]))
+    index = Bm25Index.build(
+        Texts([str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()])
+    )
 
     def score(question: str, passages: list[Passage]) -> np.ndarray:
         values, (ids,) = index.search([question], 1000)
@@ -95,11 +105,22 @@ def lexical_scores() -> Scores:
 
 def typical_distance(score: Scores) -> float:
     samples, passages = repeating_samples(), repeating_corpus()
-    return float(np.median([abs(max(score(s.question, list(s.positives))) - np.median(score(s.question, passages))) for s in samples]))
+    return float(
+        np.median(
+            [
+                abs(max(score(s.question, list(s.positives))) - np.median(score(s.question, passages)))
+                for s in samples
+            ]
+        )
+    )
 
 
 def typical_positive(score: Scores) -> float:
-    return float(np.median([abs(max(score(sample.question, list(sample.positives)))) for sample in repeating_samples()]))
+    return float(
+        np.median(
+            [abs(max(score(sample.question, list(sample.positives)))) for sample in repeating_samples()]
+        )
+    )
 
 
 SETTINGS = [
@@ -118,13 +139,20 @@ def test_negatives_are_those_of_brute_force(
     settings = SETTINGS[number]
     search: Search = LexicalSearch() if way == "bm25" else DenseSearch(model)
     score = lexical_scores() if way == "bm25" else dense_scores(model)
-    if settings.absolute_margin is not None:  # stated as a share of what lies between a positive and the passages in the middle
+    if (
+        settings.absolute_margin is not None
+    ):  # stated as a share of what lies between a positive and the passages in the middle
         settings = replace(settings, absolute_margin=settings.absolute_margin * typical_distance(score))
     elif settings.max_relative_score and way == "dense":  # these scores lie close together, far from 0
         settings = replace(settings, max_relative_score=1 - typical_distance(score) / typical_positive(score))
     audit = mine(train, tmp_path / "out.jsonl", settings, search=search, corpus=corpus_file)
-    expected = [by_brute_force(row, settings, score, only_in_corpus=way == "bm25") for row in range(len(train))]
-    found = [[entry["passage_id"] for entry in record["hard_negative_ctxs"]] for record in records(tmp_path / "out.jsonl")]
+    expected = [
+        by_brute_force(row, settings, score, only_in_corpus=way == "bm25") for row in range(len(train))
+    ]
+    found = [
+        [entry["passage_id"] for entry in record["hard_negative_ctxs"]]
+        for record in records(tmp_path / "out.jsonl")
+    ]
     assert found == expected
     assert 0 < audit["counts"]["negatives"] == sum(map(len, expected))
 
@@ -136,8 +164,17 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
     for sample in repeating_samples():
         scores = score(sample.question, passages)
         texts = {plain(passages[place].text) for place in np.argsort(-scores, kind="stable")[:30]}
-        kept += [sample.question] if any(plain(positive.text) in texts for positive in sample.positives) else []
-    audit = mine(train, tmp_path / "out.jsonl", MiningSettings(), search=DenseSearch(model), corpus=corpus_file, keep_within=30)
+        kept += (
+            [sample.question] if any(plain(positive.text) in texts for positive in sample.positives) else []
+        )
+    audit = mine(
+        train,
+        tmp_path / "out.jsonl",
+        MiningSettings(),
+        search=DenseSearch(model),
+        corpus=corpus_file,
+        keep_within=30,
+    )
     assert [record["question"] for record in records(tmp_path / "out.jsonl")] == kept
     assert 0 < audit["counts"]["questions"] == len(kept) < len(train)
 
@@ -145,7 +182,13 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
 def test_entries_carry_score_rank_and_the_model_s_fingerprint(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder
 ) -> None:
-    audit = mine(train, tmp_path / "out.jsonl", MiningSettings(per_question=3), search=DenseSearch(model), corpus=corpus_file)
+    audit = mine(
+        train,
+        tmp_path / "out.jsonl",
+        MiningSettings(per_question=3),
+        search=DenseSearch(model),
+        corpus=corpus_file,
+    )
     passages = {passage.id: passage for passage in repeating_corpus()}
     score, above, distances = dense_scores(model), 0, []
     for sample, record in zip(repeating_samples(), records(tmp_path / "out.jsonl"), strict=True):
@@ -154,25 +197,36 @@ def test_entries_carry_score_rank_and_the_model_s_fingerprint(
         for entry in record["hard_negative_ctxs"]:
             assert entry["mined_by"] == f"dense:{model.fingerprint[:12]}"
             assert list(passages)[ranks[entry["rank"] - 1]] == entry["passage_id"]
-            assert entry["score"] == pytest.approx(score(sample.question, [passages[entry["passage_id"]]])[0], abs=1e-3)
+            assert entry["score"] == pytest.approx(
+                score(sample.question, [passages[entry["passage_id"]]])[0], abs=1e-3
+            )
             above += entry["score"] > best
             distances.append(best - entry["score"])
     counts = audit["counts"]
-    in_corpus = [any(plain(p.text) in {plain(q.text) for q in passages.values()} for p in s.positives) for s in repeating_samples()]
+    in_corpus = [
+        any(plain(p.text) in {plain(q.text) for q in passages.values()} for p in s.positives)
+        for s in repeating_samples()
+    ]
     assert counts["questions whose positive is in the corpus"] == sum(in_corpus) < len(train)
     # the score of a positive that is not in the corpus is known too
     assert counts["negatives with a known positive score"] == counts["negatives"]
     assert counts["negatives above the positive"] == above > 0
-    assert audit["distance_to_positive_score_quantiles"][2] == pytest.approx(float(np.median(distances)), abs=1e-3)
+    assert audit["distance_to_positive_score_quantiles"][2] == pytest.approx(
+        float(np.median(distances)), abs=1e-3
+    )
     assert len(audit["examples"]) == 5
 
 
-def test_own_passages_serve_where_there_is_no_corpus(tmp_path: Path, train: TrainingSet, model: BiEncoder) -> None:
+def test_own_passages_serve_where_there_is_no_corpus(
+    tmp_path: Path, train: TrainingSet, model: BiEncoder
+) -> None:
     mine(train, tmp_path / "out.jsonl", MiningSettings(per_question=4), search=DenseSearch(model))
     own = {passage.text for sample in repeating_samples() for passage in sample.positives}
     for record in records(tmp_path / "out.jsonl"):
         assert len(record["hard_negative_ctxs"]) == 4
-        assert {entry["text"] for entry in record["hard_negative_ctxs"]} <= own - {entry["text"] for entry in record["positive_ctxs"]}
+        assert {entry["text"] for entry in record["hard_negative_ctxs"]} <= own - {
+            entry["text"] for entry in record["positive_ctxs"]
+        }
 
 
 def test_interrupted_mining_resumes_to_the_same_bytes_and_encodes_nothing_twice(
@@ -191,7 +245,9 @@ def test_interrupted_mining_resumes_to_the_same_bytes_and_encodes_nothing_twice(
     monkeypatch.setattr(BlockMiner, "write", breaking)
     with pytest.raises(KeyboardInterrupt):
         mine(train, tmp_path / "out.jsonl", settings, search=DenseSearch(model), corpus=corpus_file)
-    monkeypatch.setattr(BlockMiner, "write", lambda miner, rows, *rest: done.append(rows.start) or real(miner, rows, *rest))
+    monkeypatch.setattr(
+        BlockMiner, "write", lambda miner, rows, *rest: done.append(rows.start) or real(miner, rows, *rest)
+    )
     forwards: list[int] = []
     monkeypatch.setattr(dense, "encode_tokens", lambda *_, **__: forwards.append(1))
     mine(train, tmp_path / "out.jsonl", settings, search=DenseSearch(model), corpus=corpus_file)
@@ -200,24 +256,63 @@ def test_interrupted_mining_resumes_to_the_same_bytes_and_encodes_nothing_twice(
         assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("out", "whole")).read_bytes()
 
 
-def test_two_processes_give_the_same_bytes(tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder) -> None:
+def test_two_processes_give_the_same_bytes(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder
+) -> None:
     for processes in (1, 2):
         out = tmp_path / f"{processes}.jsonl"
-        mine(train, out, MiningSettings(pick="sample"), search=DenseSearch(model), corpus=corpus_file, processes=processes)
+        mine(
+            train,
+            out,
+            MiningSettings(pick="sample"),
+            search=DenseSearch(model),
+            corpus=corpus_file,
+            processes=processes,
+        )
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
     assert (tmp_path / "1.jsonl.audit.json").read_bytes() == (tmp_path / "2.jsonl.audit.json").read_bytes()
 
 
 def embed(model_folder: Path, corpus_file: Path, out: Path, *more: str) -> None:
-    assert main(["embed", f"model_file={model_folder}", f"ctx_src={corpus_file}", f"out_file={out}", "device=cpu", *more]) == 0
+    assert (
+        main(
+            [
+                "embed",
+                f"model_file={model_folder}",
+                f"ctx_src={corpus_file}",
+                f"out_file={out}",
+                "device=cpu",
+                *more,
+            ]
+        )
+        == 0
+    )
 
 
 def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
-    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    train: TrainingSet,
+    corpus_file: Path,
+    model_folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for shard in (0, 1):
-        embed(model_folder, corpus_file, tmp_path / "vectors", "num_shards=2", f"shard_id={shard}", "chunk_size=13")
-    basic = ["mine", str(tmp_path / "train.jsonl"), f"model_file={model_folder}", f"corpus={corpus_file}", "device=cpu", "margin=0.1"]
+        embed(
+            model_folder,
+            corpus_file,
+            tmp_path / "vectors",
+            "num_shards=2",
+            f"shard_id={shard}",
+            "chunk_size=13",
+        )
+    basic = [
+        "mine",
+        str(tmp_path / "train.jsonl"),
+        f"model_file={model_folder}",
+        f"corpus={corpus_file}",
+        "device=cpu",
+        "margin=0.1",
+    ]
     own, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
     assert main([*basic, f"out={own}"]) == 0
     with_vectors = [*basic, f"out={given}", f"vectors={tmp_path}/vectors_*"]
@@ -235,15 +330,25 @@ def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
     assert "exists already" in capsys.readouterr().err
 
 
-def test_vectors_of_another_model_or_corpus_are_refused(tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path) -> None:
+def test_vectors_of_another_model_or_corpus_are_refused(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path
+) -> None:
     embed(model_folder, corpus_file, tmp_path / "vectors")
     other = tmp_path / "other.tsv"
     write_passages(other, [replace(passage, text=f"{passage.text} ba") for passage in repeating_corpus()])
     foreign = _foreign_folder(tmp_path, model_folder.parent / "encoder")
     with pytest.raises(InputError, match="vectors of another corpus"):
-        dense_search(ModelSearchSettings(model_file=str(model_folder), vectors=[str(tmp_path / "vectors_0")], device="cpu"), corpus=other)
+        dense_search(
+            ModelSearchSettings(
+                model_file=str(model_folder), vectors=[str(tmp_path / "vectors_0")], device="cpu"
+            ),
+            corpus=other,
+        )
     with pytest.raises(InputError, match="vectors of another model"):
-        dense_search(ModelSearchSettings(model_file=str(foreign), vectors=[str(tmp_path / "vectors_0")], device="cpu"), corpus=corpus_file)
+        dense_search(
+            ModelSearchSettings(model_file=str(foreign), vectors=[str(tmp_path / "vectors_0")], device="cpu"),
+            corpus=corpus_file,
+        )
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:

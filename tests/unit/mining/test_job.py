@@ -1,4 +1,5 @@
-"""``dpr mine``: the same file however often it was interrupted and by how many processes, with what BM25 by hand finds."""
+"""``dpr mine``: the same file however often it was interrupted and by how many processes, with what BM25 by
+hand finds."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def corpus(count: int = 80) -> list[Passage]:
     rng = random.Random(1)
-    return [Passage(" ".join(rng.choices(WORDS, k=12)), rng.choice(WORDS), f"d{number}") for number in range(count)]
+    return [
+        Passage(" ".join(rng.choices(WORDS, k=12)), rng.choice(WORDS), f"d{number}")
+        for number in range(count)
+    ]
 
 
 def samples(count: int = 30) -> list[TrainingSample]:
@@ -40,7 +44,13 @@ def samples(count: int = 30) -> list[TrainingSample]:
     made = []
     for number in range(count):
         gold = passages[number]
-        made.append(TrainingSample(" ".join(rng.sample(gold.text.split(), 4)), (Passage(gold.text, gold.title),), answers=(WORDS[number],)))
+        made.append(
+            TrainingSample(
+                " ".join(rng.sample(gold.text.split(), 4)),
+                (Passage(gold.text, gold.title),),
+                answers=(WORDS[number],),
+            )
+        )
     return made
 
 
@@ -55,11 +65,19 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:
     write_passages(tmp_path / "corpus.tsv", corpus())
-    mine(train_set(tmp_path), tmp_path / "out.jsonl", MiningSettings(keep_answers=True, per_question=3), corpus=tmp_path / "corpus.tsv")
+    mine(
+        train_set(tmp_path),
+        tmp_path / "out.jsonl",
+        MiningSettings(keep_answers=True, per_question=3),
+        corpus=tmp_path / "corpus.tsv",
+    )
     index = Bm25Index.build(Texts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()]))
     for number, record in enumerate(records(tmp_path / "out.jsonl")):
         scores, (found,) = index.search([record["question"]], 100)
-        ranks = {key: (rank, float(score)) for rank, (key, score) in enumerate(zip(found, scores[0], strict=False), 1)}
+        ranks = {
+            key: (rank, float(score))
+            for rank, (key, score) in enumerate(zip(found, scores[0], strict=False), 1)
+        }
         # the positive had no id; in the corpus it has one, and takes it
         assert record["positive_ctxs"][0]["passage_id"] == f"d{number}"
         mined = record["hard_negative_ctxs"]
@@ -72,7 +90,9 @@ def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:
 def test_passages_that_hold_an_answer_are_no_negatives(tmp_path: Path) -> None:
     audit = mine(train_set(tmp_path), tmp_path / "out.jsonl", MiningSettings(per_question=20))
     for record in records(tmp_path / "out.jsonl"):
-        assert all(record["answers"][0] not in entry["text"].split() for entry in record["hard_negative_ctxs"])
+        assert all(
+            record["answers"][0] not in entry["text"].split() for entry in record["hard_negative_ctxs"]
+        )
     assert audit["left_out"]["holds an answer"] > 0
     assert audit["counts"]["negatives that hold an answer"] == 0
 
@@ -82,9 +102,13 @@ def test_own_passages_serve_where_there_is_no_corpus(tmp_path: Path) -> None:
     mine(data, tmp_path / "out.jsonl", MiningSettings(per_question=4))
     own = {sample.positives[0].text for sample in samples()}
     for record in records(tmp_path / "out.jsonl"):
-        assert {entry["text"] for entry in record["hard_negative_ctxs"]} <= own - {record["positive_ctxs"][0]["text"]}
+        assert {entry["text"] for entry in record["hard_negative_ctxs"]} <= own - {
+            record["positive_ctxs"][0]["text"]
+        }
         # without ids as in the data, so that a passage is the same one wherever it stands
-        assert all("passage_id" not in entry for entry in record["hard_negative_ctxs"] + record["positive_ctxs"])
+        assert all(
+            "passage_id" not in entry for entry in record["hard_negative_ctxs"] + record["positive_ctxs"]
+        )
     mined = open_training_set(tmp_path / "out.jsonl", name="mined")
     assert len(mined) == len(data)
     assert not (tmp_path / "out.jsonl.mining").exists()
@@ -95,11 +119,17 @@ def test_positives_of_other_rows_with_the_same_question_are_no_negatives(tmp_pat
     rows = [TrainingSample(question, (Passage(text),)) for text, question in texts.items()]
     mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings())
     first, second, _ = records(tmp_path / "out.jsonl")
-    assert [entry["text"] for entry in first["hard_negative_ctxs"]] == ["ba da"] == [e["text"] for e in second["hard_negative_ctxs"]]
+    assert (
+        [entry["text"] for entry in first["hard_negative_ctxs"]]
+        == ["ba da"]
+        == [e["text"] for e in second["hard_negative_ctxs"]]
+    )
 
 
 @pytest.mark.parametrize("damaged", ["", "part", "audit"])
-def test_interrupted_mining_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str) -> None:
+def test_interrupted_mining_resumes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
     data = train_set(tmp_path)
     settings = MiningSettings(pick="sample", per_question=2)
     mine(data, tmp_path / "whole.jsonl", settings)
@@ -123,10 +153,14 @@ def test_interrupted_mining_resumes_to_the_same_bytes(tmp_path: Path, monkeypatc
     mine(data, tmp_path / "broken.jsonl", settings)
     assert (done, later) == ([0, 7, 14], [*([7] if damaged else []), 21, 28])
     assert (tmp_path / "broken.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert (tmp_path / "broken.jsonl.audit.json").read_bytes() == (tmp_path / "whole.jsonl.audit.json").read_bytes()
+    assert (tmp_path / "broken.jsonl.audit.json").read_bytes() == (
+        tmp_path / "whole.jsonl.audit.json"
+    ).read_bytes()
 
 
-def test_other_settings_do_not_take_over_unfinished_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_settings_do_not_take_over_unfinished_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, out = train_set(tmp_path), tmp_path / "out.jsonl"
     real = job.join_record_files
     monkeypatch.setattr(job, "join_record_files", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -147,11 +181,18 @@ def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
 def test_the_audit_counts_what_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_set(tmp_path)
     out = tmp_path / "out.jsonl"
-    assert main(["mine", str(tmp_path / "train.jsonl"), f"out={out}", "per_question=3", "keep_answers=true"]) == 0
+    assert (
+        main(["mine", str(tmp_path / "train.jsonl"), f"out={out}", "per_question=3", "keep_answers=true"])
+        == 0
+    )
     text = capsys.readouterr().out
     audit = json.loads((tmp_path / "out.jsonl.audit.json").read_text())
     mined = [entry for record in records(out) for entry in record["hard_negative_ctxs"]]
-    holding = sum(record["answers"][0] in entry["text"].split() for record in records(out) for entry in record["hard_negative_ctxs"])
+    holding = sum(
+        record["answers"][0] in entry["text"].split()
+        for record in records(out)
+        for entry in record["hard_negative_ctxs"]
+    )
     assert audit["counts"]["negatives"] == len(mined) > 60
     assert audit["counts"]["negatives that hold an answer"] == holding > 0
     assert audit["counts"]["questions whose positive is in the corpus"] == 30
@@ -179,7 +220,9 @@ def test_a_finished_output_is_left_alone_by_the_same_command_and_refused_to_anot
         mine(data, out, MiningSettings(per_question=2), corpus=tmp_path / "corpus.tsv")
 
 
-def test_a_run_killed_between_output_and_audit_is_finished_by_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_between_output_and_audit_is_finished_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, out = train_set(tmp_path), tmp_path / "out.jsonl"
     whole = mine(data, tmp_path / "whole.jsonl", MiningSettings())
     real = job.describe_file
@@ -202,7 +245,10 @@ def test_existing_negatives_are_replaced_or_kept(tmp_path: Path) -> None:
     rows = [TrainingSample(s.question, s.positives, (Passage("old one"),)) for s in samples(10)]
     data = train_set(tmp_path, rows)
     mine(data, tmp_path / "replaced.jsonl", MiningSettings(per_question=1))
-    assert all([entry["text"] for entry in record["hard_negative_ctxs"]] != ["old one"] for record in records(tmp_path / "replaced.jsonl"))
+    assert all(
+        [entry["text"] for entry in record["hard_negative_ctxs"]] != ["old one"]
+        for record in records(tmp_path / "replaced.jsonl")
+    )
     mine(data, tmp_path / "kept.jsonl", MiningSettings(per_question=1, keep_existing=True))
     for record in records(tmp_path / "kept.jsonl"):
         assert record["hard_negative_ctxs"][0] == {"title": "", "text": "old one"}
@@ -215,7 +261,10 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
 ) -> None:
     write_passages(tmp_path / "corpus.tsv", corpus())
     rng = random.Random(4)
-    rows = [replace(sample, question=" ".join([*sample.question.split()[:2], *rng.choices(WORDS, k=4)])) for sample in samples()]
+    rows = [
+        replace(sample, question=" ".join([*sample.question.split()[:2], *rng.choices(WORDS, k=4)]))
+        for sample in samples()
+    ]
     rows[5] = replace(rows[5], positives=(Passage("elsewhere"), *rows[5].positives))
     train_set(tmp_path, [*rows, replace(rows[0], positives=(Passage("elsewhere"),))])
     index = Bm25Index.build(Texts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()]))
@@ -226,8 +275,21 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
     assert main([*given, f"out={tmp_path / 'all.jsonl'}"]) == 0
     assert "left out, since no positive" not in capsys.readouterr().out
     for processes in (1, 2):
-        assert main([*given, f"out={tmp_path / f'{processes}.jsonl'}", f"keep_within={keep_within}", f"processes={processes}"]) == 0
-        line = f"{len(rows) + 1 - len(kept):>10,}  questions left out, since no positive is among the first found"
+        assert (
+            main(
+                [
+                    *given,
+                    f"out={tmp_path / f'{processes}.jsonl'}",
+                    f"keep_within={keep_within}",
+                    f"processes={processes}",
+                ]
+            )
+            == 0
+        )
+        line = (
+            f"{len(rows) + 1 - len(kept):>10,}  questions left out, since no positive is among the first"
+            " found"
+        )
         assert line in capsys.readouterr().out.splitlines()
         whole = records(tmp_path / "all.jsonl")
         assert records(tmp_path / f"{processes}.jsonl") == [whole[number] for number in kept]
@@ -237,7 +299,11 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
 
 def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train = train_set(
-        tmp_path, [TrainingSample("ba be", (Passage("ba be bi", id="1"),)), TrainingSample("ba bi", (Passage("ba be bo", id="2"),))]
+        tmp_path,
+        [
+            TrainingSample("ba be", (Passage("ba be bi", id="1"),)),
+            TrainingSample("ba bi", (Passage("ba be bo", id="2"),)),
+        ],
     )
     for _ in range(2):  # again for the same, finished file
         caplog.clear()
@@ -249,7 +315,10 @@ def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_mining_that_finds_no_candidate_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [TrainingSample("zu zo", (Passage("ba be bi", id="1"),)), TrainingSample("xu xo", (Passage("ba be bo", id="2"),))]
+    rows = [
+        TrainingSample("zu zo", (Passage("ba be bi", id="1"),)),
+        TrainingSample("xu xo", (Passage("ba be bo", id="2"),)),
+    ]
     mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings())
     assert "0 candidates; for 2 nothing was found at the ranks that are looked at" in caplog.text
     caplog.clear()
@@ -259,11 +328,15 @@ def test_mining_that_finds_no_candidate_says_so(tmp_path: Path, caplog: pytest.L
 
 @pytest.mark.parametrize("name", ["Chinese", "Japanese", "Thai", "Korean"])
 def test_negatives_are_found_in_scripts_without_spaces(tmp_path: Path, name: str) -> None:
-    fixture = json.loads((Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8"))[name]
+    fixture = json.loads(
+        (Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8")
+    )[name]
     passages = [Passage(text, id=str(number)) for number, text in enumerate(fixture["passages"])]
     rows = [TrainingSample(question, (passages[right],)) for question, right in fixture["questions"]]
     write_passages(tmp_path / "corpus.tsv", passages)
-    counts = mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings(), corpus=tmp_path / "corpus.tsv")["counts"]
+    counts = mine(
+        train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings(), corpus=tmp_path / "corpus.tsv"
+    )["counts"]
     assert counts["negatives"] >= 3 and counts["questions whose positive is in the corpus"] == 6
 
 

@@ -26,7 +26,8 @@ from tests.helpers.processes import fork_server
 
 
 def run_until(killed_after: int, arguments: Sequence[str], *, command: str = "mine") -> int:
-    """Runs a command in a process that makes so many files appear under their names and is killed before the next.
+    """Runs a command in a process that makes so many files appear under their names and is killed before the
+    next.
 
     Returns its exit code, which is negative if it was killed.
     """
@@ -53,7 +54,12 @@ def _until(killed_after: int, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("way", ["bm25", "dense"])
 def test_killed_mining_resumes_to_the_same_bytes(
-    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    train: TrainingSet,
+    corpus_file: Path,
+    model_folder: Path,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (dense, lexical):
         monkeypatch.setattr(module, "BLOCK_ROWS", 7)
@@ -79,13 +85,24 @@ class KilledFinder:
 
 
 class KillingSearch(LexicalSearch):
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> LexicalFinder:
+    def prepare(
+        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
+    ) -> LexicalFinder:
         killed: Any = KilledFinder()
         return killed  # type: ignore[no-any-return]
 
 
-def test_a_killed_process_of_several_ends_the_command_with_a_message(tmp_path: Path, train: TrainingSet, corpus_file: Path) -> None:
+def test_a_killed_process_of_several_ends_the_command_with_a_message(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path
+) -> None:
     with pytest.raises(LostRankError, match="rerun the same command"):
-        mine(train, tmp_path / "out.jsonl", MiningSettings(), search=KillingSearch(), corpus=corpus_file, processes=2)
+        mine(
+            train,
+            tmp_path / "out.jsonl",
+            MiningSettings(),
+            search=KillingSearch(),
+            corpus=corpus_file,
+            processes=2,
+        )
     whole = mine(train, tmp_path / "whole.jsonl", MiningSettings(), corpus=corpus_file)
     assert mine(train, tmp_path / "out.jsonl", MiningSettings(), corpus=corpus_file, processes=2) == whole

@@ -39,41 +39,74 @@ class RandomVectors:
     def facts(self) -> dict[str, Any]:
         return {"kind": "random"}
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> DenseFinder:
+    def prepare(
+        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
+    ) -> DenseFinder:
         for rows in blocks:
             with durable_folder(question_folder(work, rows)) as target:
-                np.save(target / "vectors.npy", np.random.default_rng(rows.start).standard_normal((len(rows), DIMENSION), dtype=np.float32))
+                np.save(
+                    target / "vectors.npy",
+                    np.random.default_rng(rows.start).standard_normal(
+                        (len(rows), DIMENSION), dtype=np.float32
+                    ),
+                )
                 np.save(target / "outside.npy", np.full(len(rows), np.nan, dtype=np.float32))
         return DenseFinder((self.folder / "vectors",), work, "cpu")
 
 
 def main(folder: Path) -> None:
     """Prints the growth of anonymous memory over mining for few and then for many questions."""
-    passages = [Passage(f"word{number} " * 3 + f"and{number}", "", f"p{number}") for number in range(PASSAGES)]
+    passages = [
+        Passage(f"word{number} " * 3 + f"and{number}", "", f"p{number}") for number in range(PASSAGES)
+    ]
     write_passages(folder / "corpus.tsv", passages)
     writer = VectorShardWriter(folder / "vectors", metadata={}, dimension=DIMENSION)
     writer.write_chunk(
-        0, [f"p{n}" for n in range(PASSAGES)], np.random.default_rng(1).standard_normal((PASSAGES, DIMENSION), dtype=np.float32)
+        0,
+        [f"p{n}" for n in range(PASSAGES)],
+        np.random.default_rng(1).standard_normal((PASSAGES, DIMENSION), dtype=np.float32),
     )
     writer.finish()
     sizes = {"first": 250, "few": FEW, "many": MANY}
     for name, count in sizes.items():
-        samples = (TrainingSample(f"question {number}", (passages[number % PASSAGES],)) for number in range(count))
+        samples = (
+            TrainingSample(f"question {number}", (passages[number % PASSAGES],)) for number in range(count)
+        )
         write_training_set(folder / f"{name}.jsonl", samples)
     trains = {name: open_training_set(folder / f"{name}.jsonl", name=name) for name in sizes}
     settings, growth = MiningSettings(per_question=3, to_rank=DEPTH), {}
     for name, train in trains.items():  # what is loaded at first use belongs to the first
         with Watch() as watch:
-            audit = mine(train, folder / f"{name}.out.jsonl", settings, search=RandomVectors(folder), corpus=folder / "corpus.tsv")
+            audit = mine(
+                train,
+                folder / f"{name}.out.jsonl",
+                settings,
+                search=RandomVectors(folder),
+                corpus=folder / "corpus.tsv",
+            )
         assert audit["counts"]["negatives"] == 3 * sizes[name]
         growth[name] = watch.growth
     print(json.dumps(growth))
 
 
 def test_memory_does_not_grow_with_the_number_of_questions(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from tests.unit.mining.test_memory import main; main(Path({str(tmp_path)!r}))"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "DPR_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    code = (
+        "from pathlib import Path; from tests.unit.mining.test_memory import main;"
+        f" main(Path({str(tmp_path)!r}))"
+    )
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "DPR_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     growth = json.loads(done.stdout.splitlines()[-1])
     # What was found for 4,000 questions more, 100 pairs each, would be 40 MB and more.

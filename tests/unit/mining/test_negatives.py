@@ -20,7 +20,12 @@ def candidates(*texts: str) -> list[Passage]:
     return [Passage(text, "", f"c{rank}") for rank, text in enumerate(texts, 1)]
 
 
-def mine(found: list[Passage], settings: MiningSettings | None = None, scores: dict[str, float] | None = None, **options: Any) -> Mined:
+def mine(
+    found: list[Passage],
+    settings: MiningSettings | None = None,
+    scores: dict[str, float] | None = None,
+    **options: Any,
+) -> Mined:
     """With ``scores``, the cross-encoder's score of a passage by its text."""
     ranking = [(str(passage.id), 10.0 - rank) for rank, passage in enumerate(found, 1)]
     texts = {str(passage.id): passage for passage in found}
@@ -30,7 +35,9 @@ def mine(found: list[Passage], settings: MiningSettings | None = None, scores: d
     return finish_together([("question", choosing)], scorer)[0]
 
 
-def chosen(found: list[Passage], settings: MiningSettings | None = None, **options: Any) -> tuple[list[int], dict[str, int]]:
+def chosen(
+    found: list[Passage], settings: MiningSettings | None = None, **options: Any
+) -> tuple[list[int], dict[str, int]]:
     mined = mine(found, settings, **options)
     return [candidate.rank for candidate in mined.negatives], dict(mined.left_out)
 
@@ -51,7 +58,10 @@ class TableScorer:
 
 
 def test_known_positives_are_recognised_by_id_and_by_text() -> None:
-    found = [Passage("text changed", "", "p"), *candidates("other", "One  two three four five six seven eight nine TEN", "another")[1:]]
+    found = [
+        Passage("text changed", "", "p"),
+        *candidates("other", "One  two three four five six seven eight nine TEN", "another")[1:],
+    ]
     assert chosen(found) == ([3], {"known positive": 2})
 
 
@@ -62,7 +72,9 @@ def test_a_passage_without_text_is_no_negative_since_training_would_refuse_it() 
 
 def test_near_duplicates_of_a_positive_are_left_out() -> None:
     # 9 of 11 words in common is above 0.8, 8 of 12 is not
-    found = candidates("one two three four five six seven eight nine X", "one two three four five six seven eight X Y")
+    found = candidates(
+        "one two three four five six seven eight nine X", "one two three four five six seven eight X Y"
+    )
     assert chosen(found) == ([2], {"near-duplicate of a positive": 1})
     assert chosen(found, MiningSettings(near_duplicate=0))[0] == [1, 2]
 
@@ -89,13 +101,21 @@ def test_scores_near_the_positive_s_are_left_out_where_it_is_known() -> None:
 def test_an_absolute_margin_keeps_that_distance_from_the_positive() -> None:
     found = candidates("a", "b", "c")  # scores 9, 8, 7
     assert chosen(found, MiningSettings(absolute_margin=1.5), positive_score=9.5)[0] == [2, 3]
-    assert chosen(found, MiningSettings(absolute_margin=0.0), positive_score=8.0)[0] == [2, 3]  # as high is not too high
+    # as high is not too high
+    assert chosen(found, MiningSettings(absolute_margin=0.0), positive_score=8.0)[0] == [
+        2,
+        3,
+    ]
     assert chosen(found, MiningSettings(absolute_margin=-1.0), positive_score=8.0)[0] == [1, 2, 3]
     assert chosen(found, MiningSettings(absolute_margin=1.0), positive_score=None)[0] == [1, 2, 3]
-    assert chosen(found, MiningSettings(absolute_margin=0.5, max_relative_score=0.75), positive_score=10.0)[0] == [3]  # the stricter one
+    assert chosen(found, MiningSettings(absolute_margin=0.5, max_relative_score=0.75), positive_score=10.0)[
+        0
+    ] == [3]  # the stricter one
 
 
-@pytest.mark.parametrize(("positive", "highest"), [(10.0, 9.0), (0.5, 0.45), (-10.0, -11.0), (-0.5, -0.55), (0.0, math.inf)])
+@pytest.mark.parametrize(
+    ("positive", "highest"), [(10.0, 9.0), (0.5, 0.45), (-10.0, -11.0), (-0.5, -0.55), (0.0, math.inf)]
+)
 def test_a_relative_margin_lies_below_the_positive_whatever_its_sign(positive: float, highest: float) -> None:
     assert MiningSettings(max_relative_score=0.9).highest_score(positive) == pytest.approx(highest)
 
@@ -111,7 +131,9 @@ def test_the_cross_encoder_vetoes_from_its_threshold_on() -> None:
     scores = {"a": 0.5, "b": 0.49, "c": 0.9, "d": 0.1}
     mined = mine(found, settings, scores=scores)
     assert [negative.passage.text for negative in mined.negatives] == ["b", "d"]
-    assert [negative.cross_encoder_score for negative in mined.negatives] == pytest.approx([0.49, 0.1], abs=1e-12)
+    assert [negative.cross_encoder_score for negative in mined.negatives] == pytest.approx(
+        [0.49, 0.1], abs=1e-12
+    )
     assert mined.left_out == {"vetoed by the cross-encoder": 2}
 
 
@@ -121,13 +143,30 @@ def test_the_cross_encoder_is_asked_about_no_more_than_is_needed_and_about_many_
     passages = {str(passage.id): passage for passage in candidates("a", "b", POSITIVE.text, "b", "c", "d")}
     orders = {"first": ["c1", "c2", "c3", "c4", "c5", "c6"], "second": ["c6", "c5", "c1"], "none": ["c3"]}
     choices = [
-        (question, choose_negatives([(key, 1.0) for key in keys], passages.__getitem__, positives=(POSITIVE,), row=0, settings=settings))
+        (
+            question,
+            choose_negatives(
+                [(key, 1.0) for key in keys],
+                passages.__getitem__,
+                positives=(POSITIVE,),
+                row=0,
+                settings=settings,
+            ),
+        )
         for question, keys in orders.items()
     ]
     mined = finish_together(choices, scorer)
-    assert [[negative.passage.text for negative in one.negatives] for one in mined] == [["b", "c"], ["d", "c"], []]
+    assert [[negative.passage.text for negative in one.negatives] for one in mined] == [
+        ["b", "c"],
+        ["d", "c"],
+        [],
+    ]
     # the positive and the repeated b were never sent, nor was d to the first question, which had enough
-    assert scorer.calls == [[("first", "a"), ("second", "d")], [("first", "b"), ("second", "c")], [("first", "c")]]
+    assert scorer.calls == [
+        [("first", "a"), ("second", "d")],
+        [("first", "b"), ("second", "c")],
+        [("first", "c")],
+    ]
 
 
 def test_a_passage_that_repeats_a_vetoed_one_may_still_be_taken() -> None:
@@ -145,7 +184,10 @@ def test_texts_are_read_only_as_far_as_needed() -> None:
         return Passage(key, id=key)
 
     found = [("p", 9.0), *((f"text {number}", 8.0) for number in range(50))]
-    finish_together([("q", choose_negatives(found, passage_of, positives=(POSITIVE,), row=0, settings=MiningSettings()))], None)
+    finish_together(
+        [("q", choose_negatives(found, passage_of, positives=(POSITIVE,), row=0, settings=MiningSettings()))],
+        None,
+    )
     assert read == [f"text {number}" for number in range(5)]
 
 
@@ -166,7 +208,10 @@ def test_a_sample_depends_on_seed_and_row_and_covers_the_window() -> None:
     settings = MiningSettings(pick="sample", per_question=4, from_rank=6)
     drawn = {row: chosen(found, settings, row=row)[0] for row in range(60)}
     assert drawn[0] == chosen(found, settings, row=0)[0]
-    assert drawn[0] != chosen(found, MiningSettings(pick="sample", per_question=4, from_rank=6, seed=1), row=0)[0]
+    assert (
+        drawn[0]
+        != chosen(found, MiningSettings(pick="sample", per_question=4, from_rank=6, seed=1), row=0)[0]
+    )
     assert {rank for ranks in drawn.values() for rank in ranks} == set(range(6, 21))
     assert all(ranks == sorted(ranks) and len(ranks) == 4 for ranks in drawn.values())
 

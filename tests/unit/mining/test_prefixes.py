@@ -1,4 +1,5 @@
-"""A model that was trained with prefixes is searched, embedded and mined with the same tokens, from the command line too."""
+"""A model that was trained with prefixes is searched, embedded and mined with the same tokens, from the
+command line too."""
 
 from __future__ import annotations
 
@@ -47,18 +48,30 @@ def in_training(model: BiEncoder, samples: list[TrainingSample]) -> tuple[list[l
     """Tokens of questions and of first positives as training makes them."""
     options = DataSetSettings(query_prefix=QUERY, passage_prefix=PASSAGE)
     collator = Collator(model.tensorizer, num_hard=0, num_other=0)
-    batch = collator([DataRow(sample, row, sample.positives[:1], "set", options) for row, sample in enumerate(samples)])
+    batch = collator(
+        [DataRow(sample, row, sample.positives[:1], "set", options) for row, sample in enumerate(samples)]
+    )
     contexts = sequences(batch.contexts)
     return sequences(batch.questions), [contexts[place] for place in batch.context_row.tolist()]
 
 
 def mine(folder: Path, model_folder: Path, corpus_file: Path, *more: str) -> int:
-    arguments = [f"corpus={corpus_file}", f"out={folder}/out.jsonl", f"model_file={model_folder}", "device=cpu"]
+    arguments = [
+        f"corpus={corpus_file}",
+        f"out={folder}/out.jsonl",
+        f"model_file={model_folder}",
+        "device=cpu",
+    ]
     return main(["mine", str(folder / "train.jsonl"), *arguments, *more])
 
 
 def test_training_retrieval_and_mining_give_the_model_the_same_tokens(
-    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, model: BiEncoder, seen: list[TokenBatch]
+    tmp_path: Path,
+    train: TrainingSet,
+    corpus_file: Path,
+    model_folder: Path,
+    model: BiEncoder,
+    seen: list[TokenBatch],
 ) -> None:
     questions, _ = in_training(model, repeating_samples())
     assert questions != model.tensorizer.question_tokens([sample.question for sample in repeating_samples()])
@@ -72,23 +85,52 @@ def test_training_retrieval_and_mining_give_the_model_the_same_tokens(
     assert positives <= {tuple(tokens) for batch in seen[1:] for tokens in sequences(batch)}
 
     seen.clear()
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps({"question": s.question}) + "\n" for s in repeating_samples()))
+    (tmp_path / "questions.jsonl").write_text(
+        "".join(json.dumps({"question": s.question}) + "\n" for s in repeating_samples())
+    )
     source = [f"ctx_sources.own.file={corpus_file}", f"ctx_sources.own.passage_prefix={PASSAGE}"]
     vectors = tmp_path / "vectors"
-    assert main(["embed", f"model_file={model_folder}", "ctx_src=own", f"out_file={vectors}", "device=cpu", *source]) == 0
-    question_set = [f"datasets.own.file={tmp_path}/questions.jsonl", f"datasets.own.query_prefix={QUERY}", "qa_dataset=own"]
-    searched = [f"model_file={model_folder}", f"encoded_ctx_files=[{vectors}_0]", f"trec_run_file={tmp_path}/own.run", "device=cpu"]
+    assert (
+        main(
+            [
+                "embed",
+                f"model_file={model_folder}",
+                "ctx_src=own",
+                f"out_file={vectors}",
+                "device=cpu",
+                *source,
+            ]
+        )
+        == 0
+    )
+    question_set = [
+        f"datasets.own.file={tmp_path}/questions.jsonl",
+        f"datasets.own.query_prefix={QUERY}",
+        "qa_dataset=own",
+    ]
+    searched = [
+        f"model_file={model_folder}",
+        f"encoded_ctx_files=[{vectors}_0]",
+        f"trec_run_file={tmp_path}/own.run",
+        "device=cpu",
+    ]
     assert main(["retrieve", *question_set, *searched]) == 0
     assert [tokens for batch in seen for tokens in sequences(batch)] == questions
 
     _, contexts = in_training(model, [TrainingSample("ba", (passage,)) for passage in repeating_corpus()])
     found = np.concatenate([part for shard in open_shards(f"{vectors}_0") for _, part in shard.chunks()])
-    expected = dense.encode_tokens(model, TokenBatch.from_lists(contexts), encoder_type="ctx", batch_tokens=4096)
+    expected = dense.encode_tokens(
+        model, TokenBatch.from_lists(contexts), encoder_type="ctx", batch_tokens=4096
+    )
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_vectors_with_and_without_the_prefix_are_not_mixed(
-    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    train: TrainingSet,
+    corpus_file: Path,
+    model_folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = [f"ctx_sources.own.file={corpus_file}", f"ctx_sources.own.passage_prefix={PASSAGE}"]
     embedded = [f"out_file={tmp_path}/vectors", "device=cpu"]
@@ -102,5 +144,7 @@ def test_vectors_with_and_without_the_prefix_are_not_mixed(
     assert mine(tmp_path, model_folder, corpus_file, "query_prefix=ba ", f"passage_prefix={PASSAGE}") == 3
     assert "exists already" in capsys.readouterr().err
     (tmp_path / "out.jsonl").unlink()
-    assert mine(tmp_path, model_folder, corpus_file, f"query_prefix={QUERY}", f"passage_prefix={PASSAGE}") == 0
+    assert (
+        mine(tmp_path, model_folder, corpus_file, f"query_prefix={QUERY}", f"passage_prefix={PASSAGE}") == 0
+    )
     assert (tmp_path / "out.jsonl").read_bytes() == by_given

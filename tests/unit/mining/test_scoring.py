@@ -1,4 +1,5 @@
-"""``dpr score``: what each teacher says of every passage, by any number of processes and however often the run was killed."""
+"""``dpr score``: what each teacher says of every passage, by any number of processes and however often the
+run was killed."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Questions with positives, of which some are not in the corpus, and negatives of both kinds from it; some have other scores."""
+    """Questions with positives, of which some are not in the corpus, and negatives of both kinds from it;
+    some have other scores."""
     rng, corpus = random.Random(5), repeating_corpus()
     samples = []
     for row, sample in enumerate(repeating_samples()):
@@ -62,7 +64,10 @@ def scored(data: Path, *arguments: str, name: str = "scored") -> list[tuple[str,
     out = data.with_name(f"{name}.jsonl")
     assert main(["score", str(data), f"out={out}", *arguments]) == 0
     assert not out.with_name(f"{out.name}.scoring").exists()
-    found = [(question, Passage(entry["text"], entry["title"]), entry.get("teacher_score")) for question, entry in entries(out)]
+    found = [
+        (question, Passage(entry["text"], entry["title"]), entry.get("teacher_score"))
+        for question, entry in entries(out)
+    ]
     before = [(question, entry["text"], entry["title"]) for question, entry in entries(data)]
     assert [(question, passage.text, passage.title) for question, passage, _ in found] == before
     return found
@@ -93,7 +98,8 @@ def test_bm25_gives_its_scores_with_the_words_of_the_corpus(data: Path, corpus_f
     found = scored(data, f"corpus={corpus_file}", "k1=1.2")
     corpus = repeating_corpus()
     index = Bm25Index.build(
-        Texts([str(p.id) for p in corpus], [f"{p.title} {p.text}" for p in corpus]), lexical_settings := Bm25Index.Settings(k1=1.2)
+        Texts([str(p.id) for p in corpus], [f"{p.title} {p.text}" for p in corpus]),
+        lexical_settings := Bm25Index.Settings(k1=1.2),
     )
     assert lexical_settings.k1 == 1.2
     rows = {passage.text: row for row, passage in enumerate(corpus)}
@@ -101,7 +107,9 @@ def test_bm25_gives_its_scores_with_the_words_of_the_corpus(data: Path, corpus_f
     assert outside and not {*outside} & {*rows}
     for question, passage, score in found:
         if score is not None:
-            assert score == pytest.approx(index.search_beside(question, 1, [rows[passage.text]])[1][0], abs=1e-5)
+            assert score == pytest.approx(
+                index.search_beside(question, 1, [rows[passage.text]])[1][0], abs=1e-5
+            )
 
 
 def test_without_a_corpus_every_passage_has_a_score(data: Path) -> None:
@@ -110,7 +118,13 @@ def test_without_a_corpus_every_passage_has_a_score(data: Path) -> None:
 
 def test_a_hybrid_gives_what_retrieval_ranks_by(data: Path, corpus_file: Path, model_folder: Path) -> None:
     found = scored(
-        data, f"corpus={corpus_file}", f"model_file={model_folder}", "device=cpu", "hybrid=linear", "hybrid_weight=0.6", "hybrid_depth=9"
+        data,
+        f"corpus={corpus_file}",
+        f"model_file={model_folder}",
+        "device=cpu",
+        "hybrid=linear",
+        "hybrid_weight=0.6",
+        "hybrid_depth=9",
     )
     corpus, model = repeating_corpus(), BiEncoder.load(model_folder)
     ids = [str(passage.id) for passage in corpus]
@@ -127,7 +141,9 @@ def test_a_hybrid_gives_what_retrieval_ranks_by(data: Path, corpus_file: Path, m
     assert {0.0, None} < {*expected}
 
 
-def test_processes_kills_and_reruns_give_the_same_bytes(data: Path, model_folder: Path, tmp_path: Path) -> None:
+def test_processes_kills_and_reruns_give_the_same_bytes(
+    data: Path, model_folder: Path, tmp_path: Path
+) -> None:
     for name, given in {"bm25": [], "dense": [f"model_file={model_folder}", "device=cpu"]}.items():
         scored(data, *given, name="whole")
         whole = (tmp_path / "whole.jsonl").read_bytes()
@@ -146,20 +162,30 @@ def test_processes_kills_and_reruns_give_the_same_bytes(data: Path, model_folder
                 file.unlink()
 
 
-def test_another_teacher_starts_over_and_does_not_replace(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_teacher_starts_over_and_does_not_replace(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = scores_of(scored(data))
     assert main(["score", str(data), f"out={tmp_path}/scored.jsonl", "k1=2"]) == 3
     assert "exists already" in capsys.readouterr().err
     assert scores_of(scored(data, "k1=2", "overwrite=true")) != first
 
 
-def test_the_audit_counts_scores_and_right_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_counts_scores_and_right_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     right, wrong = Passage("ba be bi"), Passage("bo bu")
-    rows = [TrainingSample("ba be", (right,), (wrong,)), TrainingSample("bu", (right,), (wrong,)), TrainingSample("bi", (right,))]
+    rows = [
+        TrainingSample("ba be", (right,), (wrong,)),
+        TrainingSample("bu", (right,), (wrong,)),
+        TrainingSample("bi", (right,)),
+    ]
     write_training_set(tmp_path / "t.jsonl", rows)
     train = open_training_set(tmp_path / "t.jsonl", name="t")
     write_passages(tmp_path / "corpus.tsv", [replace(right, id="r")])
-    audit = score_passages(train, tmp_path / "out.jsonl", Teacher(searches=(LexicalSearch(),)), corpus=tmp_path / "corpus.tsv")
+    audit = score_passages(
+        train, tmp_path / "out.jsonl", Teacher(searches=(LexicalSearch(),)), corpus=tmp_path / "corpus.tsv"
+    )
     assert audit["counts"] == {
         "questions": 3,
         "passages": 5,
@@ -185,7 +211,9 @@ def test_the_audit_counts_scores_and_right_answers(tmp_path: Path, capsys: pytes
         (["cross_encoder=a", "processes=2"], "one process"),
     ],
 )
-def test_settings_of_another_teacher_are_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_another_teacher_are_refused(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["score", "train.jsonl", "out=x.jsonl", *given]) == 2
     assert message in capsys.readouterr().err
 

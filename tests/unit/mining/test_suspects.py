@@ -1,4 +1,5 @@
-"""``dpr check-data suspects=``: labels that BM25 and a model both contradict; ``dpr prepare suspects=`` drops or relabels them."""
+"""``dpr check-data suspects=``: labels that BM25 and a model both contradict; ``dpr prepare suspects=`` drops
+or relabels them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from dpr.models.biencoder import BiEncoder
 from tests.helpers.tiny import WORDS, static_folder, tiny_model
 
 WRONG, ANSWERED = (3, 11, 17), (5, 20)
-"""Rows whose positive is another row's, and rows whose hard negative holds the question's words better than the positive does."""
+"""Rows whose positive is another row's, and rows whose hard negative holds the question's words better than
+the positive does."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +34,19 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model that counts words, and data in which some labels are wrong."""
-    tiny_model(static_folder(tmp_path / "start", width=64), pooling="idf", normalize=True, shared=True).save(tmp_path / "model")
+    tiny_model(static_folder(tmp_path / "start", width=64), pooling="idf", normalize=True, shared=True).save(
+        tmp_path / "model"
+    )
     rng = random.Random(0)
     texts = [" ".join(rng.sample(WORDS, 12)) for _ in range(30)]
     questions = [" ".join(rng.sample(text.split(), 6)) for text in texts]
     samples = []
     for row, question in enumerate(questions):
         right = texts[WRONG[(WRONG.index(row) + 1) % len(WRONG)]] if row in WRONG else texts[row]
-        hard = [texts[(row + 7) % 30], " ".join([*question.split(), question]) if row in ANSWERED else " ".join(rng.sample(WORDS, 9))]
+        hard = [
+            texts[(row + 7) % 30],
+            " ".join([*question.split(), question]) if row in ANSWERED else " ".join(rng.sample(WORDS, 9)),
+        ]
         samples.append(TrainingSample(question, (Passage(right),), tuple(map(Passage, hard))))
     write_training_set(tmp_path / "train.jsonl", samples)
     monkeypatch.chdir(tmp_path)
@@ -55,31 +62,54 @@ def listed(file: str = "suspects.jsonl") -> list[dict[str, Any]]:
 
 def expected(rows: list[dict[str, Any]]) -> list[tuple[float, str, int]]:
     """The definition, over every score of both sides."""
-    texts = list(dict.fromkeys(passage["text"] for row in rows for key in ("positive_ctxs", "hard_negative_ctxs") for passage in row[key]))
-    model, words = BiEncoder.load("model"), Bm25Index.build(Texts([str(n) for n in range(len(texts))], [f" {text}" for text in texts]))
+    texts = list(
+        dict.fromkeys(
+            passage["text"]
+            for row in rows
+            for key in ("positive_ctxs", "hard_negative_ctxs")
+            for passage in row[key]
+        )
+    )
+    model, words = (
+        BiEncoder.load("model"),
+        Bm25Index.build(Texts([str(n) for n in range(len(texts))], [f" {text}" for text in texts])),
+    )
     asked = [row["question"] for row in rows]
     sides = [
-        np.asarray(model.encode_questions(asked)) @ np.asarray(model.encode_passages([Passage(text) for text in texts])).T,
+        np.asarray(model.encode_questions(asked))
+        @ np.asarray(model.encode_passages([Passage(text) for text in texts])).T,
         np.stack([words._scores(question) for question in asked]),
     ]
     found = []
     for number, row in enumerate(rows):
-        (right,), wrong = ([texts.index(one["text"]) for one in row[key]] for key in ("positive_ctxs", "hard_negative_ctxs"))
+        (right,), wrong = (
+            [texts.index(one["text"]) for one in row[key]] for key in ("positive_ctxs", "hard_negative_ctxs")
+        )
         score = [max(side[number, right], 0) for side in sides]
         best = [np.delete(side[number], right).max() for side in sides]
         found.append((min(1 - own / top for own, top in zip(score, best, strict=True)), "positive", number))
         for other in wrong:
             rival = [side[number, other] for side in sides]
-            found.append((min(1 - own / top if top > 0 else 0 for own, top in zip(score, rival, strict=True)), "negative", number))
+            found.append(
+                (
+                    min(1 - own / top if top > 0 else 0 for own, top in zip(score, rival, strict=True)),
+                    "negative",
+                    number,
+                )
+            )
     return sorted(entry for entry in found if entry[0] > 0)[::-1]
 
 
-def test_the_list_is_what_the_definition_says_and_begins_with_wrong_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_is_what_the_definition_says_and_begins_with_wrong_labels(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(LINE) == 0
     printed, records = capsys.readouterr().out, listed()
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     wanted = expected(rows)
-    assert [(record["label"], record["row"]) for record in records] == [(label, row) for _, label, row in wanted]
+    assert [(record["label"], record["row"]) for record in records] == [
+        (label, row) for _, label, row in wanted
+    ]
     assert np.allclose([record["doubt"] for record in records], [doubt for doubt, *_ in wanted], atol=2e-4)
     assert {record["row"] for record in records if record["label"] == "positive"} >= set(WRONG)
     assert {record["row"] for record in records if record["label"] == "negative"} >= set(ANSWERED)
@@ -93,7 +123,9 @@ def test_the_list_is_what_the_definition_says_and_begins_with_wrong_labels(folde
     assert Path("two.jsonl").read_text().splitlines() == Path("suspects.jsonl").read_text().splitlines()[:2]
 
 
-def test_a_killed_search_goes_on_and_an_edited_list_is_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_search_goes_on_and_an_edited_list_is_not_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(LINE) == 0
     whole = Path("suspects.jsonl").read_bytes()
     write, written = BlockDoubts.write, []
@@ -110,7 +142,11 @@ def test_a_killed_search_goes_on_and_an_edited_list_is_not_replaced(folder: Path
         assert main(line) == 130
     assert not Path("again.jsonl").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(suspects.BlockDoubts, "write", lambda block, rows, *found: (written.append(rows), write(block, rows, *found)))
+        patch.setattr(
+            suspects.BlockDoubts,
+            "write",
+            lambda block, rows, *found: (written.append(rows), write(block, rows, *found)),
+        )
         assert main(line) == 0
     assert Path("again.jsonl").read_bytes() == whole
     assert len(written) == len({(rows.start, rows.stop) for rows in written}) == 5
@@ -124,39 +160,62 @@ def test_a_killed_search_goes_on_and_an_edited_list_is_not_replaced(folder: Path
 def test_suspects_are_dropped_or_relabelled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(LINE) == 0
     chosen = [one for one in listed() if one["row"] in (WRONG if one["label"] == "positive" else ANSWERED)]
-    chosen = [one for one in chosen if one["label"] == "positive" or one["question"].split()[0] == one["passage"]["text"].split()[0]]
+    chosen = [
+        one
+        for one in chosen
+        if one["label"] == "positive" or one["question"].split()[0] == one["passage"]["text"].split()[0]
+    ]
     assert len(chosen) == 5
     Path("checked.jsonl").write_text("".join(json.dumps(record) + "\n" for record in chosen))
     before = open_training_set("train.jsonl", name="train")
     assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) == 0
     dropped = open_training_set("dropped.jsonl", name="train")
-    assert [sample.question for sample in dropped] == [sample.question for row, sample in enumerate(before) if row not in WRONG]
-    assert [len(sample.hard_negatives) for sample in dropped] == [1 if row in ANSWERED else 2 for row in range(30) if row not in WRONG]
+    assert [sample.question for sample in dropped] == [
+        sample.question for row, sample in enumerate(before) if row not in WRONG
+    ]
+    assert [len(sample.hard_negatives) for sample in dropped] == [
+        1 if row in ANSWERED else 2 for row in range(30) if row not in WRONG
+    ]
 
-    assert main(["prepare", "train.jsonl", "out=relabelled.jsonl", "suspects=checked.jsonl", "relabel=true"]) == 0
+    assert (
+        main(["prepare", "train.jsonl", "out=relabelled.jsonl", "suspects=checked.jsonl", "relabel=true"])
+        == 0
+    )
     relabelled = open_training_set("relabelled.jsonl", name="train")
     for row, sample in enumerate(relabelled):
         assert any(set(passage.text.split()) >= set(sample.question.split()) for passage in sample.positives)
         assert len(sample.positives) == (2 if row in ANSWERED else 1)
-        assert not {passage.text for passage in sample.positives} & {passage.text for passage in sample.hard_negatives}
+        assert not {passage.text for passage in sample.positives} & {
+            passage.text for passage in sample.hard_negatives
+        }
 
     capsys.readouterr()
     assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) == 0
     assert "there already" in capsys.readouterr().out
     Path("checked.jsonl").write_text(json.dumps(chosen[0]) + "\n")
-    assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) != 0, "of another list"
+    assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) != 0, (
+        "of another list"
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"label": "positive", "question": "?"}\n', "checked.jsonl:1: not a suspect: 'passage'"),
-        ('{"label": "right", "question": "?", "passage": {"text": "a"}}\n', "not a suspect: the label 'right'"),
+        (
+            '{"label": "right", "question": "?", "passage": {"text": "a"}}\n',
+            "not a suspect: the label 'right'",
+        ),
         ('{"label": "positive", "question": 3, "passage": {"text": "a"}}\n', "not a suspect"),
-        ('{"label": "positive", "question": "?", "passage": {"text": "a"}}\n', "no suspect is a label of these data"),
+        (
+            '{"label": "positive", "question": "?", "passage": {"text": "a"}}\n',
+            "no suspect is a label of these data",
+        ),
     ],
 )
-def test_another_list_is_refused(content: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_list_is_refused(
+    content: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("checked.jsonl").write_text(content)
     assert main(["prepare", "train.jsonl", "out=out.jsonl", "suspects=checked.jsonl"]) != 0
     assert message in capsys.readouterr().err and not Path("out.jsonl").exists()

@@ -1,4 +1,5 @@
-"""Two runs to one output: the second is refused and names the first; when that one has ended, it resumes the work."""
+"""Two runs to one output: the second is refused and names the first; when that one has ended, it resumes the
+work."""
 
 from __future__ import annotations
 
@@ -36,13 +37,22 @@ sys.exit(main(sys.argv[2:]))
 
 
 def test_a_second_run_is_refused_while_the_first_is_there(
-    tmp_path: Path, train: TrainingSet, corpus_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    train: TrainingSet,
+    corpus_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(lexical, "BLOCK_ROWS", 7)
-    arguments, reached = ["mine", str(tmp_path / "train.jsonl"), f"corpus={corpus_file}"], tmp_path / "reached"
+    arguments, reached = (
+        ["mine", str(tmp_path / "train.jsonl"), f"corpus={corpus_file}"],
+        tmp_path / "reached",
+    )
     assert main([*arguments, f"out={tmp_path}/whole.jsonl"]) == 0
     arguments.append(f"out={tmp_path}/out.jsonl")
-    first = subprocess.Popen([sys.executable, "-c", WAITING, str(reached), *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    first = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(reached), *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     try:
         for _ in range(600):
             if reached.exists() or first.poll() is not None:
@@ -59,7 +69,9 @@ def test_a_second_run_is_refused_while_the_first_is_there(
             assert "out.jsonl.lock" in message
         assert sorted((tmp_path / "out.jsonl.mining" / "blocks").iterdir()) == before
         assert not (tmp_path / "out.jsonl").exists()
-        assert main([*arguments[:-1], f"out={tmp_path}/other.jsonl"]) == 0, "another output has nothing to do with it"
+        assert main([*arguments[:-1], f"out={tmp_path}/other.jsonl"]) == 0, (
+            "another output has nothing to do with it"
+        )
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()

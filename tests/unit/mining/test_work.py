@@ -49,7 +49,9 @@ def writer(tmp_path: Path) -> Writer:
 class Threads(ThreadPoolExecutor):
     """A pool of processes, but for the processes."""
 
-    def __init__(self, processes: int, *, mp_context: Any, initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:
+    def __init__(
+        self, processes: int, *, mp_context: Any, initializer: Callable[..., None], initargs: tuple[Any, ...]
+    ) -> None:
         super().__init__(processes)
         initializer(*initargs)
 
@@ -82,12 +84,16 @@ def test_with_a_cross_encoder_the_others_only_search(writer: Writer, monkeypatch
     scorer: Any = "the scorer"
     assert list(write_blocks(writer, BLOCKS, processes=2, scorer=scorer)) == BLOCKS
     assert writer.made("find") == writer.made("write with the scorer") == BLOCKS
-    for place, (kind, rows) in enumerate(writer.log):  # two blocks are searched, then scored, before the next two are
+    for place, (kind, rows) in enumerate(
+        writer.log
+    ):  # two blocks are searched, then scored, before the next two are
         if kind == "find" and rows.start >= 4:
             assert ("write with the scorer", range(2)) in writer.log[:place]
 
 
-def test_a_process_that_was_killed_is_told_with_the_way_out(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_killed_is_told_with_the_way_out(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Killed(Threads):
         def submit(self, *arguments: Any, **named: Any) -> Any:
             raise BrokenProcessPool("A process in the process pool was terminated abruptly")

@@ -1,4 +1,5 @@
-"""Two towers that are two adapters over one frozen backbone compute what two whole models compute, and nothing of the backbone changes."""
+"""Two towers that are two adapters over one frozen backbone compute what two whole models compute, and
+nothing of the backbone changes."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ KINDS = ("bert", "qwen3")
 
 
 def lora_model(
-    folder: Path, kind: str = "bert", *, options: TowerOptions | None = None, trained: bool = True, **settings: Any
+    folder: Path,
+    kind: str = "bert",
+    *,
+    options: TowerOptions | None = None,
+    trained: bool = True,
+    **settings: Any,
 ) -> BiEncoder:
     """In float64; ``trained`` adapters are no longer zero."""
     of_kind = {"pooling": "last", "append_eos": True} if kind == "qwen3" else {}
@@ -46,7 +52,10 @@ def lora_model(
 def batches() -> tuple[TokenBatch, TokenBatch]:
     generator = torch.Generator().manual_seed(0)
     sides = ([9, 3, 5], [20, 7, 12, 4])
-    return tuple(TokenBatch.from_lists([torch.randint(11, 80, (n,), generator=generator).tolist() for n in lengths]) for lengths in sides)  # type: ignore[return-value]
+    return tuple(
+        TokenBatch.from_lists([torch.randint(11, 80, (n,), generator=generator).tolist() for n in lengths])
+        for lengths in sides
+    )  # type: ignore[return-value]
 
 
 def step(model: Any) -> dict[str, Tensor]:
@@ -75,23 +84,32 @@ def two_copies(model: BiEncoder) -> BiEncoder:
 @pytest.mark.parametrize("packed", [True, False])
 def test_one_backbone_with_two_adapters_is_two_models(kind: str, packed: bool, tmp_path: Path) -> None:
     model = lora_model(tmp_path, kind, options=TowerOptions(packed=packed), projection_dim=6)
-    assert model.question_model.backbone is model.ctx_model.backbone and model.question_model.is_packed == packed
+    assert (
+        model.question_model.backbone is model.ctx_model.backbone and model.question_model.is_packed == packed
+    )
     found = step(model)
     copies = two_copies(model)
     assert copies.question_model.backbone is not copies.ctx_model.backbone
     expected = step(copies)
     # The copies have their own names for the context tower's adapter.
-    renamed = {name.replace("ctx_model.backbone", "question_model.backbone"): value for name, value in expected.items()}
+    renamed = {
+        name.replace("ctx_model.backbone", "question_model.backbone"): value
+        for name, value in expected.items()
+    }
     assert_same(found, renamed)
     trained = {name for name in found if "." in name}
     assert all("lora_" in name or "encode_proj" in name for name in trained)
     for adapter in ("question", "ctx"):
-        assert all(float(found[name].norm()) > 0 for name in trained if f"lora_A.{adapter}" in name), "an adapter without any gradient"
+        assert all(float(found[name].norm()) > 0 for name in trained if f"lora_A.{adapter}" in name), (
+            "an adapter without any gradient"
+        )
 
 
 def test_adapters_change_nothing_before_they_are_trained(tmp_path: Path) -> None:
     model = lora_model(tmp_path, trained=False)
-    plain = BiEncoder.from_pretrained(str(tmp_path), EncoderSettings(sequence_length=24), dropout=0.0, do_lower_case=True).double()
+    plain = BiEncoder.from_pretrained(
+        str(tmp_path), EncoderSettings(sequence_length=24), dropout=0.0, do_lower_case=True
+    ).double()
     with torch.no_grad():
         for mine, theirs in zip(model(*batches())[:2], plain(*batches())[:2], strict=True):
             assert torch.equal(mine, theirs)
@@ -99,7 +117,8 @@ def test_adapters_change_nothing_before_they_are_trained(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations_that_are_computed_again_see_their_own_adapter(kind: str, tmp_path: Path) -> None:
-    """In backward the adapter that was active last, the questions', would be taken for the contexts' layers too."""
+    """In backward the adapter that was active last, the questions', would be taken for the contexts' layers
+    too."""
     model = lora_model(tmp_path, kind)
     plain = step(model)
     checkpoint_activations(model.towers)
@@ -113,7 +132,9 @@ def test_a_step_leaves_the_frozen_backbone_as_it_was(tmp_path: Path) -> None:
     before = step(model)
     optimizer.step()
     after = step(model)
-    assert all(torch.equal(value, frozen[name]) for name, value in model.state_dict().items() if name in frozen)
+    assert all(
+        torch.equal(value, frozen[name]) for name, value in model.state_dict().items() if name in frozen
+    )
     for side in ("questions", "contexts"):
         assert not torch.equal(before[side], after[side])
 
@@ -122,22 +143,35 @@ def test_a_step_leaves_the_frozen_backbone_as_it_was(tmp_path: Path) -> None:
 def test_checkpoints_hold_adapters_alone_and_name_their_base(shared: bool, tmp_path: Path) -> None:
     model = lora_model(tmp_path / "base", shared=shared, projection_dim=6).float().eval()
     model.save(tmp_path / "saved")
-    assert (tmp_path / "saved" / "model.safetensors").stat().st_size < (tmp_path / "base" / "model.safetensors").stat().st_size
+    assert (tmp_path / "saved" / "model.safetensors").stat().st_size < (
+        tmp_path / "base" / "model.safetensors"
+    ).stat().st_size
     assert not [name for name in model.weights() if "lora_" not in name and "encode_proj" not in name]
     loaded = BiEncoder.load(tmp_path / "saved")
     assert loaded.fingerprint == model.fingerprint and loaded.base == model.base
     for encode in ("encode_questions", "encode_passages"):
-        assert np.array_equal(getattr(loaded, encode)(["ba be", "bi"]), getattr(model, encode)(["ba be", "bi"]))
-    assert not any(value.requires_grad for name, value in loaded.named_parameters() if "lora_" not in name and "encode_proj" not in name)
+        assert np.array_equal(
+            getattr(loaded, encode)(["ba be", "bi"]), getattr(model, encode)(["ba be", "bi"])
+        )
+    assert not any(
+        value.requires_grad
+        for name, value in loaded.named_parameters()
+        if "lora_" not in name and "encode_proj" not in name
+    )
 
 
 def test_a_base_that_is_missing_or_another_is_refused_and_can_be_named(tmp_path: Path) -> None:
     model = lora_model(tmp_path / "base").float().eval()
     model.save(tmp_path / "saved")
     (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match=r"base, which is not on this machine.*encoder\.pretrained_model_cfg"):
+    with pytest.raises(
+        CheckpointError, match=r"base, which is not on this machine.*encoder\.pretrained_model_cfg"
+    ):
         BiEncoder.load(tmp_path / "saved")
-    assert BiEncoder.load(tmp_path / "saved", pretrained_model_cfg=str(tmp_path / "moved")).fingerprint == model.fingerprint
+    assert (
+        BiEncoder.load(tmp_path / "saved", pretrained_model_cfg=str(tmp_path / "moved")).fingerprint
+        == model.fingerprint
+    )
     base_folder(tmp_path / "moved", seed=8)
     with pytest.raises(CheckpointError, match="has other weights"):
         BiEncoder.load(tmp_path / "saved", pretrained_model_cfg=str(tmp_path / "moved"))
@@ -148,7 +182,9 @@ def test_the_fingerprint_covers_the_base(tmp_path: Path) -> None:
     assert first.fingerprint == second.fingerprint
     base_folder(tmp_path / "second", seed=8)
     (tmp_path / "second" / "kept").touch()
-    model = BiEncoder.from_pretrained(str(tmp_path / "second"), first.settings, dropout=0.0, do_lower_case=True).double()
+    model = BiEncoder.from_pretrained(
+        str(tmp_path / "second"), first.settings, dropout=0.0, do_lower_case=True
+    ).double()
     model.load_weights(first.weights(), source=tmp_path)
     assert model.fingerprint != first.fingerprint
 
@@ -161,10 +197,15 @@ def test_targets_are_names_of_linear_layers(targets: str, tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"encoder\.lora_targets=q_proj: q_proj is no linear layer of a BertModel; set it to all"):
+    with pytest.raises(
+        ConfigError,
+        match=r"encoder\.lora_targets=q_proj: q_proj is no linear layer of a BertModel; set it to all",
+    ):
         lora_model(tmp_path, lora_targets="q_proj")
     with pytest.raises(ConfigError, match="has no linear layers to adapt"):
-        add_adapters(torch.nn.Embedding(4, 4), BaseModel("x", "y"), EncoderSettings(adapter="lora"), TowerOptions())
+        add_adapters(
+            torch.nn.Embedding(4, 4), BaseModel("x", "y"), EncoderSettings(adapter="lora"), TowerOptions()
+        )
     for other in ({"fix_ctx_encoder": True}, {"pretrained": False}):
         with pytest.raises(ConfigError, match="mutually exclusive"):
             TowerSettings(adapter="lora", **other).check_together("encoder.")

@@ -1,4 +1,5 @@
-"""Backbones of every family: their dropout is what was asked for, and of encoder-decoders with a text encoder that is taken."""
+"""Backbones of every family: their dropout is what was asked for, and of encoder-decoders with a text encoder
+that is taken."""
 
 from __future__ import annotations
 
@@ -26,24 +27,48 @@ SMALL: dict[str, Any] = {
     "vocab_size": len(VOCABULARY),
     "max_position_embeddings": 80,
 }
-T5: dict[str, Any] = {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 64, "d_kv": 16, "vocab_size": len(VOCABULARY)}
-GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 80, "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2}
+T5: dict[str, Any] = {
+    "d_model": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "d_ff": 64,
+    "d_kv": 16,
+    "vocab_size": len(VOCABULARY),
+}
+GPT2: dict[str, Any] = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 80,
+    "vocab_size": 100,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 WITH_DROPOUT = {
     "gpt2": transformers.GPT2Config(**GPT2),
     "t5": transformers.T5Config(**T5, dropout_rate=0.1),
     "bert": transformers.BertConfig(**SMALL),
     "distilbert": transformers.DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=100),
-    "bloom": transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=2, vocab_size=100, hidden_dropout=0.1, attention_dropout=0.1),
+    "bloom": transformers.BloomConfig(
+        hidden_size=32, n_layer=2, n_head=2, vocab_size=100, hidden_dropout=0.1, attention_dropout=0.1
+    ),
     "xlnet": transformers.XLNetConfig(d_model=32, n_layer=2, n_head=2, d_inner=64, vocab_size=100),
     "opt": transformers.OPTConfig(
-        hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=100, word_embed_proj_dim=32
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=100,
+        word_embed_proj_dim=32,
     ),
 }
 
 
 def batch_of(*lengths: int) -> TokenBatch:
     generator = torch.Generator().manual_seed(0)
-    return TokenBatch.from_lists([torch.randint(5, 80, (length,), generator=generator).tolist() for length in lengths])
+    return TokenBatch.from_lists(
+        [torch.randint(5, 80, (length,), generator=generator).tolist() for length in lengths]
+    )
 
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
@@ -61,7 +86,12 @@ def test_dropout_0_switches_off_all_there_is(name: str) -> None:
 def test_attention_dropout_is_set_apart_and_heads_keep_theirs() -> None:
     backbone: Any = backbone_from_config(WITH_DROPOUT["gpt2"], dropout=0.2, attention_dropout=0.0)
     config = backbone.config
-    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop, config.summary_first_dropout) == (0.2, 0.2, 0.0, 0.1)
+    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop, config.summary_first_dropout) == (
+        0.2,
+        0.2,
+        0.0,
+        0.1,
+    )
 
 
 def test_a_dropout_that_the_config_does_not_name_is_switched_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,15 +109,21 @@ def test_a_dropout_that_the_config_does_not_name_is_switched_off_too(monkeypatch
 
 @pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
 def test_the_encoder_of_t5_trains_is_saved_and_encodes(family: str, tmp_path: Path) -> None:
-    """Pretrained weights of the whole model give its encoder; relative positions cannot be packed, so batches are padded."""
+    """Pretrained weights of the whole model give its encoder; relative positions cannot be packed, so batches
+    are padded."""
     folder = tmp_path / "t5"
     torch.manual_seed(0)
     whole: Any = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**T5))
     whole.save_pretrained(str(folder))
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(str(folder))
-    model = BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=24, pooling="mean"), dropout=0.0)
-    assert type(model.question_model.backbone).__name__ == f"{family}EncoderModel" and not model.question_model.is_packed
+    model = BiEncoder.from_pretrained(
+        str(folder), EncoderSettings(sequence_length=24, pooling="mean"), dropout=0.0
+    )
+    assert (
+        type(model.question_model.backbone).__name__ == f"{family}EncoderModel"
+        and not model.question_model.is_packed
+    )
     tokens = batch_of(9)
     with torch.no_grad():
         expected = whole.eval().encoder(input_ids=tokens.tokens[None]).last_hidden_state[0].mean(0)
@@ -96,7 +132,14 @@ def test_the_encoder_of_t5_trains_is_saved_and_encodes(family: str, tmp_path: Pa
     loaded = BiEncoder.load(tmp_path / "run")
     texts = [sample.question for sample in make_samples(16)]
     assert abs(loaded.encode_questions(texts) - model.encode_questions(texts)).max() < 1e-6
-    assert abs(BiEncoder.load(folder, settings=EncoderSettings(pooling="mean", sequence_length=24)).encode_questions(texts)).max() > 0
+    assert (
+        abs(
+            BiEncoder.load(
+                folder, settings=EncoderSettings(pooling="mean", sequence_length=24)
+            ).encode_questions(texts)
+        ).max()
+        > 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +171,9 @@ def test_a_new_encoder_needs_no_further_setting(tmp_path: Path) -> None:
         torch.manual_seed(0)
         weights.append(BiEncoder.from_pretrained(str(folder), settings, pretrained=pretrained).weights())
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
-    with pytest.raises(ConfigError, match=r"encoder.adapter=lora trains beside given weights, and .* has none"):
+    with pytest.raises(
+        ConfigError, match=r"encoder.adapter=lora trains beside given weights, and .* has none"
+    ):
         BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=16, adapter="lora"))
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match="the weights could not be loaded"):

@@ -35,8 +35,12 @@ def saved(model: BiEncoder, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("settings", [{}, {"shared": True}, {"pooling": "mean", "normalize": True}, {"projection_dim": 5}])
-def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(folder: Path, tmp_path: Path, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"shared": True}, {"pooling": "mean", "normalize": True}, {"projection_dim": 5}]
+)
+def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(
+    folder: Path, tmp_path: Path, settings: dict[str, object]
+) -> None:
     model = tiny_model(folder, dtype=torch.float32, **settings)
     loaded = BiEncoder.load(saved(model, tmp_path / "checkpoint"))
     assert loaded.settings == model.settings
@@ -48,15 +52,23 @@ def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(folder: Path
     assert same == bool(settings.get("shared"))
 
 
-@pytest.mark.parametrize(("key", "value"), [("hidden_act", "relu"), ("layer_norm_eps", 1e-3), ("hidden_dropout_prob", 0.3)])
-def test_the_fingerprint_changes_with_what_of_the_config_decides_a_vector(folder: Path, tmp_path: Path, key: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_act", "relu"), ("layer_norm_eps", 1e-3), ("hidden_dropout_prob", 0.3)]
+)
+def test_the_fingerprint_changes_with_what_of_the_config_decides_a_vector(
+    folder: Path, tmp_path: Path, key: str, value: object
+) -> None:
     """So vectors that were embedded before are not searched with what the folder gives now."""
     model, other = tiny_model(folder), tiny_model(encoder_folder(tmp_path, **{key: value}))
     assert all(torch.equal(tensor, other.weights()[name]) for name, tensor in model.weights().items())
-    assert (other.fingerprint == model.fingerprint) == np.array_equal(other.encode_questions(TEXTS), model.encode_questions(TEXTS))
+    assert (other.fingerprint == model.fingerprint) == np.array_equal(
+        other.encode_questions(TEXTS), model.encode_questions(TEXTS)
+    )
 
 
-def test_save_writes_a_folder_that_load_reads_and_never_overwrites_unasked(folder: Path, tmp_path: Path) -> None:
+def test_save_writes_a_folder_that_load_reads_and_never_overwrites_unasked(
+    folder: Path, tmp_path: Path
+) -> None:
     model = tiny_model(folder, dtype=torch.float32)
     model.save(str(tmp_path / "model"))
     assert BiEncoder.load(tmp_path / "model").fingerprint == model.fingerprint
@@ -70,13 +82,17 @@ def test_a_single_text_gives_one_vector(folder: Path) -> None:
     model = tiny_model(folder, dtype=torch.float32)
     np.testing.assert_array_equal(model.encode_questions("ba be bi"), model.encode_questions(["ba be bi"])[0])
     np.testing.assert_array_equal(model.encode_passages("ba be bi"), model.encode_passages(["ba be bi"])[0])
-    np.testing.assert_array_equal(model.encode_passages(Passage("ba", "be")), model.encode_passages([Passage("ba", "be")])[0])
+    np.testing.assert_array_equal(
+        model.encode_passages(Passage("ba", "be")), model.encode_passages([Passage("ba", "be")])[0]
+    )
     for texts in (("ba", "be"), iter(["ba", "be"]), np.array(["ba", "be"])):
         assert model.encode_questions(texts).shape == (2, model.dimension)
     assert model.encode_questions([]).shape == (0, model.dimension)
 
 
-@pytest.mark.parametrize("wrong", [None, 3, b"ba", {"text": "ba"}, ["ba", None], [("title", "text")], [["ba"]]])
+@pytest.mark.parametrize(
+    "wrong", [None, 3, b"ba", {"text": "ba"}, ["ba", None], [("title", "text")], [["ba"]]]
+)
 def test_what_is_no_text_is_a_type_error_that_says_what_is_taken(folder: Path, wrong: Any) -> None:
     model = tiny_model(folder, dtype=torch.float32)
     with pytest.raises(TypeError, match="encode_questions takes a text or a list of them"):
@@ -123,7 +139,9 @@ def test_cls_pooling_reads_the_position_of_the_selector(folder: Path) -> None:
 def test_encoding_restores_the_mode_and_turns_dropout_off(folder: Path) -> None:
     model = tiny_model(folder, dropout=0.5).train()
     batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
-    assert not torch.equal(model.question_model(batch), model.question_model(batch)), "dropout must be on in training"
+    assert not torch.equal(model.question_model(batch), model.question_model(batch)), (
+        "dropout must be on in training"
+    )
     np.testing.assert_array_equal(model.encode_questions(TEXTS), model.encode_questions(TEXTS))
     assert model.training
     assert model.question_model.training
@@ -153,7 +171,9 @@ def test_both_sides_can_go_through_one_tower(folder: Path) -> None:
         torch.testing.assert_close(vectors.questions, tower(batch), rtol=0, atol=1e-12)
         torch.testing.assert_close(vectors.contexts, tower(batch), rtol=0, atol=1e-12)
     vectors.questions.sum().backward()
-    assert all(parameter.grad is not None for parameter in model.question_model.parameters()), "the idle tower must take part"
+    assert all(parameter.grad is not None for parameter in model.question_model.parameters()), (
+        "the idle tower must take part"
+    )
 
 
 @pytest.mark.parametrize(("shared", "lookups"), [(False, 2), (True, 1)])
@@ -164,7 +184,9 @@ def test_words_are_looked_up_once_for_all_packs_and_for_both_sides_of_one_tower(
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 4)
     model, calls, packs = tiny_model(folder, shared=shared), list[int](), list[int]()
     for tower in {model.question_model, model.ctx_model}:
-        tower.backbone.get_input_embeddings().register_forward_hook(lambda module, inputs, output: calls.append(inputs[0].numel()))
+        tower.backbone.get_input_embeddings().register_forward_hook(
+            lambda module, inputs, output: calls.append(inputs[0].numel())
+        )
         tower.backbone.register_forward_hook(lambda module, inputs, output: packs.append(1))
     batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
     vectors = model(batch, batch)
@@ -198,7 +220,9 @@ def test_missing_weights_are_an_error(folder: Path, tmp_path: Path) -> None:
     weights = load_file(str(tmp_path / "model.safetensors"))
     weights.pop("encoder.layer.1.output.dense.weight")
     save_file(weights, str(tmp_path / "model.safetensors"), metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"1 weights of BertModel are missing.*encoder\.layer\.1\.output\.dense\.weight"):
+    with pytest.raises(
+        InputError, match=r"1 weights of BertModel are missing.*encoder\.layer\.1\.output\.dense\.weight"
+    ):
         load_backbone(str(tmp_path))
 
 
@@ -229,7 +253,10 @@ def test_folders_that_are_no_checkpoint_and_damaged_ones_are_refused(folder: Pat
 
 
 def test_weights_of_another_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    model, other = tiny_model(folder, dtype=torch.float32), tiny_model(folder, dtype=torch.float32, projection_dim=3)
+    model, other = (
+        tiny_model(folder, dtype=torch.float32),
+        tiny_model(folder, dtype=torch.float32, projection_dim=3),
+    )
     with pytest.raises(CheckpointError, match="encode_proj"):
         model.load_weights(other.weights(), source=tmp_path)
 
@@ -244,7 +271,9 @@ def test_settings_survive_and_an_unknown_format_version_is_refused(folder: Path,
         checkpoints.read_settings(target)
 
 
-def test_encoding_takes_the_options_of_sentence_transformers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_encoding_takes_the_options_of_sentence_transformers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tiny_model(tmp_path, dtype=torch.float32, shared=True)
     texts = ["ba be", "bi", "bo bu ba", "be"]
     sizes = list[int]()
@@ -261,7 +290,9 @@ def test_encoding_takes_the_options_of_sentence_transformers(tmp_path: Path, cap
         assert encode("ba", convert_to_tensor=True).shape == (model.dimension,)
         with pytest.raises(ConfigError, match="convert_to_numpy=False needs convert_to_tensor=True"):
             encode(texts, convert_to_numpy=False)
-        with pytest.raises(TypeError, match="there is no argument batchsize; there are batch_tokens, batch_size, show"):
+        with pytest.raises(
+            TypeError, match="there is no argument batchsize; there are batch_tokens, batch_size, show"
+        ):
             encode(texts, batchsize=3)  # type: ignore[call-overload]
 
 
@@ -271,7 +302,10 @@ def test_encoding_takes_the_options_of_sentence_transformers(tmp_path: Path, cap
         ({"settings": {"pooling": "mean"}}, "settings is of type dict; give dpr.EncoderSettings"),
         ({"options": {"temperature": 1}}, "options is of type dict; give dpr.TowerOptions"),
         ({"settings": EncoderSettings(shared="yes")}, "encoder.shared='yes' is not true or false"),  # type: ignore[arg-type]
-        ({"settings": EncoderSettings(sequence_length="32")}, "encoder.sequence_length='32' is not a whole number"),  # type: ignore[arg-type]
+        (
+            {"settings": EncoderSettings(sequence_length="32")},
+            "encoder.sequence_length='32' is not a whole number",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_settings_are_one_sentence(folder: Path, given: dict[str, Any], message: str) -> None:

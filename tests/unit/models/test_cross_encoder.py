@@ -1,4 +1,5 @@
-"""A cross-encoder's scores are the classifier's probabilities, pair by pair, and only folders that can be trusted are opened."""
+"""A cross-encoder's scores are the classifier's probabilities, pair by pair, and only folders that can be
+trusted are opened."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def classifier_folder(folder: Path, *, num_labels: int = 1, seed: int = 0) -> Pa
 
     encoder_folder(folder, initializer_range=0.6)
     torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_config(BertConfig.from_pretrained(folder, num_labels=num_labels))
+    model = AutoModelForSequenceClassification.from_config(
+        BertConfig.from_pretrained(folder, num_labels=num_labels)
+    )
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     return folder
@@ -31,7 +34,10 @@ def classifier_folder(folder: Path, *, num_labels: int = 1, seed: int = 0) -> Pa
 def pairs(count: int = 24) -> list[tuple[str, Passage]]:
     rng = random.Random(3)
     return [
-        (sentence(rng, rng.randint(1, 8)), Passage(sentence(rng, rng.randint(1, 90)), sentence(rng, 2) if number % 2 else ""))
+        (
+            sentence(rng, rng.randint(1, 8)),
+            Passage(sentence(rng, rng.randint(1, 90)), sentence(rng, 2) if number % 2 else ""),
+        )
         for number in range(count)
     ]
 
@@ -41,7 +47,10 @@ def test_scores_are_the_probabilities_of_each_pair_alone(tmp_path: Path, num_lab
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = classifier_folder(tmp_path / "classifier", num_labels=num_labels)
-    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
     expected = []
     for question, passage in pairs():
         text = f"{passage.title} {passage.text}" if passage.title else passage.text
@@ -51,7 +60,9 @@ def test_scores_are_the_probabilities_of_each_pair_alone(tmp_path: Path, num_lab
     found = CrossEncoder.load(folder, batch_tokens=256).score(pairs())
     assert found == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 0.05  # else anything would do
-    assert torch.tensor(CrossEncoder.load(folder, batch_tokens=256).log_odds(pairs())).sigmoid().tolist() == pytest.approx(found, abs=1e-6)
+    assert torch.tensor(
+        CrossEncoder.load(folder, batch_tokens=256).log_odds(pairs())
+    ).sigmoid().tolist() == pytest.approx(found, abs=1e-6)
     assert CrossEncoder.load(folder).score([]) == []
 
 
@@ -83,7 +94,10 @@ def _damaged(folder: Path) -> None:
 
 def _own_code(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config", "AutoModelForSequenceClassification": "code.Model"}}
+    config |= {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModelForSequenceClassification": "code.Model"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text("raise SystemExit('was run')")
 

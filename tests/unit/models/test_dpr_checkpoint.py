@@ -1,4 +1,5 @@
-"""Original checkpoint files as models: the vectors that the original gave, and clear words where a file or its encoder is not right."""
+"""Original checkpoint files as models: the vectors that the original gave, and clear words where a file or
+its encoder is not right."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ PASSAGES = [Passage(text, title) for text, title in zip(TEXTS, ["ba", "", "be bi
 
 
 def file_of(model: BiEncoder, path: Path, params: dict[str, Any], *, as_zip: bool = True) -> Path:
-    return write_original(path, original_extras(original_names(model.float().weights()), 16), params, as_zip=as_zip)
+    return write_original(
+        path, original_extras(original_names(model.float().weights()), 16), params, as_zip=as_zip
+    )
 
 
 def original_vectors(model: BiEncoder, texts: list[tuple[str, ...]], tower: str) -> torch.Tensor:
-    """The original's way, from its weights: one padded window of 24 per text, last place [SEP], all segments 0, first token, projection."""
+    """The original's way, from its weights: one padded window of 24 per text, last place [SEP], all segments
+    0, first token, projection."""
     encoder, tokenizer = getattr(model, tower), model.tensorizer.tokenizer
     rows = []
     for pair in texts:
@@ -33,7 +37,9 @@ def original_vectors(model: BiEncoder, texts: list[tuple[str, ...]], tower: str)
         tokens = [*tokens, *[0] * (24 - len(tokens))]
         tokens[-1] = tokenizer.sep_token_id
         ids = torch.tensor([tokens])
-        state = encoder.backbone(ids, attention_mask=(ids != 0).long(), token_type_ids=torch.zeros_like(ids)).last_hidden_state[0, 0]
+        state = encoder.backbone(
+            ids, attention_mask=(ids != 0).long(), token_type_ids=torch.zeros_like(ids)
+        ).last_hidden_state[0, 0]
         rows.append(state if encoder.encode_proj is None else encoder.encode_proj(state))
     return torch.stack(rows).detach()
 
@@ -41,9 +47,13 @@ def original_vectors(model: BiEncoder, texts: list[tuple[str, ...]], tower: str)
 @pytest.mark.parametrize("projection", [0, 5])
 @pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "sequence"])
 @pytest.mark.parametrize("params", [flat_params, nested_params])
-def test_vectors_are_those_of_the_original(tmp_path: Path, params: Callable[..., dict[str, Any]], as_zip: bool, projection: int) -> None:
+def test_vectors_are_those_of_the_original(
+    tmp_path: Path, params: Callable[..., dict[str, Any]], as_zip: bool, projection: int
+) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32, projection_dim=projection)
-    file = file_of(made, tmp_path / "x.cp", params(str(tmp_path / "bert"), projection_dim=projection), as_zip=as_zip)
+    file = file_of(
+        made, tmp_path / "x.cp", params(str(tmp_path / "bert"), projection_dim=projection), as_zip=as_zip
+    )
     loaded = BiEncoder.load(file)
     assert loaded.settings.dpr_trailing_sep
     assert (loaded.settings.sequence_length, loaded.dimension) == (24, projection or 16)
@@ -52,14 +62,22 @@ def test_vectors_are_those_of_the_original(tmp_path: Path, params: Callable[...,
         "passages": original_vectors(made, pairs, "ctx_model"),
         "questions": original_vectors(made, [(t,) for t in TEXTS], "question_model"),
     }
-    torch.testing.assert_close(torch.from_numpy(loaded.encode_passages(PASSAGES)), expected["passages"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(torch.from_numpy(loaded.encode_questions(TEXTS)), expected["questions"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        torch.from_numpy(loaded.encode_passages(PASSAGES)), expected["passages"], rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(
+        torch.from_numpy(loaded.encode_questions(TEXTS)), expected["questions"], rtol=0, atol=1e-6
+    )
 
 
-def test_the_override_stands_in_for_a_name_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_override_stands_in_for_a_name_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32)
     file = file_of(made, tmp_path / "x.cp", nested_params("some/unknown-encoder"))
-    with pytest.raises(CheckpointError, match=r"x\.cp: its encoder is 'some/unknown-encoder'.*encoder\.pretrained_model_cfg="):
+    with pytest.raises(
+        CheckpointError, match=r"x\.cp: its encoder is 'some/unknown-encoder'.*encoder\.pretrained_model_cfg="
+    ):
         BiEncoder.load(file)
     loaded = BiEncoder.load(file, pretrained_model_cfg=str(tmp_path / "bert"))
     assert loaded.weights().keys() == made.weights().keys()
@@ -79,11 +97,19 @@ def test_the_override_stands_in_for_a_name_that_is_not_here(tmp_path: Path, monk
             lambda w: w.update({"ctx_model.embeddings.LayerNorm.bias": torch.zeros(7)}),
             r"1 of another shape: ctx_model\.backbone\.embeddings",
         ),
-        (lambda w: [w.pop(name) for name in list(w) if name.startswith("question_model")], r"missing: question_model\."),
-        (lambda w: w.update({"ctx_model.encode_proj.weight": torch.zeros(3, 16)}), r"missing.*encode_proj|not known.*encode_proj"),
+        (
+            lambda w: [w.pop(name) for name in list(w) if name.startswith("question_model")],
+            r"missing: question_model\.",
+        ),
+        (
+            lambda w: w.update({"ctx_model.encode_proj.weight": torch.zeros(3, 16)}),
+            r"missing.*encode_proj|not known.*encode_proj",
+        ),
     ],
 )
-def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], Any], message: str) -> None:
+def test_weights_that_do_not_fit_are_named(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], Any], message: str
+) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32)
     weights = original_names(made.weights())
     change(weights)
@@ -96,7 +122,9 @@ def test_other_kinds_and_contradictions_are_refused(tmp_path: Path) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32)
     folder = str(tmp_path / "bert")
     with pytest.raises(CheckpointError, match="encoder_model_type is pytext_bert"):
-        BiEncoder.load(file_of(made, tmp_path / "x.cp", flat_params(folder, encoder_model_type="pytext_bert")))
+        BiEncoder.load(
+            file_of(made, tmp_path / "x.cp", flat_params(folder, encoder_model_type="pytext_bert"))
+        )
     with pytest.raises(CheckpointError, match="projection_dim is 8"):
         BiEncoder.load(file_of(made, tmp_path / "x.cp", flat_params(folder, projection_dim=8)))
     with pytest.raises(CheckpointError, match="names no encoder"):

@@ -1,4 +1,5 @@
-"""What a tower refuses or warns of when it is made: vectors that do not depend on the text, or that depend on other texts; long texts."""
+"""What a tower refuses or warns of when it is made: vectors that do not depend on the text, or that depend on
+other texts; long texts."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_cls_pooling_of_causal_attention_is_refused_and_last_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"encoder\.pooling=cls: .*its attention is causal; set encoder\.pooling=last or mean"):
+    with pytest.raises(
+        ConfigError,
+        match=r"encoder\.pooling=cls: .*its attention is causal; set encoder\.pooling=last or mean",
+    ):
         Encoder(backbone_from_config(CAUSAL[name]))
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(5, 80, (2, 8), generator=generator)
@@ -52,7 +56,9 @@ def test_cls_pooling_of_causal_attention_is_refused_and_last_is_named(name: str)
 
 @pytest.mark.parametrize("name", MIXING)
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_backbone_that_lets_padding_in_is_reported(name: str, pooling: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backbone_that_lets_padding_in_is_reported(
+    name: str, pooling: str, caplog: pytest.LogCaptureFixture
+) -> None:
     backbone: Any = backbone_from_config(MIXING[name])
     with torch.no_grad():
         backbone.get_input_embeddings().weight[0] = 0.1  # as trained models have it, padding is no zero
@@ -77,7 +83,12 @@ def test_others_are_not(name: str, packed: bool, caplog: pytest.LogCaptureFixtur
         (transformers.GPT2Config(**GPT2), 80),
         (WITH_DROPOUT["opt"], 2048),
         (transformers.MPNetConfig(**SMALL), 78),
-        (transformers.DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=100, max_position_embeddings=20), 20),
+        (
+            transformers.DistilBertConfig(
+                dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=100, max_position_embeddings=20
+            ),
+            20,
+        ),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
@@ -89,7 +100,9 @@ def test_every_family_counts_its_positions_by_its_own_rule(config: Any, position
 
 
 def test_relative_positions_have_no_end() -> None:
-    modern = transformers.ModernBertConfig(**SMALL, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+    modern = transformers.ModernBertConfig(
+        **SMALL, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2
+    )
     for config in (modern, WITH_DROPOUT["t5"], WITH_DROPOUT["bloom"]):
         assert longest_sequence(backbone_from_config(config), 200) == 200
 
@@ -107,10 +120,18 @@ DECODER: dict[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.2,
 }
-LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 32}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0] * 4,
+    "original_max_position_embeddings": 32,
+}
 CHANGING: dict[str, Any] = {
     "phi3 longrope": lambda: transformers.Phi3Config(
-        **DECODER, max_position_embeddings=128, original_max_position_embeddings=32, rope_parameters=ROTARY | LONG_ROPE
+        **DECODER,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        rope_parameters=ROTARY | LONG_ROPE,
     ),
     "llama dynamic": lambda: transformers.LlamaConfig(
         **DECODER, max_position_embeddings=32, rope_parameters=ROTARY | {"rope_type": "dynamic"}
@@ -124,7 +145,8 @@ def test_a_vector_never_depends_on_the_longest_text_beside_it(kind: str, packed:
     tower = Encoder(backbone_from_config(CHANGING[kind](), dropout=0.0), pooling="last", packed=packed).eval()
     tower.check_length(32, "encoder.sequence_length")
     found = (
-        "encoder.sequence_length=33, but a text of more than 32 tokens changes how .* encodes all others of its batch; set .*=32 or less"
+        "encoder.sequence_length=33, but a text of more than 32 tokens changes how .* encodes all others of"
+        " its batch; set .*=32 or less"
     )
     with pytest.raises(ConfigError, match=found):
         tower.check_length(33, "encoder.sequence_length")
@@ -134,7 +156,9 @@ def test_a_vector_never_depends_on_the_longest_text_beside_it(kind: str, packed:
     with torch.no_grad():
         alone = tower(TokenBatch.from_lists([short]))
         torch.testing.assert_close(tower(TokenBatch.from_lists([full, short]))[1:], alone, rtol=0, atol=1e-5)
-        assert (tower(TokenBatch.from_lists([too_long, short]))[1:] - alone).abs().max() > 1e-3  # which is why it is refused
+        assert (
+            tower(TokenBatch.from_lists([too_long, short]))[1:] - alone
+        ).abs().max() > 1e-3  # which is why it is refused
 
 
 @pytest.mark.parametrize("setting", ["sequence_length", "question_length"])

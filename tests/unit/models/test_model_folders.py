@@ -1,4 +1,5 @@
-"""Folders of Hugging Face and sentence-transformers are used as they are: the vectors are those that transformers gives."""
+"""Folders of Hugging Face and sentence-transformers are used as they are: the vectors are those that
+transformers gives."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.jobs import search
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples, tiny_model
 
-PASSAGES = [Passage(" ".join(WORDS[start : start + 5 + start]), "ba be" if start % 2 else "", f"p{start}") for start in range(6)]
+PASSAGES = [
+    Passage(" ".join(WORDS[start : start + 5 + start]), "ba be" if start % 2 else "", f"p{start}")
+    for start in range(6)
+]
 POOLING = {
     "word_embedding_dimension": 16,
     "pooling_mode_cls_token": False,
@@ -46,7 +50,9 @@ def written(folder: Path, *, family: str = "bert") -> Path:
         model: Any = BertModel(BertModel.config_class.from_pretrained(str(folder)))
     else:
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-        model = AutoModel.from_config(RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, pad_token_id=0, **sizes))
+        model = AutoModel.from_config(
+            RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, pad_token_id=0, **sizes)
+        )
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     return folder
@@ -55,7 +61,12 @@ def written(folder: Path, *, family: str = "bert") -> Path:
 def as_sentence_transformers(folder: Path, *modules: str, pooling: Any = POOLING, **texts: Any) -> Path:
     kinds = ("Transformer", *modules)
     listed = [
-        {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": number,
+            "name": str(number),
+            "path": f"{number}_{kind}" if number else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for number, kind in enumerate(kinds)
     ]
     (folder / "modules.json").write_text(json.dumps(listed))
@@ -70,11 +81,16 @@ def plain_vectors(folder: Path, *, pooling: str, normalize: bool = False, length
     """Questions' and passages' vectors by transformers alone."""
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer, model = AutoTokenizer.from_pretrained(str(folder)), AutoModel.from_pretrained(str(folder)).eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(str(folder)),
+        AutoModel.from_pretrained(str(folder)).eval(),
+    )
     vectors = []
     for passage in PASSAGES:
         texts = (passage.title, passage.text) if passage.title else (passage.text,)
-        ids = tokenizer(*texts, truncation="longest_first", max_length=length, return_tensors="pt")["input_ids"]
+        ids = tokenizer(*texts, truncation="longest_first", max_length=length, return_tensors="pt")[
+            "input_ids"
+        ]
         with torch.no_grad():
             hidden = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
         vector = hidden[0] if pooling == "cls" else hidden.mean(0)
@@ -90,14 +106,27 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, family: str, pooling:
     assert model.question_model is model.ctx_model
     longest = 64 if family == "bert" else 63  # RoBERTa's positions begin behind that of the padding
     assert model.settings.sequence_length == longest
-    np.testing.assert_allclose(model.encode_passages(PASSAGES), plain_vectors(folder, pooling=pooling, length=longest), atol=1e-6)
+    np.testing.assert_allclose(
+        model.encode_passages(PASSAGES), plain_vectors(folder, pooling=pooling, length=longest), atol=1e-6
+    )
 
 
 def test_a_folder_of_sentence_transformers_states_pooling_normalisation_and_length(tmp_path: Path) -> None:
-    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", "Normalize", sentence_bert_config={"max_seq_length": 9})
-    model = BiEncoder.load(folder, text=GivenTextSettings(title_template=""))  # titles as pairs, without the token types of the library
-    assert (model.settings.pooling, model.settings.normalize, model.settings.sequence_length) == ("mean", True, 9)
-    np.testing.assert_allclose(model.encode_passages(PASSAGES), plain_vectors(folder, pooling="mean", normalize=True, length=9), atol=1e-6)
+    folder = as_sentence_transformers(
+        written(tmp_path / "st"), "Pooling", "Normalize", sentence_bert_config={"max_seq_length": 9}
+    )
+    # titles as pairs, without the token types of the library
+    model = BiEncoder.load(folder, text=GivenTextSettings(title_template=""))
+    assert (model.settings.pooling, model.settings.normalize, model.settings.sequence_length) == (
+        "mean",
+        True,
+        9,
+    )
+    np.testing.assert_allclose(
+        model.encode_passages(PASSAGES),
+        plain_vectors(folder, pooling="mean", normalize=True, length=9),
+        atol=1e-6,
+    )
 
 
 def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> None:
@@ -108,7 +137,9 @@ def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> 
     theirs = library.SentenceTransformer(modules=parts, device="cpu")
     theirs.save(str(tmp_path / "st"))
     texts = [passage.text for passage in PASSAGES]
-    np.testing.assert_allclose(BiEncoder.load(tmp_path / "st").encode_questions(texts), theirs.encode(texts), atol=1e-6)
+    np.testing.assert_allclose(
+        BiEncoder.load(tmp_path / "st").encode_questions(texts), theirs.encode(texts), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +157,9 @@ def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> 
     ],
 )
 def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, tmp_path: Path) -> None:
-    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", pooling={"embedding_dimension": 16, **message})
+    folder = as_sentence_transformers(
+        written(tmp_path / "st"), "Pooling", pooling={"embedding_dimension": 16, **message}
+    )
     assert BiEncoder.load(folder, settings=EncoderSettings(pooling="mean")).settings.pooling == pooling
 
 
@@ -144,18 +177,31 @@ def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, 
             r"modules\.json: names the string '\.\./hf', expected a file or folder inside",
         ),
         (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "/tmp"}]}, "names the string '/tmp'"),
-        (["Pooling"], {"config_sentence_transformers": {"default_prompt_name": "task", "prompts": {"web": "Q: "}}}, "default_prompt_name"),
-        (["Pooling"], {"config_sentence_transformers": {"prompts": {"query": 3}}}, "prompts is"),
-        (["Pooling"], {"config_sentence_transformers": {"similarity_fn_name": "euclidean"}}, "the similarity is"),
         (
             ["Pooling"],
-            {"config_sentence_transformers": {"prompts": {"query": "be "}}, "pooling": {"pooling_mode": "cls", "include_prompt": False}},
+            {"config_sentence_transformers": {"default_prompt_name": "task", "prompts": {"web": "Q: "}}},
+            "default_prompt_name",
+        ),
+        (["Pooling"], {"config_sentence_transformers": {"prompts": {"query": 3}}}, "prompts is"),
+        (
+            ["Pooling"],
+            {"config_sentence_transformers": {"similarity_fn_name": "euclidean"}},
+            "the similarity is",
+        ),
+        (
+            ["Pooling"],
+            {
+                "config_sentence_transformers": {"prompts": {"query": "be "}},
+                "pooling": {"pooling_mode": "cls", "include_prompt": False},
+            },
             "include_prompt",
         ),
     ],
     ids=range(11),
 )
-def test_what_would_give_other_vectors_is_refused(tmp_path: Path, modules: list[str], options: dict[str, Any], found: str) -> None:
+def test_what_would_give_other_vectors_is_refused(
+    tmp_path: Path, modules: list[str], options: dict[str, Any], found: str
+) -> None:
     folder = as_sentence_transformers(written(tmp_path / "st"), *modules, **options)
     with pytest.raises(CheckpointError, match=found):
         BiEncoder.load(folder)
@@ -190,7 +236,9 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     evil = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": evil}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", "auto_map": evil}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", "auto_map": evil})
+    )
     assert BiEncoder.load(folder).dimension == 16
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": evil, "model_type": "evil"}))
     with pytest.raises(CheckpointError):
@@ -198,7 +246,9 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
     assert not witness.exists()
 
 
-def test_every_command_takes_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_takes_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     folder = written(tmp_path / "hf")
     write_passages(tmp_path / "corpus.tsv", PASSAGES)
@@ -208,10 +258,17 @@ def test_every_command_takes_the_folder(tmp_path: Path, capsys: pytest.CaptureFi
     ((_, vectors),) = VectorShard(f"{out}_0").chunks()
     np.testing.assert_allclose(vectors, plain_vectors(folder, pooling="cls"), atol=1e-6)
     best = PASSAGES[int((vectors @ BiEncoder.load(folder).encode_questions(["be bi"])[0]).argmax())]
-    assert search(["--model", str(folder), "--vectors", f"{out}_0", "--corpus", corpus, "be bi", "-k", "1"]) == 0
+    assert (
+        search(["--model", str(folder), "--vectors", f"{out}_0", "--corpus", corpus, "be bi", "-k", "1"]) == 0
+    )
     assert str(best.id) in capsys.readouterr().out
     evaluated = tmp_path / "evaluated"
-    config = BiEncoderTrainConfig(model_file=str(folder), dev_datasets=str(tmp_path / "dev.json"), output_dir=str(evaluated), no_cuda=True)
+    config = BiEncoderTrainConfig(
+        model_file=str(folder),
+        dev_datasets=str(tmp_path / "dev.json"),
+        output_dir=str(evaluated),
+        no_cuda=True,
+    )
     loss = train.run(config)
     assert "eval/avg_rank" in capsys.readouterr().out
     page = (evaluated / "report.html").read_text(encoding="utf-8")

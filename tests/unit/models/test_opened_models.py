@@ -21,14 +21,24 @@ class OwnPooling(MeanPooling):
     """A user-defined pooling."""
 
 
-def opened(folder: Path, settings: EncoderSettings | None = None, options: TowerOptions | None = None, **given: Any) -> OpenedModel:
-    usual: dict[str, Any] = {"text": None, "dropout": None, "base": None, "special_tokens": (), "trailing_sep": False}
+def opened(
+    folder: Path, settings: EncoderSettings | None = None, options: TowerOptions | None = None, **given: Any
+) -> OpenedModel:
+    usual: dict[str, Any] = {
+        "text": None,
+        "dropout": None,
+        "base": None,
+        "special_tokens": (),
+        "trailing_sep": False,
+    }
     return open_model(folder, settings, options, **usual | given)
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    tiny_model(tmp_path / "encoder", pooling="mean", title_template="{title}: {text}").save(tmp_path / "model")
+    tiny_model(tmp_path / "encoder", pooling="mean", title_template="{title}: {text}").save(
+        tmp_path / "model"
+    )
     return tmp_path / "model"
 
 
@@ -64,13 +74,19 @@ def test_what_a_checkpoint_may_not_say(values: dict[str, Any], found: str, store
     restate(stored, **values)
     with pytest.raises(InputError) as caught:
         opened(stored)
-    assert found in str(caught.value).replace("the number ", "") and caught.value.file == stored / SETTINGS_FILE
+    assert (
+        found in str(caught.value).replace("the number ", "") and caught.value.file == stored / SETTINGS_FILE
+    )
 
 
 def test_settings_of_newer_versions_are_left_out_and_the_rest_is_as_stored(stored: Path) -> None:
     restate(stored, hyperbolic=True, sequence_length=3)
     model = opened(stored, EncoderSettings(pooling="cls", sequence_length=99))
-    assert (model.settings.pooling, model.settings.sequence_length, model.tensorizer.sequence_length) == ("mean", 3, 3)
+    assert (model.settings.pooling, model.settings.sequence_length, model.tensorizer.sequence_length) == (
+        "mean",
+        3,
+        3,
+    )
     assert model.tensorizer.text.title_template == model.settings.title_template == "{title}: {text}"
 
 
@@ -99,7 +115,8 @@ def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored
     assert (model.temperature, model.options.temperature) == pytest.approx((0.25, 0.25))
     assert "log_temperature" in model.weights
     still_learning = opened(stored, options=TowerOptions(learn_temperature=True))
-    assert still_learning.options.temperature == 0.5 and "log_temperature" in still_learning.weights  # where it began
+    # where it began
+    assert still_learning.options.temperature == 0.5 and "log_temperature" in still_learning.weights
     own = opened(stored, options=TowerOptions(temperature=2.0))
     assert own.options.temperature == 2.0 and "log_temperature" not in own.weights
     assert own.temperature == pytest.approx(0.25)
@@ -107,7 +124,9 @@ def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored
 
 def test_a_learned_temperature_that_is_none_names_the_weights(stored: Path) -> None:
     weights = read_tensors(stored, MODEL_FILE)
-    write_tensors(stored, MODEL_FILE, {**weights, "log_temperature": next(iter(weights.values())).new_tensor(1e9)})
+    write_tensors(
+        stored, MODEL_FILE, {**weights, "log_temperature": next(iter(weights.values())).new_tensor(1e9)}
+    )
     write_manifest(stored, {})
     with pytest.raises(CheckpointError, match="expected a finite number above 0") as caught:
         opened(stored)
@@ -118,13 +137,18 @@ def test_what_is_no_model_is_told_what_one_is(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="is not a checkpoint") as caught:
         opened(tmp_path / "empty")
-    assert all(name in str(caught.value) for name in ("model.safetensors", "sentence-transformers", "peft", "original DPR"))
+    assert all(
+        name in str(caught.value)
+        for name in ("model.safetensors", "sentence-transformers", "peft", "original DPR")
+    )
 
 
 def test_one_encoder_of_a_hugging_face_dpr_pair_is_no_model(tmp_path: Path) -> None:
     from transformers import DPRConfig
 
     folder = encoder_folder(tmp_path / "question_encoder")
-    DPRConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8).save_pretrained(folder)
+    DPRConfig(
+        vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    ).save_pretrained(folder)
     with pytest.raises(CheckpointError, match="is the folder of one encoder of a Hugging Face DPR pair"):
         opened(folder)

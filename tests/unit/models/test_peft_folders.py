@@ -25,7 +25,9 @@ def adapted(folder: Path, kind: str = "bert", *, seed: int = 1, **options: Any) 
     """A base model with an adapter whose matrices are all random."""
     from transformers import AutoModel
 
-    base = AutoModel.from_pretrained(str(base_folder(folder / "base", kind)), **({"add_pooling_layer": False} if kind == "bert" else {}))
+    base = AutoModel.from_pretrained(
+        str(base_folder(folder / "base", kind)), **({"add_pooling_layer": False} if kind == "bert" else {})
+    )
     targets = TARGETS if kind == "bert" else ["q_proj", "down_proj"]
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 7, "target_modules": targets, **options})
     torch.manual_seed(seed)
@@ -47,13 +49,18 @@ def their_vectors(folder: Path, base: Path) -> np.ndarray:
     return torch.cat([model(**tokens).last_hidden_state.mean(1) for tokens in encoded]).numpy()
 
 
-@pytest.mark.parametrize(("kind", "options"), [("bert", {}), ("bert", {"use_rslora": True}), ("qwen2, gpt2", {"lora_dropout": 0.1})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("bert", {}), ("bert", {"use_rslora": True}), ("qwen2, gpt2", {"lora_dropout": 0.1})],
+)
 def test_an_adapter_gives_the_same_vectors(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     adapted(tmp_path, kind, **options).save_pretrained(str(tmp_path / "adapter"))
     model = BiEncoder.load(tmp_path / "adapter", settings=EncoderSettings(pooling="mean", sequence_length=64))
     texts = [text for text in TEXTS if text]
     expected = their_vectors(tmp_path / "adapter", tmp_path / "base")
-    np.testing.assert_allclose(model.encode_questions(texts), expected, atol=2e-5 * max(1, np.abs(expected).max()) / 10)
+    np.testing.assert_allclose(
+        model.encode_questions(texts), expected, atol=2e-5 * max(1, np.abs(expected).max()) / 10
+    )
     assert model.base is not None and model.settings.shared and model.settings.lora_rank == 4
     model.save(tmp_path / "again")
     again = BiEncoder.load(tmp_path / "again")
@@ -117,7 +124,9 @@ def test_a_folder_of_sentence_transformers_may_hold_an_adapter(tmp_path: Path) -
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     transformer = modules.Transformer(str(base_folder(tmp_path / "base")))
     theirs = library.SentenceTransformer(
-        modules=[transformer, modules.Pooling(16, pooling_mode="mean")], device="cpu", similarity_fn_name="dot"
+        modules=[transformer, modules.Pooling(16, pooling_mode="mean")],
+        device="cpu",
+        similarity_fn_name="dot",
     )
     theirs.add_adapter(peft.LoraConfig(r=4, target_modules=TARGETS))
     for name, parameter in theirs.named_parameters():

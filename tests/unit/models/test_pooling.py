@@ -1,4 +1,5 @@
-"""Every pooling gives the same vectors and gradients packed and padded, whatever it reads; others are refused at the start."""
+"""Every pooling gives the same vectors and gradients packed and padded, whatever it reads; others are refused
+at the start."""
 
 from __future__ import annotations
 
@@ -75,9 +76,12 @@ class Lacking:
 
 @pytest.mark.parametrize("trailing", [False, True], ids=["", "trailing sep"])
 @pytest.mark.parametrize(
-    ("family", "pooling"), list(itertools.product(["bert", "modernbert"], [*POOLINGS, "mean+cls+max", f"{HERE}:Learned"]))
+    ("family", "pooling"),
+    list(itertools.product(["bert", "modernbert"], [*POOLINGS, "mean+cls+max", f"{HERE}:Learned"])),
 )
-def test_packed_equals_padded_in_vectors_and_gradients(family: str, pooling: str, trailing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_equals_padded_in_vectors_and_gradients(
+    family: str, pooling: str, trailing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if trailing and family == "modernbert":
         pytest.skip("its windows do not reach that token")
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
@@ -95,7 +99,9 @@ def test_packed_equals_padded_in_vectors_and_gradients(family: str, pooling: str
         if trailing:
             tower.attend_to_last(6, 49)
         vectors = tower(batch_of(LENGTHS))
-        (vectors * torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)).sum().backward()
+        (
+            vectors * torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)
+        ).sum().backward()
         results.append((vectors.detach(), {key: value.grad for key, value in tower.named_parameters()}))
     assert results[0][0].shape == (len(LENGTHS), packed.dimension)
     torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-6)
@@ -125,15 +131,22 @@ def test_each_reads_what_its_name_says() -> None:
         if isinstance(pooling, Bm25Pooling):
             pooling.constants.copy_(torch.tensor([1.0, 0.5, 3.0]))
         assert width == 2
-        torch.testing.assert_close(pooling.padded(hidden, tokens, mask, position), torch.tensor(expected[name]))
-        torch.testing.assert_close(pooling.packed(hidden[mask], tokens[mask], mask.sum(1), position), torch.tensor(expected[name]))
+        torch.testing.assert_close(
+            pooling.padded(hidden, tokens, mask, position), torch.tensor(expected[name])
+        )
+        torch.testing.assert_close(
+            pooling.packed(hidden[mask], tokens[mask], mask.sum(1), position), torch.tensor(expected[name])
+        )
 
 
 @pytest.mark.parametrize("name", POOLINGS)
 def test_double_precision_is_kept_to_the_end(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     mask = torch.arange(7)[None] < torch.tensor([7, 3, 1, 6, 2])[:, None]
-    hidden, tokens = torch.randn(5, 7, 4, generator=generator, dtype=torch.float64), torch.randint(0, 9, (5, 7), generator=generator)
+    hidden, tokens = (
+        torch.randn(5, 7, 4, generator=generator, dtype=torch.float64),
+        torch.randint(0, 9, (5, 7), generator=generator),
+    )
     pooling, position = make_pooling(name, 4, 9)[0], torch.zeros(5, dtype=torch.int64)
     if isinstance(pooling, IdfPooling):
         pooling.double().token_weights.data.normal_(generator=generator)
@@ -144,17 +157,25 @@ def test_double_precision_is_kept_to_the_end(name: str) -> None:
 @pytest.mark.parametrize("name", [*POOLINGS, "mean+max"])
 def test_gradients_of_a_table_are_its_differences_where_a_text_repeats_a_token(name: str) -> None:
     torch.manual_seed(0)
-    table, tokens, lengths = torch.randn(6, 3, dtype=torch.float64), torch.tensor([1, 2, 1, 0, 4, 4, 3, 4]), torch.tensor([3, 1, 4])
+    table, tokens, lengths = (
+        torch.randn(6, 3, dtype=torch.float64),
+        torch.tensor([1, 2, 1, 0, 4, 4, 3, 4]),
+        torch.tensor([3, 1, 4]),
+    )
     pooling, position = make_pooling(name, 3, 6)[0], torch.zeros(3, dtype=torch.int64)
     if isinstance(pooling, nn.Module):
         pooling.double()
     signs = torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda rows: signs * pooling.packed(rows[tokens], tokens, lengths, position), table.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda rows: signs * pooling.packed(rows[tokens], tokens, lengths, position), table.requires_grad_()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_states_share_the_gradient_of_a_maximum(dtype: torch.dtype) -> None:
-    states = torch.tensor([[1, 2], [1, 0], [1, 2], [-3, 5], [4, -1], [2, -1]], dtype=dtype, requires_grad=True)
+    states = torch.tensor(
+        [[1, 2], [1, 0], [1, 2], [-3, 5], [4, -1], [2, -1]], dtype=dtype, requires_grad=True
+    )
     lengths, position = torch.tensor([3, 1, 2]), torch.zeros(3, dtype=torch.int64)
     pooled = make_pooling("max", 2, 9)[0].packed(states, torch.arange(6), lengths, position)
     pooled.backward(torch.tensor([[-6, 4], [-1, 2], [3, -8]], dtype=dtype))
@@ -165,7 +186,10 @@ def test_equal_states_share_the_gradient_of_a_maximum(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("median", "encoder.pooling=median is not one of cls, mean, last, max, weighted_mean, mean_sqrt, idf"),
+        (
+            "median",
+            "encoder.pooling=median is not one of cls, mean, last, max, weighted_mean, mean_sqrt, idf",
+        ),
         ("mean+idf", "encoder.pooling=mean.idf is not one of"),
         ("mean+", "is not one of"),
         ("", "is not one of"),
@@ -191,10 +215,17 @@ def test_every_pooling_is_kept_by_a_checkpoint(name: str, tmp_path: Path) -> Non
     model.save(tmp_path / "model")
     loaded = BiEncoder.load(tmp_path / "model")
     assert loaded.settings.pooling == name
-    assert abs(loaded.double().encode_questions(["ba be bi", "bo"]) - model.encode_questions(["ba be bi", "bo"])).max() < 1e-6
+    assert (
+        abs(
+            loaded.double().encode_questions(["ba be bi", "bo"]) - model.encode_questions(["ba be bi", "bo"])
+        ).max()
+        < 1e-6
+    )
 
 
-def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_names_it_too(tmp_path: Path) -> None:
+def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_names_it_too(
+    tmp_path: Path,
+) -> None:
     path = f"{HERE}:Learned"
     model = tiny_model(tmp_path / "encoder", pooling=path, projection_dim=5)
     model.save(tmp_path / "model")
@@ -205,7 +236,10 @@ def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_nam
     assert path in settings.read_text()
     loaded = BiEncoder.load(tmp_path / "model", settings=EncoderSettings(pooling=path)).double()
     assert any(name.endswith("pooling.scorer.weight") for name in loaded.weights())
-    assert abs(loaded.encode_questions(["ba be bi", "bo"]) - model.encode_questions(["ba be bi", "bo"])).max() < 1e-6
+    assert (
+        abs(loaded.encode_questions(["ba be bi", "bo"]) - model.encode_questions(["ba be bi", "bo"])).max()
+        < 1e-6
+    )
 
 
 def test_the_help_explains_every_pooling() -> None:

@@ -1,4 +1,5 @@
-"""A model remembers how it is used: prompts, title template and apostrophe rule are in its folder and in its vectors."""
+"""A model remembers how it is used: prompts, title template and apostrophe rule are in its folder and in its
+vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from dpr.storage.durable import MANIFEST, durable_folder
 from tests.helpers.tiny import encoder_folder, tiny_model
 from tests.unit.data.test_joining import fast_tokenizer
 
-PROMPTS: dict[str, Any] = {"query_prompt": "ba be ", "passage_prompt": "bi bo ", "prompts": {"web": "bu ", "code": "ca "}}
+PROMPTS: dict[str, Any] = {
+    "query_prompt": "ba be ",
+    "passage_prompt": "bi bo ",
+    "prompts": {"web": "bu ", "code": "ca "},
+}
 LATER = ("query_prompt", "passage_prompt", "prompts", "title_template", "plain_apostrophes")
 PASSAGES = [Passage("da de di", "do du"), Passage("fa fe")]
 
@@ -36,7 +41,9 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) 
     """A copy of a model with other settings, complete in every other way."""
     with durable_folder(folder.with_name("rewritten")) as target:
         shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-        (target / SETTINGS_FILE).write_text(json.dumps(change(json.loads((target / SETTINGS_FILE).read_text()))))
+        (target / SETTINGS_FILE).write_text(
+            json.dumps(change(json.loads((target / SETTINGS_FILE).read_text())))
+        )
     return folder.with_name("rewritten")
 
 
@@ -46,7 +53,9 @@ def test_a_saved_model_applies_its_prompts(tmp_path: Path) -> None:
     assert again.fingerprint == model.fingerprint != plain.fingerprint
     for each in (model, again):
         np.testing.assert_array_equal(each.encode_questions(["ga"]), plain.encode_questions(["ba be ga"]))
-        np.testing.assert_array_equal(each.encode_questions("ga", prompt="web"), plain.encode_questions("bu ga"))
+        np.testing.assert_array_equal(
+            each.encode_questions("ga", prompt="web"), plain.encode_questions("bu ga")
+        )
         expected = plain.encode_passages([Passage("da de di", "bi bo do du"), Passage("bi bo fa fe")])
         np.testing.assert_array_equal(each.encode_passages(PASSAGES), expected)
     with pytest.raises(ConfigError, match="prompt=news is not a prompt of the model; it has code, web"):
@@ -62,14 +71,23 @@ def test_a_model_without_prompts_is_stored_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_order_of_prompts_does_not_matter(tmp_path: Path) -> None:
-    one, other = (tiny_model(tmp_path, prompts=prompts) for prompts in ({"a": "ba ", "b": "be "}, {"b": "be ", "a": "ba "}))
+    one, other = (
+        tiny_model(tmp_path, prompts=prompts)
+        for prompts in ({"a": "ba ", "b": "be "}, {"b": "be ", "a": "ba "})
+    )
     assert one.fingerprint == other.fingerprint
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"query_prompt": "di "}, r"encoder.query_prompt='di ', but .*model was trained with 'ba be '.*encoder.allow_other_prompts=true"),
+        (
+            {"query_prompt": "di "},
+            (
+                r"encoder.query_prompt='di ', but .*model was trained with 'ba be"
+                r" '.*encoder.allow_other_prompts=true"
+            ),
+        ),
         ({"query_prompt": ""}, "encoder.query_prompt=''"),
         ({"prompts": {"web": "di "}}, "encoder.prompts="),
         ({"title_template": "{title} {text}"}, "encoder.title_template="),
@@ -82,25 +100,40 @@ def test_other_prompts_are_refused_unless_forced(tmp_path: Path, given: dict[str
     with pytest.raises(ConfigError, match=message):
         BiEncoder.load(folder, text=GivenTextSettings(**given))
     forced = BiEncoder.load(folder, text=GivenTextSettings(**given, allow_other_prompts=True))
-    (name, value) = next(iter(given.items()))
+    name, value = next(iter(given.items()))
     assert getattr(forced.settings, name) == (PROMPTS["prompts"] | value if name == "prompts" else value)
     assert forced.fingerprint != model.fingerprint
-    same = BiEncoder.load(folder, text=GivenTextSettings(query_prompt="ba be ", prompts={"web": "bu ", "new": "di "}))
+    same = BiEncoder.load(
+        folder, text=GivenTextSettings(query_prompt="ba be ", prompts={"web": "bu ", "new": "di "})
+    )
     assert same.settings.prompts == PROMPTS["prompts"] | {"new": "di "}
 
 
 def test_a_folder_that_states_none_takes_those_given(tmp_path: Path) -> None:
-    tiny_model(tmp_path / "bert", dtype=torch.float32).question_model.backbone.save_pretrained(tmp_path / "bert")
+    tiny_model(tmp_path / "bert", dtype=torch.float32).question_model.backbone.save_pretrained(
+        tmp_path / "bert"
+    )
     plain = BiEncoder.load(tmp_path / "bert")
-    model = BiEncoder.load(tmp_path / "bert", text=GivenTextSettings(query_prompt="ba be ", plain_apostrophes=False))
+    model = BiEncoder.load(
+        tmp_path / "bert", text=GivenTextSettings(query_prompt="ba be ", plain_apostrophes=False)
+    )
     np.testing.assert_array_equal(model.encode_questions(["ga"]), plain.encode_questions(["ba be ga"]))
     assert not model.settings.plain_apostrophes
-    by_settings = BiEncoder.load(tmp_path / "bert", settings=EncoderSettings(query_prompt="ba be ", plain_apostrophes=False))
+    by_settings = BiEncoder.load(
+        tmp_path / "bert", settings=EncoderSettings(query_prompt="ba be ", plain_apostrophes=False)
+    )
     assert by_settings.fingerprint == model.fingerprint
 
 
 @pytest.mark.parametrize(
-    "damage", [{"query_prompt": 3}, {"prompts": ["a"]}, {"prompts": {"web": 3}}, {"title_template": "{text}"}, {"query_prompt": "\ud800"}]
+    "damage",
+    [
+        {"query_prompt": 3},
+        {"prompts": ["a"]},
+        {"prompts": {"web": 3}},
+        {"title_template": "{text}"},
+        {"query_prompt": "\ud800"},
+    ],
 )
 def test_damaged_prompts_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
     _, folder = saved(tmp_path)
@@ -122,22 +155,38 @@ def test_a_tokenizer_without_a_separator_has_a_stored_template(tmp_path: Path) -
     again = BiEncoder.load(folder)
     np.testing.assert_array_equal(again.encode_passages(PASSAGES[0]), again.encode_passages("do du da de di"))
     # Of an earlier version: nothing is stored, and the texts stay a pair.
-    earlier = rewritten(folder, lambda stored: {name: value for name, value in stored.items() if name != "title_template"})
+    earlier = rewritten(
+        folder, lambda stored: {name: value for name, value in stored.items() if name != "title_template"}
+    )
     assert BiEncoder.load(earlier).settings.title_template == ""
 
 
 STATED: dict[str, tuple[dict[str, str], str | None, str]] = {
     "none": ({}, None, ""),
     "both sides": ({"query": "ba be ", "document": "bi bo ", "web": "bu "}, None, ""),
-    "one side, by a name that is never come to": ({"query": "ba be ", "passage": "bi bo "}, None, "encoder.passage_prompt='bi bo '"),
+    "one side, by a name that is never come to": (
+        {"query": "ba be ", "passage": "bi bo "},
+        None,
+        "encoder.passage_prompt='bi bo '",
+    ),
     "the other such name": ({"corpus": "bi bo "}, None, "encoder.passage_prompt='bi bo '"),
     "a default": ({"all": "ba "}, "all", "encoder.query_prompt='ba '"),
-    "a default beside the prompt of a side": ({"document": "bi bo ", "all": "ba "}, "all", "encoder.query_prompt='ba '"),
-    "a default that is the prompt of a side": ({"query": "ba be "}, "query", "encoder.passage_prompt='ba be '"),
+    "a default beside the prompt of a side": (
+        {"document": "bi bo ", "all": "ba "},
+        "all",
+        "encoder.query_prompt='ba '",
+    ),
+    "a default that is the prompt of a side": (
+        {"query": "ba be "},
+        "query",
+        "encoder.passage_prompt='ba be '",
+    ),
 }
 
 
-@pytest.mark.parametrize("by_hand", [False, True], ids=["as saved", "without the empty prompts that the library adds"])
+@pytest.mark.parametrize(
+    "by_hand", [False, True], ids=["as saved", "without the empty prompts that the library adds"]
+)
 @pytest.mark.parametrize("kind", STATED)
 def test_prompts_and_lengths_are_those_of_sentence_transformers(
     tmp_path: Path, kind: str, by_hand: bool, caplog: pytest.LogCaptureFixture
@@ -145,11 +194,15 @@ def test_prompts_and_lengths_are_those_of_sentence_transformers(
     library = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     prompts, default, said = STATED[kind]
-    tiny_model(tmp_path / "bert", dtype=torch.float32).question_model.backbone.save_pretrained(tmp_path / "bert")
+    tiny_model(tmp_path / "bert", dtype=torch.float32).question_model.backbone.save_pretrained(
+        tmp_path / "bert"
+    )
     fast_tokenizer("bert").save_pretrained(tmp_path / "bert")
     body = modules.Transformer(str(tmp_path / "bert"), max_seq_length=16, query_length=9, document_length=14)
     parts = [body, modules.Pooling(body.get_embedding_dimension(), pooling_mode="mean"), modules.Normalize()]
-    saved_by = library.SentenceTransformer(modules=parts, device="cpu", prompts=prompts, default_prompt_name=default)
+    saved_by = library.SentenceTransformer(
+        modules=parts, device="cpu", prompts=prompts, default_prompt_name=default
+    )
     saved_by.save(str(tmp_path / "st"))
     if by_hand:
         file = tmp_path / "st" / "config_sentence_transformers.json"
@@ -161,14 +214,20 @@ def test_prompts_and_lengths_are_those_of_sentence_transformers(
     np.testing.assert_allclose(model.encode_passages(texts), theirs.encode_document(texts), atol=1e-6)
     for name in prompts.keys() - {"query", "document"}:
         np.testing.assert_allclose(
-            model.encode_questions(texts, prompt=name), theirs.encode(texts, prompt_name=name, task="query"), atol=1e-6
+            model.encode_questions(texts, prompt=name),
+            theirs.encode(texts, prompt_name=name, task="query"),
+            atol=1e-6,
         )
-    # Where a folder can be read in two ways it is said which was taken, and the other may be asked for; where it cannot, it may not.
+    # Where a folder can be read in two ways it is said which was taken, and the other may be asked for; where
+    # it cannot, it may not.
     assert said in caplog.text and bool(said) == ("no prompt is used where" in caplog.text)
     other = {"query_prompt": "do "} if "query_prompt" in said else {"passage_prompt": "do "}
     if said or not prompts:
         model = BiEncoder.load(tmp_path / "st", text=GivenTextSettings(**other))  # type: ignore[arg-type]
-        sides = {"query_prompt": (model.encode_questions, "query"), "passage_prompt": (model.encode_passages, "document")}
+        sides = {
+            "query_prompt": (model.encode_questions, "query"),
+            "passage_prompt": (model.encode_passages, "document"),
+        }
         (encode, side), prompt = sides[next(iter(other))], next(iter(other.values()))
         np.testing.assert_allclose(encode(texts), theirs.encode(texts, prompt=prompt, task=side), atol=1e-6)  # type: ignore[operator]
     else:

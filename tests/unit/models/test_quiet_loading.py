@@ -1,4 +1,5 @@
-"""What loading a backbone prints: nothing of the pooler that is left out on purpose, and a bar on the main rank alone."""
+"""What loading a backbone prints: nothing of the pooler that is left out on purpose, and a bar on the main
+rank alone."""
 
 from __future__ import annotations
 

@@ -43,7 +43,11 @@ def body(folder: Path, name: str = "bert", *, seed: int = 0, **options: Any) -> 
     else:
         encoder_folder(place, initializer_range=0.2, **sizes)
         BertModel(_config(place)).save_pretrained(str(place))
-        tokenizer = byte_tokenizer("llama", pad_token="<bos>") if name == "bytes" else AutoTokenizer.from_pretrained(str(place))
+        tokenizer = (
+            byte_tokenizer("llama", pad_token="<bos>")
+            if name == "bytes"
+            else AutoTokenizer.from_pretrained(str(place))
+        )
         tokenizer.save_pretrained(str(place))
     return modules.Transformer(str(place), **options)
 
@@ -66,7 +70,9 @@ def static(folder: Path, *, length: int | None = None) -> Any:
     if length is not None:
         tokenizer.backend_tokenizer.enable_truncation(length)
     torch.manual_seed(1)
-    return modules.StaticEmbedding(tokenizer.backend_tokenizer, embedding_weights=torch.randn(len(VOCABULARY), 16))
+    return modules.StaticEmbedding(
+        tokenizer.backend_tokenizer, embedding_weights=torch.randn(len(VOCABULARY), 16)
+    )
 
 
 def pooling(mode: str = "cls", width: int = 16, **options: Any) -> Any:
@@ -82,14 +88,29 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
     "mean, scaled": lambda path: ([body(path), pooling("mean"), modules.Normalize()], {}),
     "one pooling of several": lambda path: ([body(path), pooling(["max"])], {}),
     "prompts": lambda path: ([body(path), pooling("mean")], {"prompts": PROMPTS}),
-    "lengths of both sides": lambda path: ([body(path, query_length=9, document_length=14), pooling("mean")], {}),
-    "length of questions": lambda path: ([body(path, query_length=9, max_seq_length=31), pooling("mean")], {}),
+    "lengths of both sides": lambda path: (
+        [body(path, query_length=9, document_length=14), pooling("mean")],
+        {},
+    ),
+    "length of questions": lambda path: (
+        [body(path, query_length=9, max_seq_length=31), pooling("mean")],
+        {},
+    ),
     "length of passages": lambda path: ([body(path, document_length=9), pooling("mean")], {}),
     "projection": lambda path: ([body(path), pooling(), dense()], {}),
-    "projection without bias, scaled": lambda path: ([body(path), pooling(), dense(bias=False), modules.Normalize()], {}),
+    "projection without bias, scaled": lambda path: (
+        [body(path), pooling(), dense(bias=False), modules.Normalize()],
+        {},
+    ),
     "projection with residual": lambda path: ([body(path), pooling(), dense(use_residual=True)], {}),
-    "square projection with residual": lambda path: ([body(path), pooling(), dense(16, use_residual=True)], {}),
-    "projection with tanh": lambda path: ([body(path), pooling(), dense(activation_function=torch.nn.Tanh())], {}),
+    "square projection with residual": lambda path: (
+        [body(path), pooling(), dense(16, use_residual=True)],
+        {},
+    ),
+    "projection with tanh": lambda path: (
+        [body(path), pooling(), dense(activation_function=torch.nn.Tanh())],
+        {},
+    ),
     "projections, tanh, cut, scaled": lambda path: (
         [body(path), pooling("mean"), dense(40), modules.Dense(40, 6), modules.Normalize()],
         {"truncate_dim": 4, "similarity": "cosine"},
@@ -112,14 +133,22 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
         [router([body(path), pooling(["max", "mean"])], [body(path, seed=1), pooling(["max", "mean"])])],
         {},
     ),
-    "prompts left out of the pooling": lambda path: ([body(path), pooling("mean", include_prompt=False)], {"prompts": OF_SIDES}),
+    "prompts left out of the pooling": lambda path: (
+        [body(path), pooling("mean", include_prompt=False)],
+        {"prompts": OF_SIDES},
+    ),
     "prompts left out of the pooling, one side": lambda path: (
         [body(path), pooling("mean", include_prompt=False), dense(), modules.Normalize()],
         {"prompts": {"query": "ba be bi: "}},
     ),
     "prompts left out of poolings joined, two towers": lambda path: (
         [
-            router(*([body(path, seed=seed), pooling(["max", "mean_sqrt_len_tokens"], include_prompt=False)] for seed in range(2))),
+            router(
+                *(
+                    [body(path, seed=seed), pooling(["max", "mean_sqrt_len_tokens"], include_prompt=False)]
+                    for seed in range(2)
+                )
+            ),
         ],
         {"prompts": OF_SIDES},
     ),
@@ -127,14 +156,26 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
         [_plain_texts(body(path, "decoder")), pooling("lasttoken", 32, include_prompt=False)],
         {"prompts": PROMPTS},
     ),
-    "mean over the root of the length, scaled": lambda path: ([body(path), pooling("mean_sqrt_len_tokens"), modules.Normalize()], {}),
-    "prompts left out of the pooling, but none": lambda path: ([body(path), pooling("mean", include_prompt=False)], {}),
+    "mean over the root of the length, scaled": lambda path: (
+        [body(path), pooling("mean_sqrt_len_tokens"), modules.Normalize()],
+        {},
+    ),
+    "prompts left out of the pooling, but none": lambda path: (
+        [body(path), pooling("mean", include_prompt=False)],
+        {},
+    ),
     "prompts left out of the pooling, but only named ones": lambda path: (
         [body(path), pooling("mean", include_prompt=False)],
         {"prompts": {"web": "ka "}},
     ),
     "projections after each other": lambda path: (
-        [body(path), pooling("mean"), dense(40), modules.Dense(40, 6, bias=False, activation_function=IDENTITY), modules.Normalize()],
+        [
+            body(path),
+            pooling("mean"),
+            dense(40),
+            modules.Dense(40, 6, bias=False, activation_function=IDENTITY),
+            modules.Normalize(),
+        ],
         {},
     ),
     "cut": lambda path: ([body(path), pooling("mean")], {"truncate_dim": 6}),
@@ -151,7 +192,10 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
         [router([body(path), pooling(), dense()], [body(path, seed=1), pooling(), dense(bias=False)])],
         {},
     ),
-    "two routes through one tower": lambda path: ([router([one := body(path), two := pooling("mean")], [one, two])], {}),
+    "two routes through one tower": lambda path: (
+        [router([one := body(path), two := pooling("mean")], [one, two])],
+        {},
+    ),
     "two projections of one tower": lambda path: (
         [router([one := body(path), two := pooling("mean"), dense()], [one, two, dense(bias=False)])],
         {},
@@ -160,7 +204,10 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
     "static, cut, scaled": lambda path: ([static(path, length=9), modules.Normalize()], {"prompts": PROMPTS}),
     "static, projection": lambda path: ([static(path), dense()], {}),
     "static two towers": lambda path: ([router([static(path)], [static(path, length=7)])], {}),
-    "decoder": lambda path: ([_plain_texts(body(path, "decoder")), pooling("lasttoken", 32), modules.Normalize()], {"prompts": PROMPTS}),
+    "decoder": lambda path: (
+        [_plain_texts(body(path, "decoder")), pooling("lasttoken", 32), modules.Normalize()],
+        {"prompts": PROMPTS},
+    ),
 }
 
 
@@ -170,7 +217,9 @@ def _plain_texts(transformer: Any) -> Any:
     return transformer
 
 
-def saved(path: Path, parts: list[Any], *, similarity: str | None = "dot", **options: Any) -> tuple[Any, Path]:
+def saved(
+    path: Path, parts: list[Any], *, similarity: str | None = "dot", **options: Any
+) -> tuple[Any, Path]:
     """The model as the library loads it again, and the folder."""
     model = library.SentenceTransformer(modules=parts, device="cpu", similarity_fn_name=similarity, **options)
     model.save(str(path / "st"), create_model_card=False)
@@ -180,10 +229,16 @@ def saved(path: Path, parts: list[Any], *, similarity: str | None = "dot", **opt
 def assert_same(model: BiEncoder, theirs: Any, *, pairs: bool = False, atol: float = 2e-6) -> None:
     scale = max(1.0, float(np.abs(theirs.encode_query(TEXTS)).max()))
     np.testing.assert_allclose(model.encode_questions(TEXTS), theirs.encode_query(TEXTS), atol=atol * scale)
-    np.testing.assert_allclose(model.encode_passages(TEXTS), theirs.encode_document([text.strip() for text in TEXTS]), atol=atol * scale)
+    np.testing.assert_allclose(
+        model.encode_passages(TEXTS),
+        theirs.encode_document([text.strip() for text in TEXTS]),
+        atol=atol * scale,
+    )
     titled = [Passage(text, "bi bo") for text in TEXTS]
     joined = [("bi bo", text.strip()) if pairs else f"bi bo {text.strip()}" for text in TEXTS]
-    np.testing.assert_allclose(model.encode_passages(titled), theirs.encode_document(joined), atol=atol * scale)
+    np.testing.assert_allclose(
+        model.encode_passages(titled), theirs.encode_document(joined), atol=atol * scale
+    )
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -192,11 +247,15 @@ def test_a_saved_model_gives_the_same_vectors(tmp_path: Path, kind: str) -> None
     theirs, folder = saved(tmp_path, parts, **options)
     model = BiEncoder.load(folder)
     if options.get("similarity") == "cosine":  # cut vectors are scaled here, and by the similarity there
-        theirs.encode_query, theirs.encode_document = (_scaled(encode) for encode in (theirs.encode_query, theirs.encode_document))
+        theirs.encode_query, theirs.encode_document = (
+            _scaled(encode) for encode in (theirs.encode_query, theirs.encode_document)
+        )
     assert_same(model, theirs)
     if options.get("prompts") == PROMPTS:
         np.testing.assert_allclose(
-            model.encode_questions(TEXTS, prompt="web"), theirs.encode(TEXTS, prompt_name="web", task="query"), atol=3e-6
+            model.encode_questions(TEXTS, prompt="web"),
+            theirs.encode(TEXTS, prompt_name="web", task="query"),
+            atol=3e-6,
         )
     model.save(tmp_path / "again")
     again = BiEncoder.load(tmp_path / "again")
@@ -204,7 +263,11 @@ def test_a_saved_model_gives_the_same_vectors(tmp_path: Path, kind: str) -> None
     np.testing.assert_array_equal(again.encode_passages(TEXTS), model.encode_passages(TEXTS))
 
 
-NEW = [kind for kind in MODELS if "left out" in kind or "joined" in kind or kind.startswith(("mean over", "projection with tanh"))]
+NEW = [
+    kind
+    for kind in MODELS
+    if "left out" in kind or "joined" in kind or kind.startswith(("mean over", "projection with tanh"))
+]
 
 
 @pytest.mark.parametrize("kind", NEW)
@@ -248,7 +311,9 @@ def test_what_was_read_leaves_again_with_the_same_vectors(tmp_path: Path, kind: 
     theirs, folder = saved(tmp_path, parts, **options)
     model = BiEncoder.load(folder)
     if options.get("similarity") == "cosine":
-        theirs.encode_query, theirs.encode_document = (_scaled(encode) for encode in (theirs.encode_query, theirs.encode_document))
+        theirs.encode_query, theirs.encode_document = (
+            _scaled(encode) for encode in (theirs.encode_query, theirs.encode_document)
+        )
     for to in ("sentence-transformers", "onnx"):
         export_folder(model, tmp_path / to, to, source=kind)
         form = format_of(to)
@@ -256,7 +321,12 @@ def test_what_was_read_leaves_again_with_the_same_vectors(tmp_path: Path, kind: 
         for side, encode in (("question", theirs.encode_query), ("ctx", theirs.encode_document)):
             texts = [text.strip() for text in TEXTS if text]
             given = texts if side == "question" else [Passage(text) for text in texts]
-            np.testing.assert_allclose(form.encode(tmp_path / to, side, given), encode(texts), atol=2e-6 * scale, err_msg=f"{to} {side}")
+            np.testing.assert_allclose(
+                form.encode(tmp_path / to, side, given),
+                encode(texts),
+                atol=2e-6 * scale,
+                err_msg=f"{to} {side}",
+            )
     assert BiEncoder.load(tmp_path / "sentence-transformers").fingerprint
 
 
@@ -266,7 +336,9 @@ def _scaled(encode: Any) -> Any:
 
 def test_a_model_in_memory_gives_the_same_vectors(tmp_path: Path) -> None:
     parts, options = MODELS["prompts"](tmp_path)
-    theirs = library.SentenceTransformer(modules=parts, device="cpu", truncate_dim=6, similarity_fn_name="dot", **options)
+    theirs = library.SentenceTransformer(
+        modules=parts, device="cpu", truncate_dim=6, similarity_fn_name="dot", **options
+    )
     model = BiEncoder.from_sentence_transformers(theirs)
     assert (model.dimension, model.settings.query_prompt) == (6, PROMPTS["query"])
     assert_same(model, theirs)
@@ -279,7 +351,9 @@ def test_cosine_scores_are_products_of_vectors(tmp_path: Path, scaled: bool) -> 
     model = BiEncoder.load(folder)
     assert model.similarity == theirs.similarity_fn_name == "cosine"
     expected = theirs.similarity(theirs.encode_query(TEXTS), theirs.encode_document(TEXTS))
-    np.testing.assert_allclose(model.encode_questions(TEXTS) @ model.encode_passages(TEXTS).T, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        model.encode_questions(TEXTS) @ model.encode_passages(TEXTS).T, expected, atol=1e-6
+    )
 
 
 def general_tokenizer(transformer: Any, **options: Any) -> Any:
@@ -288,7 +362,8 @@ def general_tokenizer(transformer: Any, **options: Any) -> Any:
 
     special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     return PreTrainedTokenizerFast(
-        tokenizer_object=transformer.tokenizer.backend_tokenizer, **{"model_max_length": 64, **special, **options}
+        tokenizer_object=transformer.tokenizer.backend_tokenizer,
+        **{"model_max_length": 64, **special, **options},
     )
 
 
@@ -306,7 +381,9 @@ def test_a_rule_for_apostrophes_of_questions_is_found_in_their_tokenizer(tmp_pat
     for part, has_rule in zip(parts, (True, False), strict=True):
         backend = part.tokenizer.backend_tokenizer
         if has_rule:
-            backend.normalizer = normalizers.Sequence([normalizers.Replace("\u2019", "'"), backend.normalizer])
+            backend.normalizer = normalizers.Sequence(
+                [normalizers.Replace("\u2019", "'"), backend.normalizer]
+            )
         part.processor = general_tokenizer(part, model_max_length=24)
     theirs, folder = saved(tmp_path, [router([parts[0], pooling()], [parts[1], pooling()])])
     model = BiEncoder.load(folder)
@@ -317,10 +394,15 @@ def test_a_rule_for_apostrophes_of_questions_is_found_in_their_tokenizer(tmp_pat
 
 def test_what_a_command_says_of_texts_is_added(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, [body(tmp_path), pooling("mean")])
-    model = BiEncoder.load(folder, text=GivenTextSettings(query_prompt="ba ", title_template="{title} - {text}", plain_apostrophes=True))
+    model = BiEncoder.load(
+        folder,
+        text=GivenTextSettings(query_prompt="ba ", title_template="{title} - {text}", plain_apostrophes=True),
+    )
     plain = BiEncoder.load(folder)
     np.testing.assert_array_equal(model.encode_questions("don\u2019t"), plain.encode_questions("ba don't"))
-    np.testing.assert_array_equal(model.encode_passages(Passage("ce", "ca")), plain.encode_passages("ca - ce"))
+    np.testing.assert_array_equal(
+        model.encode_passages(Passage("ce", "ca")), plain.encode_passages("ca - ce")
+    )
 
 
 REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str]] = {
@@ -329,10 +411,16 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str
         "activation_function of this Dense is .*ReLU.*, expected Identity, or Tanh",
     ),
     "activation with residual": (
-        lambda path: ([body(path), pooling(), dense(activation_function=torch.nn.Tanh(), use_residual=True)], {}),
+        lambda path: (
+            [body(path), pooling(), dense(activation_function=torch.nn.Tanh(), use_residual=True)],
+            {},
+        ),
         "activation_function of this Dense is .*Tanh.* with use_residual",
     ),
-    "activation in the middle": (lambda path: ([body(path), pooling(), modules.Dense(16, 16), dense()], {}), "another Dense comes after"),
+    "activation in the middle": (
+        lambda path: ([body(path), pooling(), modules.Dense(16, 16), dense()], {}),
+        "another Dense comes after",
+    ),
     "layer before the pooling": (
         lambda path: ([body(path), dense(module_input_name="token_embeddings"), pooling(width=5)], {}),
         "the modules are Transformer, Dense, Pooling",
@@ -341,18 +429,37 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str
         lambda path: ([body(path), pooling(), modules.Normalize(), dense()], {}),
         "the modules are Transformer, Pooling, Normalize, Dense",
     ),
-    "token types": (lambda path: ([_marked(body(path)), pooling()], {}), "its tokenizer gives the tokens of a text other types"),
-    "other module": (lambda path: ([body(path), pooling(), modules.LayerNorm(16)], {}), "the modules are Transformer, Pooling, LayerNorm"),
+    "token types": (
+        lambda path: ([_marked(body(path)), pooling()], {}),
+        "its tokenizer gives the tokens of a text other types",
+    ),
+    "other module": (
+        lambda path: ([body(path), pooling(), modules.LayerNorm(16)], {}),
+        "the modules are Transformer, Pooling, LayerNorm",
+    ),
     "prompts left out, and a token read by its place": (
         lambda path: ([body(path), pooling(["mean", "cls"], include_prompt=False)], {"prompts": PROMPTS}),
-        r"1_Pooling/config.json: this Pooling leaves the tokens of prompts out of the vector \(include_prompt is false\) by cls, expected",
+        (
+            r"1_Pooling/config.json: this Pooling leaves the tokens of prompts out of the vector"
+            r" \(include_prompt is false\) by cls, expected"
+        ),
     ),
     "prompts left out on one side": (
-        lambda path: ([router([body(path), pooling("mean")], [body(path, seed=1), pooling("mean", include_prompt=False)])], {}),
+        lambda path: (
+            [
+                router(
+                    [body(path), pooling("mean")], [body(path, seed=1), pooling("mean", include_prompt=False)]
+                )
+            ],
+            {},
+        ),
         "pools or normalises questions and passages differently",
     ),
     "similarity": (lambda path: ([body(path), pooling()], {"similarity": "manhattan"}), "the similarity is"),
-    "cut after scaling": (lambda path: ([body(path), pooling(), modules.Normalize()], {"truncate_dim": 3}), "truncate_dim is"),
+    "cut after scaling": (
+        lambda path: ([body(path), pooling(), modules.Normalize()], {"truncate_dim": 3}),
+        "truncate_dim is",
+    ),
     "chat template": (
         lambda path: ([_chat(body(path, "decoder")), pooling("lasttoken", 32)], {}),
         "texts go through a chat template",
@@ -366,15 +473,24 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str
         "the tokenizers of questions and passages differ",
     ),
     "other sizes": (
-        lambda path: ([router([body(path), pooling()], [body(path, seed=1, hidden_size=32), pooling(width=32)])], {}),
+        lambda path: (
+            [router([body(path), pooling()], [body(path, seed=1, hidden_size=32), pooling(width=32)])],
+            {},
+        ),
         r"its two encoders differ in hidden_size \(16 and 32\)",
     ),
     "a static and another tower": (
         lambda path: ([router([static(path)], [body(path), pooling()])], {}),
-        "router_config.json: this Router passes questions through a StaticEmbedding and passages through a Transformer",
+        (
+            "router_config.json: this Router passes questions through a StaticEmbedding and passages through"
+            " a Transformer"
+        ),
     ),
     "towers of two families": (
-        lambda path: ([router([body(path), pooling()], [_plain_texts(body(path, "decoder")), pooling(width=32)])], {}),
+        lambda path: (
+            [router([body(path), pooling()], [_plain_texts(body(path, "decoder")), pooling(width=32)])],
+            {},
+        ),
         r"its two encoders differ in model_type \(bert and qwen3\)",
     ),
     "other poolings": (
@@ -382,14 +498,18 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str
         "pools or normalises questions and passages differently",
     ),
     "other routes": (
-        lambda path: ([modules.Router({"left": [body(path), pooling()], "right": [body(path, seed=1), pooling()]})], {}),
+        lambda path: (
+            [modules.Router({"left": [body(path), pooling()], "right": [body(path, seed=1), pooling()]})],
+            {},
+        ),
         "the routes are left, right",
     ),
     "routes by modality": (
         lambda path: (
             [
                 modules.Router(
-                    {"query": [part := body(path), pool := pooling()], "document": [part, pool]}, route_mappings={(None, "text"): "query"}
+                    {"query": [part := body(path), pool := pooling()], "document": [part, pool]},
+                    route_mappings={(None, "text"): "query"},
                 )
             ],
             {},
@@ -405,8 +525,12 @@ def _marked(transformer: Any) -> Any:
 
     special = [(token, VOCABULARY.index(token)) for token in ("[CLS]", "[SEP]")]
     template = {"single": "[CLS]:1 $A:1 [SEP]:1", "pair": "[CLS]:1 $A:1 [SEP]:1 $B:1 [SEP]:1"}
-    transformer.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(**template, special_tokens=special)
-    transformer.processor = general_tokenizer(transformer, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    transformer.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        **template, special_tokens=special
+    )
+    transformer.processor = general_tokenizer(
+        transformer, model_input_names=["input_ids", "token_type_ids", "attention_mask"]
+    )
     return transformer
 
 
@@ -419,7 +543,9 @@ def _chat(transformer: Any) -> Any:
 def test_what_the_towers_cannot_do_is_refused(tmp_path: Path, kind: str) -> None:
     make, message = REFUSED[kind]
     parts, options = make(tmp_path)
-    model = library.SentenceTransformer(modules=parts, device="cpu", similarity_fn_name=options.pop("similarity", "dot"), **options)
+    model = library.SentenceTransformer(
+        modules=parts, device="cpu", similarity_fn_name=options.pop("similarity", "dot"), **options
+    )
     model.save(str(tmp_path / "st"), create_model_card=False)
     with pytest.raises(CheckpointError, match=message):
         BiEncoder.load(tmp_path / "st")
@@ -428,7 +554,11 @@ def test_what_the_towers_cannot_do_is_refused(tmp_path: Path, kind: str) -> None
 def test_a_class_of_anyone_else_is_not_taken_for_the_librarys(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, [body(tmp_path), pooling()])
     file = folder / "modules.json"
-    file.write_text(file.read_text().replace("sentence_transformers.base.modules.transformer.Transformer", "custom_st.Transformer"))
+    file.write_text(
+        file.read_text().replace(
+            "sentence_transformers.base.modules.transformer.Transformer", "custom_st.Transformer"
+        )
+    )
     with pytest.raises(CheckpointError, match=r"the modules are custom_st\.Transformer, Pooling"):
         BiEncoder.load(folder)
 
@@ -447,12 +577,17 @@ def test_rows_and_weights_of_model2vec_are_those_of_the_library(tmp_path: Path) 
     torch.manual_seed(3)
     mapping = torch.randint(0, 20, (len(VOCABULARY),))
     save_file(
-        {"embeddings": torch.randn(20, 16), "mapping": mapping, "weights": torch.rand(len(VOCABULARY))}, str(folder / "model.safetensors")
+        {"embeddings": torch.randn(20, 16), "mapping": mapping, "weights": torch.rand(len(VOCABULARY))},
+        str(folder / "model.safetensors"),
     )
-    assert_same(BiEncoder.load(folder), library.SentenceTransformer(str(folder), device="cpu", local_files_only=True))
+    assert_same(
+        BiEncoder.load(folder), library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    )
 
 
-def test_an_encoder_taken_out_of_its_folder_is_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_encoder_taken_out_of_its_folder_is_pointed_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from dpr.jobs.train import build_model
     from dpr.training.command_settings import BiEncoderTrainConfig
 

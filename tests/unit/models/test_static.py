@@ -1,4 +1,5 @@
-"""A static encoder is a table, weights of tokens and a mean: packed as padded, as its formula says, and kept by its folder."""
+"""A static encoder is a table, weights of tokens and a mean: packed as padded, as its formula says, and kept
+by its folder."""
 
 from __future__ import annotations
 
@@ -27,17 +28,28 @@ BATCH = TokenBatch.from_lists([[5, 9, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41, 9
 
 
 @pytest.mark.parametrize("side", ["question", "ctx"])
-@pytest.mark.parametrize("pooling", ["idf", "idf_sqrt", "bm25", "mean", "max", "mean+max", "weighted_mean", "last"])
+@pytest.mark.parametrize(
+    "pooling", ["idf", "idf_sqrt", "bm25", "mean", "max", "mean+max", "weighted_mean", "last"]
+)
 def test_packed_equals_padded_in_vectors_and_gradients(tmp_path: Path, pooling: str, side: str) -> None:
     folder = static_folder(tmp_path)
     results = []
     for packed in (True, False):
-        model = tiny_model(folder, shared=True, pooling=pooling, normalize=True, options=TowerOptions(packed=packed))
+        model = tiny_model(
+            folder, shared=True, pooling=pooling, normalize=True, options=TowerOptions(packed=packed)
+        )
         tower = model.tower(side)
         assert tower.is_packed == packed
         vectors = tower(BATCH)
-        (vectors * torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)).sum().backward()
-        results.append([vectors.detach(), *(weight.grad.to_dense() for weight in tower.parameters() if weight.grad is not None)])
+        (
+            vectors * torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)
+        ).sum().backward()
+        results.append(
+            [
+                vectors.detach(),
+                *(weight.grad.to_dense() for weight in tower.parameters() if weight.grad is not None),
+            ]
+        )
     assert len(results[0]) == (3 if pooling in ("idf", "idf_sqrt", "bm25") else 2)
     for packed_tensor, padded_tensor in zip(*results, strict=True):
         torch.testing.assert_close(packed_tensor, padded_tensor, rtol=0, atol=1e-13)
@@ -49,7 +61,10 @@ def test_a_vector_is_the_mean_of_rows_times_idf(tmp_path: Path) -> None:
     count = torch.arange(len(VOCABULARY), dtype=torch.float64) % 100
     idf = torch.log1p((100 - count + 0.5) / (count + 0.5))
     idf = idf / idf.mean()
-    expected = [(idf[tokens, None] * tower.backbone.words.weight[tokens]).mean(0) for tokens in BATCH.tokens.split(BATCH.lengths.tolist())]
+    expected = [
+        (idf[tokens, None] * tower.backbone.words.weight[tokens]).mean(0)
+        for tokens in BATCH.tokens.split(BATCH.lengths.tolist())
+    ]
     torch.testing.assert_close(tower(BATCH), torch.stack(expected), rtol=0, atol=1e-6)
     torch.testing.assert_close(tower.pooling.token_weights.detach(), idf, rtol=1e-6, atol=0)
 
@@ -71,7 +86,10 @@ def bm25_model(folder: Path, **settings: Any) -> BiEncoder:
 
 def bm25_scores(questions: TokenBatch, passages: TokenBatch, k1: float, b: float) -> Tensor:
     """By its formula, word by word, with the frequencies of ``static_folder``."""
-    texts = [[part.tolist() for part in batch.tokens.split(batch.lengths.tolist())] for batch in (questions, passages)]
+    texts = [
+        [part.tolist() for part in batch.tokens.split(batch.lengths.tolist())]
+        for batch in (questions, passages)
+    ]
     scores = torch.zeros(len(questions), len(passages), dtype=torch.float64)
     for (row, question), (column, passage) in itertools.product(enumerate(texts[0]), enumerate(texts[1])):
         for token in question:
@@ -86,21 +104,27 @@ QUESTIONS = TokenBatch.from_lists([[5, 9, 6], [5, 30, 9, 9, 6], [12]])
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
-def test_scores_are_those_of_bm25_where_rows_are_orthogonal(tmp_path: Path, packed: bool, shared: bool) -> None:
+def test_scores_are_those_of_bm25_where_rows_are_orthogonal(
+    tmp_path: Path, packed: bool, shared: bool
+) -> None:
     model = bm25_model(tmp_path, shared=shared, options=TowerOptions(packed=packed))
     with torch.no_grad():
         for tower in model.towers:
             torch.nn.init.eye_(tower.backbone.words.weight)
             begin_with_idf(tower.pooling, tmp_path, 1.0, 1.2, 0.7)
     vectors = model(QUESTIONS, BATCH)
-    torch.testing.assert_close(vectors.questions @ vectors.contexts.T, bm25_scores(QUESTIONS, BATCH, 1.2, 0.7), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        vectors.questions @ vectors.contexts.T, bm25_scores(QUESTIONS, BATCH, 1.2, 0.7), rtol=1e-6, atol=0
+    )
 
 
 def test_scores_begin_of_the_size_of_bm25_whatever_the_length_of_rows(tmp_path: Path) -> None:
     static_folder(tmp_path, width=4096)
     model = tiny_model(tmp_path, shared=True, pooling="bm25")
     vectors = model(QUESTIONS, BATCH)
-    torch.testing.assert_close(vectors.questions @ vectors.contexts.T, bm25_scores(QUESTIONS, BATCH, 0.9, 0.4), rtol=0, atol=0.3)
+    torch.testing.assert_close(
+        vectors.questions @ vectors.contexts.T, bm25_scores(QUESTIONS, BATCH, 0.9, 0.4), rtol=0, atol=0.3
+    )
 
 
 def test_sides_of_bm25_differ_and_share_their_weights(tmp_path: Path) -> None:
@@ -116,13 +140,17 @@ def test_sides_of_bm25_differ_and_share_their_weights(tmp_path: Path) -> None:
     ]
     vectors = model(QUESTIONS, BATCH)
     (vectors.questions.sum() + 2 * vectors.contexts.sum()).backward()
-    rows, held = model.ctx_model.backbone.words.weight, set(QUESTIONS.tokens.tolist()) | set(BATCH.tokens.tolist())
+    rows, held = (
+        model.ctx_model.backbone.words.weight,
+        set(QUESTIONS.tokens.tolist()) | set(BATCH.tokens.tolist()),
+    )
     assert rows.grad.is_sparse and set(rows.grad.coalesce().indices()[0].tolist()) == held
     assert set(model.ctx_model.pooling.token_weights.grad.nonzero()[:, 0].tolist()) == held
     model.float().save(tmp_path / "model")
     loaded = BiEncoder.load(tmp_path / "model").double()
-    assert loaded.fingerprint == model.double().fingerprint and loaded.ctx_model.pooling.constants.tolist() == pytest.approx(
-        [0.9, 0.4, 12.5]
+    assert (
+        loaded.fingerprint == model.double().fingerprint
+        and loaded.ctx_model.pooling.constants.tolist() == pytest.approx([0.9, 0.4, 12.5])
     )
     assert loaded.question_model.pooling.token_weights is loaded.ctx_model.pooling.token_weights
     assert (loaded.encode_questions(text) == model.encode_questions(text)).all()
@@ -134,7 +162,10 @@ def test_constants_of_bm25_are_part_of_the_model(tmp_path: Path) -> None:
     made_as = {"settings": model.settings, "pretrained": False}
     torch.manual_seed(0)
     other = BiEncoder.from_pretrained(str(tmp_path), **made_as, bm25_k1=2.0, bm25_b=0.0).double()
-    assert other.ctx_model.pooling.constants.tolist() == [2.0, 0.0, 12.5] and other.fingerprint != model.fingerprint
+    assert (
+        other.ctx_model.pooling.constants.tolist() == [2.0, 0.0, 12.5]
+        and other.fingerprint != model.fingerprint
+    )
     assert (other.encode_questions(text) == model.encode_questions(text)).all()
     assert (other.encode_passages(text) != model.encode_passages(text)).any()
     counted = json.loads((tmp_path / TOKEN_FREQUENCIES_FILE).read_text())
@@ -153,7 +184,11 @@ def test_the_gradient_holds_the_tokens_of_the_batch_alone(tmp_path: Path) -> Non
 
 def test_its_folder_keeps_everything(tmp_path: Path) -> None:
     model = tiny_model(
-        static_folder(tmp_path / "encoder"), shared=True, pooling="idf", normalize=True, options=TowerOptions(temperature=0.05)
+        static_folder(tmp_path / "encoder"),
+        shared=True,
+        pooling="idf",
+        normalize=True,
+        options=TowerOptions(temperature=0.05),
     )
     nn.init.normal_(model.question_model.pooling.token_weights)
     model.float().save(tmp_path / "model")
@@ -172,7 +207,10 @@ def test_without_frequencies_all_tokens_begin_alike(tmp_path: Path, caplog: pyte
     assert "token weights of encoder.pooling=idf begin with 1" in caplog.text
     assert (model.question_model.pooling.token_weights == 1).all()
     counted = BiEncoder.from_pretrained(
-        str(tmp_path / "uncounted"), model.settings, pretrained=False, token_frequencies=str(static_folder(tmp_path / "counted"))
+        str(tmp_path / "uncounted"),
+        model.settings,
+        pretrained=False,
+        token_frequencies=str(static_folder(tmp_path / "counted")),
     )
     assert (counted.question_model.pooling.token_weights != 1).any()
 
@@ -183,7 +221,10 @@ def test_without_frequencies_all_tokens_begin_alike(tmp_path: Path, caplog: pyte
         ({"passages": 3}, "expected passages and passages_with"),
         ({"passages": 3, "passages_with": [1]}, "1 tokens are counted"),
         ({"passages": 3, "passages_with": [4] * len(VOCABULARY)}, "more often than there are passages"),
-        ({"passages": 3, "passages_with": [1] * len(VOCABULARY), "mean_length": -1}, "mean_length is the number -1"),
+        (
+            {"passages": 3, "passages_with": [1] * len(VOCABULARY), "mean_length": -1},
+            "mean_length is the number -1",
+        ),
     ],
 )
 def test_damaged_frequencies_are_refused(tmp_path: Path, stored: object, found: str) -> None:
@@ -204,6 +245,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"encoder\.pooling=cls"):
         tiny_model(tmp_path / "static")
     config = BiEncoderTrainConfig()
-    config.encoder.encoder_model_type, config.encoder.pretrained_model_cfg = "static", str(encoder_folder(tmp_path / "bert"))
-    with pytest.raises(ConfigError, match="not the folder of a static encoder; make one with dpr new-encoder"):
+    config.encoder.encoder_model_type, config.encoder.pretrained_model_cfg = (
+        "static",
+        str(encoder_folder(tmp_path / "bert")),
+    )
+    with pytest.raises(
+        ConfigError, match="not the folder of a static encoder; make one with dpr new-encoder"
+    ):
         build_model(config)

@@ -1,4 +1,5 @@
-"""A table of questions beside a transformer of passages: one space, what is saved is what is loaded, exported where a format can say it."""
+"""A table of questions beside a transformer of passages: one space, what is saved is what is loaded, exported
+where a format can say it."""
 
 from __future__ import annotations
 
@@ -23,11 +24,21 @@ from tests.helpers.tiny import encoder_folder, static_folder, tiny_model, traini
 
 KINDS: dict[str, dict[str, Any]] = {
     "cls": {},
-    "cosine, mean, prompts": {"pooling": "mean", "normalize": True, "query_prompt": "ba: ", "passage_prompt": "be: "},
+    "cosine, mean, prompts": {
+        "pooling": "mean",
+        "normalize": True,
+        "query_prompt": "ba: ",
+        "passage_prompt": "be: ",
+    },
     "projection": {"projection_dim": 6, "projection_activation": "tanh"},
     "cut": {"dimensions": 5, "normalize": True},
     "cut, any length": {"dimensions": 5},
-    "projection, cut": {"projection_dim": 6, "projection_activation": "tanh", "dimensions": 4, "normalize": True},
+    "projection, cut": {
+        "projection_dim": 6,
+        "projection_activation": "tanh",
+        "dimensions": 4,
+        "normalize": True,
+    },
     "idf, words past the layers": {"pooling": "idf", "residual_words": True, "normalize": True},
 }
 TEXTS = ["ba be bi", "bo", "ba ba ba bu ke"]
@@ -36,7 +47,9 @@ TEXTS = ["ba be bi", "bo", "ba ba ba bu ke"]
 def with_table(folder: Path, **settings: Any) -> BiEncoder:
     model = tiny_model(folder, dtype=torch.float32, static_questions=True, **settings)
     with torch.no_grad():  # as if it were trained
-        model.question_model.pooling.token_weights.uniform_(0.2, 3, generator=torch.Generator().manual_seed(1))
+        model.question_model.pooling.token_weights.uniform_(
+            0.2, 3, generator=torch.Generator().manual_seed(1)
+        )
     return model.eval()
 
 
@@ -50,7 +63,11 @@ def test_questions_are_weighted_means_of_rows_and_survive_a_save(kind: str, tmp_
     np.testing.assert_allclose(model.encode_questions(TEXTS), expected.detach(), atol=1e-6)
     model.save(tmp_path / "saved")
     again = BiEncoder.load(tmp_path / "saved")
-    assert again.fingerprint == model.fingerprint and again.settings.static_questions and not again.settings.shared
+    assert (
+        again.fingerprint == model.fingerprint
+        and again.settings.static_questions
+        and not again.settings.shared
+    )
     assert is_static(again.question_model.backbone) and not is_static(again.ctx_model.backbone)
     assert np.array_equal(again.encode_questions(TEXTS), model.encode_questions(TEXTS))
     assert np.array_equal(again.encode_passages(TEXTS), model.encode_passages(TEXTS))
@@ -59,7 +76,9 @@ def test_questions_are_weighted_means_of_rows_and_survive_a_save(kind: str, tmp_
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_trained_model_keeps_its_passages_and_its_rows_begin_as_the_vectors_of_its_questions(shared: bool, tmp_path: Path) -> None:
+def test_a_trained_model_keeps_its_passages_and_its_rows_begin_as_the_vectors_of_its_questions(
+    shared: bool, tmp_path: Path
+) -> None:
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32, shared=shared, pooling="mean").eval()
     passages, plain = model.encode_passages(TEXTS), model.fingerprint
     words = ["ba", "ke", "tu"]
@@ -67,13 +86,19 @@ def test_a_trained_model_keeps_its_passages_and_its_rows_begin_as_the_vectors_of
     ids = [model.tensorizer.tokenizer.convert_tokens_to_ids(word) for word in words]
     model.use_static_questions()
     assert np.array_equal(model.encode_passages(TEXTS), passages) and model.fingerprint != plain
-    np.testing.assert_allclose(model.question_model.backbone.get_input_embeddings().weight[ids].detach(), alone, atol=1e-6)
-    assert sum(parameter.numel() for parameter in model.question_model.parameters()) == 17 * len(model.tensorizer.tokenizer.get_vocab())
+    np.testing.assert_allclose(
+        model.question_model.backbone.get_input_embeddings().weight[ids].detach(), alone, atol=1e-6
+    )
+    assert sum(parameter.numel() for parameter in model.question_model.parameters()) == 17 * len(
+        model.tensorizer.tokenizer.get_vocab()
+    )
 
 
 def test_it_needs_a_transformer_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the model of the passages is static itself"):
-        BiEncoder.from_pretrained(str(static_folder(tmp_path / "static")), EncoderSettings(static_questions=True, pooling="mean"))
+        BiEncoder.from_pretrained(
+            str(static_folder(tmp_path / "static")), EncoderSettings(static_questions=True, pooling="mean")
+        )
     lora = tiny_model(encoder_folder(tmp_path / "bert"), adapter="lora", lora_rank=2)
     with pytest.raises(ConfigError, match=r"has adapters; merge them first \(dpr export to=model\)"):
         lora.use_static_questions()
@@ -97,7 +122,9 @@ def test_other_libraries_give_the_same_vectors(to: str, kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("resaved", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind, settings in KINDS.items() if "residual_words" not in settings])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, settings in KINDS.items() if "residual_words" not in settings]
+)
 def test_a_router_of_a_table_and_a_transformer_comes_back(kind: str, resaved: bool, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     model = with_table(tmp_path / "encoder", **KINDS[kind])
@@ -106,11 +133,17 @@ def test_a_router_of_a_table_and_a_transformer_comes_back(kind: str, resaved: bo
         theirs = library.SentenceTransformer(str(folder), device="cpu")
         theirs.save_pretrained(str(folder := tmp_path / "resaved"))
     again = BiEncoder.load(folder)
-    assert again.settings.static_questions and is_static(again.question_model.backbone) and not is_static(again.ctx_model.backbone)
+    assert (
+        again.settings.static_questions
+        and is_static(again.question_model.backbone)
+        and not is_static(again.ctx_model.backbone)
+    )
     np.testing.assert_allclose(again.encode_questions(TEXTS), model.encode_questions(TEXTS), atol=1e-6)
     np.testing.assert_allclose(again.encode_passages(TEXTS), model.encode_passages(TEXTS), atol=1e-6)
     again.save(tmp_path / "saved")
-    assert np.array_equal(BiEncoder.load(tmp_path / "saved").encode_questions(TEXTS), again.encode_questions(TEXTS))
+    assert np.array_equal(
+        BiEncoder.load(tmp_path / "saved").encode_questions(TEXTS), again.encode_questions(TEXTS)
+    )
 
 
 def test_a_router_whose_table_is_no_mean_of_rows_is_refused(tmp_path: Path) -> None:
@@ -138,7 +171,9 @@ def test_a_frozen_transformer_stays_what_it_was(tmp_path: Path) -> None:
     assert model.encode_passages(Passage("ba be", "bi")).shape == (16,)
 
 
-def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     training_folder(tmp_path, train=16, dev=4)
     passages = [Passage(text, id=f"p{number}") for number, text in enumerate(TEXTS)]
     write_passages(tmp_path / "corpus.jsonl", passages)
@@ -149,20 +184,39 @@ def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(tmp_pa
         "train.num_train_epochs=1",
         "device=cpu",
     ]
-    of_first = [f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}", "encoder.pretrained=false", "encoder.sequence_length=24"]
+    of_first = [
+        f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",
+        "encoder.pretrained=false",
+        "encoder.sequence_length=24",
+    ]
     assert train([*common, *of_first, "encoder.shared=true", f"output_dir={tmp_path / 'first'}"]) == 0
     table = ["encoder.static_questions=true", "encoder.fix_ctx_encoder=true", "train.learning_rate=0.01"]
-    again = [*common, f"model_file={tmp_path / 'first'}", "init=weights", *table, f"output_dir={tmp_path / 'run'}"]
+    again = [
+        *common,
+        f"model_file={tmp_path / 'first'}",
+        "init=weights",
+        *table,
+        f"output_dir={tmp_path / 'run'}",
+    ]
     assert train(again) == 0
     first, run = BiEncoder.load(tmp_path / "first"), BiEncoder.load(tmp_path / "run")
     assert np.array_equal(first.encode_passages(TEXTS), run.encode_passages(TEXTS))
     start = BiEncoder.load(tmp_path / "first")
     start.use_static_questions()
-    assert not np.array_equal(start.encode_questions(TEXTS), run.encode_questions(TEXTS)), "it has learned nothing"
+    assert not np.array_equal(start.encode_questions(TEXTS), run.encode_questions(TEXTS)), (
+        "it has learned nothing"
+    )
     assert train([*again[:-2], "encoder.fix_ctx_encoder=false", again[-1]]) != 0
     assert "different run" in capsys.readouterr().err
     assert (
-        embed([f"model_file={tmp_path / 'run'}", f"ctx_src={tmp_path / 'corpus.jsonl'}", f"out_file={tmp_path / 'run' / 'vectors'}"]) == 0
+        embed(
+            [
+                f"model_file={tmp_path / 'run'}",
+                f"ctx_src={tmp_path / 'corpus.jsonl'}",
+                f"out_file={tmp_path / 'run' / 'vectors'}",
+            ]
+        )
+        == 0
     )
     question = [
         f"model_file={tmp_path / 'run'}",
@@ -170,7 +224,12 @@ def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(tmp_pa
         f"search_folder={tmp_path / 'run'}",
     ]
     (tmp_path / "q.jsonl").write_text('{"_id": "q", "text": "ba be"}\n')
-    assert retrieve([*question, f"qa_dataset={tmp_path / 'q.jsonl'}", f"ctx_datatsets=[{tmp_path / 'corpus.jsonl'}]"]) == 0
+    assert (
+        retrieve(
+            [*question, f"qa_dataset={tmp_path / 'q.jsonl'}", f"ctx_datatsets=[{tmp_path / 'corpus.jsonl'}]"]
+        )
+        == 0
+    )
     scores = run.encode_passages(passages) @ run.encode_questions("ba be")
     found = Retriever.open(tmp_path / "run").search("ba be", 3)
     assert [hit.id for hit in found] == [passages[row].id for row in np.argsort(-scores)]

@@ -1,4 +1,5 @@
-"""The original's stray [SEP], against the original's own way: pad everything to the window and overwrite its last position."""
+"""The original's stray [SEP], against the original's own way: pad everything to the window and overwrite its
+last position."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ from tests.helpers.tiny import WORDS, tiny_model
 
 WINDOW = 24
 SEP, PAD = 6, 0
-# 1 word to more words than the window holds; 21, 22 and 23 words fill all but one place, all, and one too many.
+# 1 word to more words than the window holds; 21, 22 and 23 words fill all but one place, all, and one too
+# many.
 TEXTS = [" ".join(WORDS[:count]) for count in (1, 5, 21, 22, 23, 40, 5, 12)]
-PASSAGES = [Passage(text, title) for text, title in zip(TEXTS, ["", "ba be", "", "", "", "bi", "bo", "bu"], strict=True)]
+PASSAGES = [
+    Passage(text, title)
+    for text, title in zip(TEXTS, ["", "ba be", "", "", "", "bi", "bo", "bu"], strict=True)
+]
 
 
 def window_vectors(backbone: Any, sequences: list[list[int]]) -> torch.Tensor:
@@ -31,7 +36,9 @@ def window_vectors(backbone: Any, sequences: list[list[int]]) -> torch.Tensor:
     for row, tokens in enumerate(sequences):
         input_ids[row, : len(tokens)] = torch.tensor(tokens)
         input_ids[row, -1] = SEP
-    hidden: torch.Tensor = backbone(input_ids=input_ids, attention_mask=(input_ids != PAD).long()).last_hidden_state
+    hidden: torch.Tensor = backbone(
+        input_ids=input_ids, attention_mask=(input_ids != PAD).long()
+    ).last_hidden_state
     return hidden
 
 
@@ -42,7 +49,9 @@ def models(folder: Path, *, packed: bool, **settings: Any) -> BiEncoder:
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
-def test_vectors_and_gradients_are_those_of_the_padded_window(tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_and_gradients_are_those_of_the_padded_window(
+    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     model = models(tmp_path, packed=packed)
     backbone = tiny_model(tmp_path).ctx_model.backbone  # plain, without any of it
@@ -55,7 +64,9 @@ def test_vectors_and_gradients_are_those_of_the_padded_window(tmp_path: Path, pa
     (expected * weights).sum().backward()
     (vectors * weights).sum().backward()
     torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-10)
-    for (name, one), (_, other) in zip(backbone.named_parameters(), tower.backbone.named_parameters(), strict=True):
+    for (name, one), (_, other) in zip(
+        backbone.named_parameters(), tower.backbone.named_parameters(), strict=True
+    ):
         torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=1e-10, msg=name)
 
 
@@ -74,14 +85,20 @@ def test_questions_too_and_mean_pooling_leaves_the_token_out(tmp_path: Path, pac
     backbone.load_state_dict(model.question_model.backbone.state_dict())
     sequences = model.tensorizer.question_tokens(TEXTS)
     hidden = window_vectors(backbone, sequences)
-    expected = torch.stack([states[: len(tokens)].mean(0) for states, tokens in zip(hidden, sequences, strict=True)])
-    torch.testing.assert_close(model.question_model(TokenBatch.from_lists(sequences)), expected, rtol=0, atol=1e-10)
+    expected = torch.stack(
+        [states[: len(tokens)].mean(0) for states, tokens in zip(hidden, sequences, strict=True)]
+    )
+    torch.testing.assert_close(
+        model.question_model(TokenBatch.from_lists(sequences)), expected, rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("family", [BertConfig, RobertaConfig, DistilBertConfig])
 def test_every_family_numbers_the_far_position_by_its_own_rule(family: Any) -> None:
     torch.manual_seed(0)
-    backbone = backbone_from_config(family(num_hidden_layers=2, hidden_size=48, num_attention_heads=12, intermediate_size=32), dropout=0.0)
+    backbone = backbone_from_config(
+        family(num_hidden_layers=2, hidden_size=48, num_attention_heads=12, intermediate_size=32), dropout=0.0
+    )
     packed, padded = Encoder(copy.deepcopy(backbone)).double(), Encoder(backbone, packed=False).double()
     batch = TokenBatch.from_lists([[5, 9, 7], [6] * 20, list(range(5, 28)), [8]])
     before = padded(batch)
@@ -107,10 +124,16 @@ def test_settings_without_it_are_what_they_were() -> None:
 
 
 def test_backbones_that_cannot_say_so() -> None:
-    near_only = Encoder(backbone_from_config(ModernBertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2)))
+    near_only = Encoder(
+        backbone_from_config(ModernBertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2))
+    )
     with pytest.raises(ConfigError, match=r"dpr_trailing_sep=true: ModernBertModel"):
         near_only.attend_to_last(2, 20)
-    short = Encoder(backbone_from_config(DistilBertConfig(dim=32, n_layers=1, n_heads=2, hidden_dim=64, max_position_embeddings=20)))
+    short = Encoder(
+        backbone_from_config(
+            DistilBertConfig(dim=32, n_layers=1, n_heads=2, hidden_dim=64, max_position_embeddings=20)
+        )
+    )
     short.attend_to_last(2, 19)
     with pytest.raises(ConfigError, match="20 positions"):
         short.attend_to_last(2, 20)

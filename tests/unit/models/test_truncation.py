@@ -1,4 +1,5 @@
-"""Vectors cut to fewer dimensions: the prefix, of length 1 where the model's are, and never beside vectors of another width."""
+"""Vectors cut to fewer dimensions: the prefix, of length 1 where the model's are, and never beside vectors of
+another width."""
 
 from __future__ import annotations
 

@@ -23,16 +23,23 @@ def report(folder: Path, name: str, *, questions: int = 7, **metrics: float) -> 
     return str(path)
 
 
-def full_report(folder: Path, name: str, values: dict[str, list[float | None]], ids: list[str] | None = None) -> str:
+def full_report(
+    folder: Path, name: str, values: dict[str, list[float | None]], ids: list[str] | None = None
+) -> str:
     """A metrics file with the values of each question."""
     ids = ids or [f"q{number}" for number in range(len(next(iter(values.values()))))]
-    means = {metric: sum(filter(None, listed)) / sum(item is not None for item in listed) for metric, listed in values.items()}
+    means = {
+        metric: sum(filter(None, listed)) / sum(item is not None for item in listed)
+        for metric, listed in values.items()
+    }
     facts = {"question_set": "test", "num_questions": len(ids), "metrics": means}
     write_metrics(folder / f"{name}.json", facts, PerQuestion(ids, [f"what is {key}" for key in ids], values))
     return str(folder / f"{name}.json")
 
 
-def test_runs_stand_side_by_side_in_the_order_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_stand_side_by_side_in_the_order_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = report(tmp_path, "first", **{"accuracy@20": 0.5, "mrr@10": 0.25})
     second = report(tmp_path, "second", **{"accuracy@20": 0.75})
     assert main([f"BM25={first}", second, "--out", str(tmp_path / "all.json")]) == 0
@@ -56,7 +63,9 @@ def test_runs_about_other_questions_other_files_and_double_labels_are_refused(tm
         main([str(tmp_path / "list.json")])
 
 
-def test_each_run_is_tested_against_the_first_question_by_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_run_is_tested_against_the_first_question_by_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = random.Random(0)
     before: list[float | None] = [rng.random() for _ in range(30)]
     after: list[float | None] = [min(1.0, (value or 0) + rng.random() / 2) for value in before]
@@ -72,10 +81,14 @@ def test_each_run_is_tested_against_the_first_question_by_question(tmp_path: Pat
     assert main([first, second, "--metrics", "mrr@10,ndcg@10", "--out", str(tmp_path / "all.json")]) == 0
     stored = json.loads((tmp_path / "all.json").read_text())
     tests = {test["metric"]: test for test in stored["tests"]}
-    expected = paired_test(([item for item in before if item is not None], [item for item in after if item is not None]))
+    expected = paired_test(
+        ([item for item in before if item is not None], [item for item in after if item is not None])
+    )
     assert tests["mrr@10"]["num_questions"] == 29
     assert tests["mrr@10"]["difference"] == pytest.approx(expected.difference)
-    assert (tests["mrr@10"]["p_t"], tests["mrr@10"]["detectable"]) == pytest.approx((expected.p_t, expected.detectable))
+    assert (tests["mrr@10"]["p_t"], tests["mrr@10"]["detectable"]) == pytest.approx(
+        (expected.p_t, expected.detectable)
+    )
     assert tests["mrr@10"]["p_holm"] == pytest.approx(2 * tests["mrr@10"]["p_flips"])
     assert tests["ndcg@10"]["p_holm"] == tests["ndcg@10"]["p_flips"] == 1
     changed = stored["changed"][0]["questions"]
@@ -87,9 +100,12 @@ def test_each_run_is_tested_against_the_first_question_by_question(tmp_path: Pat
     assert "per_question" not in stored["runs"]["first"]
 
 
-def test_metrics_can_be_named_and_the_family_is_all_that_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_can_be_named_and_the_family_is_all_that_is_tested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [
-        full_report(tmp_path, name, {"mrr@10": [0.5, 1.0, value], "recall@5": [0, 1, 1]}) for name, value in zip("abc", (0.1, 0.2, 0.3))
+        full_report(tmp_path, name, {"mrr@10": [0.5, 1.0, value], "recall@5": [0, 1, 1]})
+        for name, value in zip("abc", (0.1, 0.2, 0.3))
     ]
     assert main([*files, "--metrics", "recall@5,mrr@10"]) == 0
     printed = capsys.readouterr().out
@@ -112,16 +128,27 @@ def test_runs_over_other_judged_questions_are_not_compared(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"metrics": {"accuracy@1": 1.5}}, "the metric accuracy@1, or its value for a question, is not from 0 to 1"),
-        ({"metrics": {"accuracy@1": 0.51}}, r"the metric accuracy@1 is 0.51, the mean over its 2 questions 0.5"),
+        (
+            {"metrics": {"accuracy@1": 1.5}},
+            "the metric accuracy@1, or its value for a question, is not from 0 to 1",
+        ),
+        (
+            {"metrics": {"accuracy@1": 0.51}},
+            r"the metric accuracy@1 is 0.51, the mean over its 2 questions 0.5",
+        ),
         ({"metrics": {"accuracy@1": -0.5}}, "not from 0 to 1"),
         ({"per_question": {"values": {"accuracy@1": [1.5, -0.5, None]}}}, "not from 0 to 1"),
         ({"per_question": {"values": {"accuracy@1": [1.0, 1.0, None]}}}, "the mean over its 2 questions 1.0"),
-        ({"first_right_rank": {"counts": [2, 0], "not_found": 0}}, "the metric accuracy@1 is 0.5, by first_right_rank 1.0"),
+        (
+            {"first_right_rank": {"counts": [2, 0], "not_found": 0}},
+            "the metric accuracy@1 is 0.5, by first_right_rank 1.0",
+        ),
         ({"num_questions": 4}, "num_questions is 4, per_question lists 3"),
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused_by_every_reader(tmp_path: Path, changed: dict[str, Any], found: str) -> None:
+def test_a_file_that_contradicts_itself_is_refused_by_every_reader(
+    tmp_path: Path, changed: dict[str, Any], found: str
+) -> None:
     path = Path(full_report(tmp_path, "x", {"accuracy@1": [0.0, 1.0, None]}))
     value = json.loads(path.read_text()) | {"first_right_rank": {"counts": [1, 0], "not_found": 1}}
     for change in ({}, changed):
@@ -142,7 +169,9 @@ def test_a_file_that_contradicts_itself_is_refused_by_every_reader(tmp_path: Pat
         ({"values": {"mrr@10": [0.5, "x"]}}, "something else than numbers"),
     ],
 )
-def test_values_that_do_not_fit_together_are_refused(tmp_path: Path, changed: dict[str, object], found: str) -> None:
+def test_values_that_do_not_fit_together_are_refused(
+    tmp_path: Path, changed: dict[str, object], found: str
+) -> None:
     path = Path(full_report(tmp_path, "x", {"mrr@10": [0.5, 1.0]}))
     assert read_metrics(path).each is not None
     value = json.loads(path.read_text())

@@ -52,14 +52,40 @@ def test_skipping_has_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["prepare", str(pairs(tmp_path / "a.tsv", 50, 101)), f"out={out}", "on_bad_row=skip"]) == 3
     assert "more than max_bad_rows=100 or 0.1% of all bad rows" in capsys.readouterr().err
     assert len((tmp_path / "x.jsonl.rejected.jsonl").read_text().splitlines()) == 101
-    assert main(["prepare", str(tmp_path / "a.tsv"), f"out={out}", "on_bad_row=skip", "max_bad_rows=101"]) == 0
-    assert main(["prepare", str(tmp_path / "a.tsv"), f"out={out}", "on_bad_row=skip", "max_bad_rows=7", "overwrite=true"]) == 3
+    assert (
+        main(["prepare", str(tmp_path / "a.tsv"), f"out={out}", "on_bad_row=skip", "max_bad_rows=101"]) == 0
+    )
+    assert (
+        main(
+            [
+                "prepare",
+                str(tmp_path / "a.tsv"),
+                f"out={out}",
+                "on_bad_row=skip",
+                "max_bad_rows=7",
+                "overwrite=true",
+            ]
+        )
+        == 3
+    )
     assert ":58: more than max_bad_rows=7 bad rows" in capsys.readouterr().err
     # 120 bad rows are below a thousandth of a long file
-    assert main(["prepare", str(pairs(tmp_path / "b.tsv", 125_000, 120)), f"out={tmp_path / 'b.jsonl'}", "on_bad_row=skip"]) == 0
+    assert (
+        main(
+            [
+                "prepare",
+                str(pairs(tmp_path / "b.tsv", 125_000, 120)),
+                f"out={tmp_path / 'b.jsonl'}",
+                "on_bad_row=skip",
+            ]
+        )
+        == 0
+    )
 
 
-def test_there_and_back_through_every_format_that_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_and_back_through_every_format_that_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = tmp_path / "first.jsonl"
     assert main(["prepare", str(pairs(tmp_path / "p.tsv", 20, 0)), f"out={first}"]) == 0
     before = [(s.question, [p.text for p in s.positives]) for s in rows(first)]
@@ -73,7 +99,10 @@ def test_there_and_back_through_every_format_that_is_written(tmp_path: Path, cap
 
 def squad_file(path: Path, count: int) -> Path:
     text = "word " * 150
-    articles = ({"title": f"t{n}", "paragraphs": [{"context": text, "qas": [{"question": f"q{n}", "answers": []}]}]} for n in range(count))
+    articles = (
+        {"title": f"t{n}", "paragraphs": [{"context": text, "qas": [{"question": f"q{n}", "answers": []}]}]}
+        for n in range(count)
+    )
     path.write_text(json.dumps({"data": list(articles)}))
     return path
 
@@ -87,7 +116,15 @@ def parquet_file(path: Path, count: int) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.table({"query": [f"q{n}" for n in range(count)], "positive": [f"{'word ' * 150}{n}" for n in range(count)]}), path)
+    pq.write_table(
+        pa.table(
+            {
+                "query": [f"q{n}" for n in range(count)],
+                "positive": [f"{'word ' * 150}{n}" for n in range(count)],
+            }
+        ),
+        path,
+    )
     return path
 
 
@@ -117,7 +154,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path
         (["corpus=nothing.tsv", "queries=nothing.tsv"], 3, "nothing.tsv: cannot be read: No such file"),
     ],
 )
-def test_mistakes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str) -> None:
+def test_mistakes_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
     source = pairs(tmp_path / "p.tsv", 2, 0)
     assert main(["prepare", str(source), f"out={tmp_path / 'out.jsonl'}", *arguments]) == code
     assert message in capsys.readouterr().err
@@ -144,19 +183,35 @@ def test_help_shows_every_format_with_an_example(capsys: pytest.CaptureFixture[s
 REAL = {
     "squad/squad-v1.1-dev.shared-half.json.gz": ([], "read 4,575, kept 4,575"),
     "squadshifts/new_wiki_v1.0.json.gz": ([], "read 7,938, kept 7,938"),
-    "squad/squad-v1.1-train.10k-question-sentence.jsonl.gz": (["question=question", "positive=answer_sentence"], "read 9,997, kept 9,997"),
-    "medquad/medquad.jsonl.gz": (["question=question", "positive=answer", "title=focus"], "read 16,407, kept 16,407"),
+    "squad/squad-v1.1-train.10k-question-sentence.jsonl.gz": (
+        ["question=question", "positive=answer_sentence"],
+        "read 9,997, kept 9,997",
+    ),
+    "medquad/medquad.jsonl.gz": (
+        ["question=question", "positive=answer", "title=focus"],
+        "read 16,407, kept 16,407",
+    ),
     "qed/qed-dev.jsonl.gz": (
-        ["question=question_text", "positive=paragraph_text", "title=title_text", "answers=original_nq_answers.string"],
+        [
+            "question=question_text",
+            "positive=paragraph_text",
+            "title=title_text",
+            "answers=original_nq_answers.string",
+        ],
         "read 1,355, kept 1,355",
     ),
     "npl": (["split=test"], "read 2,083, kept 2,083 as 93 questions"),
-    "cranfield": (["split=test", "on_bad_row=skip"], "read 1,612, kept 1,611 as 225 questions, dropped 0 without positives, rejected 1"),
+    "cranfield": (
+        ["split=test", "on_bad_row=skip"],
+        "read 1,612, kept 1,611 as 225 questions, dropped 0 without positives, rejected 1",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_data_become_training_sets(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_real_data_become_training_sets(
+    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     arguments, message = REAL[name]
     out = tmp_path / "train.jsonl"
     assert main(["prepare", str(shared_data / name), f"out={out}", *arguments]) == 0

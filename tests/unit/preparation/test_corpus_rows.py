@@ -1,4 +1,5 @@
-"""A static encoder whose rows are the corpus's singular vectors: what they are, what they keep of BM25, and how the folder is opened."""
+"""A static encoder whose rows are the corpus's singular vectors: what they are, what they keep of BM25, and
+how the folder is opened."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ def texts() -> list[str]:
     words = sorted({"".join(generator.choices(syllables, k=3)) for _ in range(400)})
     topics = [generator.choices(words, k=25) for _ in range(40)]
     return [
-        " ".join(generator.choices(generator.choice(topics), k=generator.randint(10, 40)) + generator.choices(words, k=5))
+        " ".join(
+            generator.choices(generator.choice(topics), k=generator.randint(10, 40))
+            + generator.choices(words, k=5)
+        )
         for _ in range(600)
     ]
 
@@ -48,7 +52,20 @@ def corpus(tmp_path: Path, texts: list[str]) -> Path:
 
 
 def make(corpus: Path, out: Path, *more: str) -> Path:
-    given = ["corpus", str(corpus), "out", str(out), "vocab-size", "700", "hidden", str(WIDTH), "layers", "0", "rows", "svd"]
+    given = [
+        "corpus",
+        str(corpus),
+        "out",
+        str(out),
+        "vocab-size",
+        "700",
+        "hidden",
+        str(WIDTH),
+        "layers",
+        "0",
+        "rows",
+        "svd",
+    ]
     assert main([f"--{word}" if place % 2 == 0 else word for place, word in enumerate(given)] + [*more]) == 0
     return out
 
@@ -70,7 +87,9 @@ def test_rows_are_the_right_singular_vectors_of_the_weighted_passages() -> None:
     frequency = np.random.default_rng(0).poisson(np.linspace(2, 0.05, 30), (200, 30))
     sample, frequencies = sampled(frequency)
     lengths = frequency.sum(1, keepdims=True)
-    counted = frequency / (frequency + 0.9 * (0.6 + 0.4 * lengths / lengths.mean())) * np.sqrt(frequencies.idf())
+    counted = (
+        frequency / (frequency + 0.9 * (0.6 + 0.4 * lengths / lengths.mean())) * np.sqrt(frequencies.idf())
+    )
     np.testing.assert_allclose(sample.weighted(frequencies).toarray(), counted, rtol=1e-5)
     _, values, expected = np.linalg.svd(counted)
     rows = svd_rows(sample, frequencies, 30).numpy()
@@ -92,17 +111,27 @@ def test_the_rows_keep_more_of_bm25_than_random_ones(corpus: Path, tmp_path: Pat
 
     def first_ten(folder: Path) -> tuple[list[set[int]], Tensor]:
         model = BiEncoder.from_pretrained(str(folder), EncoderSettings(pooling="bm25", shared=True))
-        scores = torch.from_numpy(model.encode_questions(questions) @ model.encode_passages([Passage(text) for text in texts]).T)
+        scores = torch.from_numpy(
+            model.encode_questions(questions) @ model.encode_passages([Passage(text) for text in texts]).T
+        )
         return [set(row.tolist()) for row in scores.topk(10).indices], scores.max(1).values
 
     made = make(corpus, tmp_path / "svd")
     exact = make(
-        corpus, tmp_path / "exact", "--tokenizer", str(made), "--hidden", str(json.loads((made / "config.json").read_text())["vocab_size"])
+        corpus,
+        tmp_path / "exact",
+        "--tokenizer",
+        str(made),
+        "--hidden",
+        str(json.loads((made / "config.json").read_text())["vocab_size"]),
     )
     chance = make(corpus, tmp_path / "random", "--tokenizer", str(made), "--rows", "random")
     wanted, highest = first_ten(exact)
     svd, begun = first_ten(made)
-    overlap = [np.mean([len(a & b) / 10 for a, b in zip(found, wanted, strict=True)]) for found in (svd, first_ten(chance)[0])]
+    overlap = [
+        np.mean([len(a & b) / 10 for a, b in zip(found, wanted, strict=True)])
+        for found in (svd, first_ten(chance)[0])
+    ]
     assert overlap[0] > overlap[1] + 0.15, overlap
     assert 0.5 < (begun / highest).mean() < 1.01, "scores begin as the part of BM25's that the rows keep"
 
@@ -112,7 +141,9 @@ def test_columns_are_orthogonal_and_as_long_as_random_ones(corpus: Path, tmp_pat
     torch.testing.assert_close(rows.T @ rows, torch.eye(WIDTH) * 0.01 * WIDTH, rtol=0, atol=1e-5)
 
 
-def test_two_folders_have_the_same_bits_and_a_second_command_nothing_to_do(corpus: Path, tmp_path: Path) -> None:
+def test_two_folders_have_the_same_bits_and_a_second_command_nothing_to_do(
+    corpus: Path, tmp_path: Path
+) -> None:
     first, second = make(corpus, tmp_path / "first"), make(corpus, tmp_path / "second")
     for file in sorted(first.iterdir()):
         assert file.read_bytes() == (second / file.name).read_bytes(), file.name
@@ -128,8 +159,12 @@ def test_a_static_encoder_begins_with_the_rows_of_its_folder(corpus: Path, tmp_p
 
     def built(**settings: Any) -> Tensor:
         init = settings.pop("init", None)
-        encoder = TowerSettings(encoder_model_type="static", pretrained_model_cfg=str(folder), pooling="idf_sqrt", **settings)
-        return build_model(BiEncoderTrainConfig(init=init, encoder=encoder)).question_model.backbone.words.weight.detach()
+        encoder = TowerSettings(
+            encoder_model_type="static", pretrained_model_cfg=str(folder), pooling="idf_sqrt", **settings
+        )
+        return build_model(
+            BiEncoderTrainConfig(init=init, encoder=encoder)
+        ).question_model.backbone.words.weight.detach()
 
     rows = rows_of(folder)
     assert (built() == rows).all() and (built(init="weights") == rows).all()
@@ -139,7 +174,9 @@ def test_a_static_encoder_begins_with_the_rows_of_its_folder(corpus: Path, tmp_p
         built()
 
 
-def test_a_table_that_fails_leaves_nothing_behind(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_fails_leaves_nothing_behind(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stopped(*_: Any) -> Tensor:
         raise KeyboardInterrupt
 
@@ -150,10 +187,15 @@ def test_a_table_that_fails_leaves_nothing_behind(corpus: Path, tmp_path: Path, 
 
 
 def test_what_has_no_rows_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rows=svd has no effect with layers=1; set layers=0, or leave rows out"):
+    with pytest.raises(
+        ConfigError, match=r"rows=svd has no effect with layers=1; set layers=0, or leave rows out"
+    ):
         make(corpus, tmp_path / "made", "--layers", "1")
     with pytest.raises(
-        ConfigError, match=r"hidden=704 is more than the \d+ tokens, which rows=svd has no rows for; set hidden=\d+ or less"
+        ConfigError,
+        match=(
+            r"hidden=704 is more than the \d+ tokens, which rows=svd has no rows for; set hidden=\d+ or less"
+        ),
     ):
         make(corpus, tmp_path / "made", "--hidden", "704")
     with pytest.raises(ConfigError, match="rows=svd makes the rows of a static encoder from passages"):

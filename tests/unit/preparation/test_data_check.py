@@ -19,7 +19,10 @@ WORDS = "ba be bi bo bu ca ce ci co cu da de di do du fa fe fi fo fu".split()
 
 
 def sample(number: int, **changes: object) -> TrainingSample:
-    base = {"positives": (Passage(f"right {number}", "T"),), "hard_negatives": (Passage(f"other thing {number}"),)}
+    base = {
+        "positives": (Passage(f"right {number}", "T"),),
+        "hard_negatives": (Passage(f"other thing {number}"),),
+    }
     return TrainingSample(f"question {number}", **(base | changes))  # type: ignore[arg-type]
 
 
@@ -28,23 +31,45 @@ def written(path: Path, *samples: TrainingSample) -> Path:
     return path
 
 
-def test_lengths_and_examples_are_with_the_prefixes_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lengths_and_examples_are_with_the_prefixes_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(tmp_path / "t.jsonl", TrainingSample("ba", (Passage("be bi", "bo"),), (Passage("bu"),)))
     given = [str(path), f"encoder.pretrained_model_cfg={encoder_folder(tmp_path / 'bert')}"]
     shown = []
     for prefixes in ([], ["query_prefix=ca ce ", "passage_prefix=ci "]):
         assert main(["check-data", *given, *prefixes]) == 0
         shown.append(" ".join(capsys.readouterr().out.split()))
-    assert "question (3) [CLS] ba [SEP] positive (6) [CLS] bo [SEP] be bi [SEP] hard negative (3) [CLS] bu [SEP]" in shown[0]
-    assert "question (5) [CLS] ca ce ba [SEP] positive (7) [CLS] ci bo [SEP] be bi [SEP] hard negative (4) [CLS] ci bu [SEP]" in shown[1]
+    assert (
+        "question (3) [CLS] ba [SEP] positive (6) [CLS] bo [SEP] be bi [SEP] hard negative (3) [CLS] bu [SEP]"
+        in shown[0]
+    )
+    assert (
+        "question (5) [CLS] ca ce ba [SEP] positive (7) [CLS] ci bo [SEP] be bi [SEP] hard negative (4) [CLS]"
+        " ci bu [SEP]" in shown[1]
+    )
     assert "question 5 5 5 5 5 5 5" in shown[1]
 
 
 def test_clean_data_have_no_findings(tmp_path: Path) -> None:
-    check = check_files([written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions())
-    findings = [check.bad_rows, check.without_positives, check.positive_as_negative, check.near_duplicates, check.repeated_rows]
+    check = check_files(
+        [written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions()
+    )
+    findings = [
+        check.bad_rows,
+        check.without_positives,
+        check.positive_as_negative,
+        check.near_duplicates,
+        check.repeated_rows,
+    ]
     assert [finding.count for finding in findings] == [0] * 5
-    assert (check.rows, check.records, check.texts["positive"].seen, check.texts["hard negative"].seen, check.without_hard) == (
+    assert (
+        check.rows,
+        check.records,
+        check.texts["positive"].seen,
+        check.texts["hard negative"].seen,
+        check.without_hard,
+    ) == (
         30,
         30,
         30,
@@ -62,38 +87,70 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
         sample(2, hard_negatives=(Passage("Right  2", "T", "other id"),)),  # its own positive
         sample(3, positives=()),
         sample(1),  # repeats line 1
-        TrainingSample("Question  1", (Passage("another right one"),), (gold,)),  # the positive of line 1 is its negative
-        sample(6, positives=(Passage(twenty),), hard_negatives=(Passage(twenty.replace("fu", "xx")), Passage(" ".join(WORDS[:10])))),
+        # the positive of line 1 is its negative
+        TrainingSample("Question  1", (Passage("another right one"),), (gold,)),
+        sample(
+            6,
+            positives=(Passage(twenty),),
+            hard_negatives=(Passage(twenty.replace("fu", "xx")), Passage(" ".join(WORDS[:10]))),
+        ),
     )
     with path.open("a") as file:
         file.write('{"question": "q"}\n')
     check = check_files([path], ReadOptions())
-    assert check.bad_rows.places == [f"{path}:7: positive_ctxs is missing, expected a list of passages; the keys are question"]
+    assert check.bad_rows.places == [
+        f"{path}:7: positive_ctxs is missing, expected a list of passages; the keys are question"
+    ]
     assert check.without_positives.places == [f"{path}:3"]
     assert check.repeated_rows.places == [f"{path}:4"]
     assert check.repeated_questions.places == [f"{path}:4", f"{path}:5"]
     assert check.positive_as_negative.places == [f"{path}:2", f"{path}:5"]
-    assert (check.near_duplicates.count, check.near_duplicates.places) == (1, [f"{path}:6"])  # 19 of 21 words; the other half is no repeat
+    # 19 of 21 words; the other half is no repeat
+    assert (check.near_duplicates.count, check.near_duplicates.places) == (
+        1,
+        [f"{path}:6"],
+    )
     assert jaccard(words_of(twenty), words_of(twenty.replace("fu", "xx"))) == 19 / 21
 
 
 def test_questions_of_dev_that_are_in_train_are_counted(tmp_path: Path) -> None:
-    train = check_files([written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))], ReadOptions())
-    dev = check_files([written(tmp_path / "d.jsonl", sample(3), sample(12), TrainingSample(" QUESTION 4", (Passage("x"),)))], ReadOptions())
+    train = check_files(
+        [written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))], ReadOptions()
+    )
+    dev = check_files(
+        [
+            written(
+                tmp_path / "d.jsonl", sample(3), sample(12), TrainingSample(" QUESTION 4", (Passage("x"),))
+            )
+        ],
+        ReadOptions(),
+    )
     assert num_shared(train.questions, dev.questions) == 2
 
 
-def test_positives_of_dev_that_are_positives_in_train_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_positives_of_dev_that_are_positives_in_train_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train = written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))
-    dev = written(tmp_path / "d.jsonl", TrainingSample("new", (Passage("right 3", "T"),)), TrainingSample("newer", (Passage("right one"),)))
+    dev = written(
+        tmp_path / "d.jsonl",
+        TrainingSample("new", (Passage("right 3", "T"),)),
+        TrainingSample("newer", (Passage("right one"),)),
+    )
     assert main(["check-data", str(train), f"dev={dev}"]) == 0
     assert "1 of 2 positives of dev are positives in train too (50%)" in capsys.readouterr().out
 
 
-def test_passages_of_a_single_word_and_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_passages_of_a_single_word_and_keys_that_are_not_read_are_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     records = [
         {"question": "q", "positive_ctxs": [{"text": "a passage"}], "hard_negatives_ctxs": []},
-        {"question": "r", "positive_ctxs": [{"text": "another passage"}], "hard_negative_ctxs": [{"text": "0.134"}]},
+        {
+            "question": "r",
+            "positive_ctxs": [{"text": "another passage"}],
+            "hard_negative_ctxs": [{"text": "0.134"}],
+        },
         {"question": "s", "positive_ctxs": [{"text": "\u6771\u4eac\u306f\u65e5\u672c\u306e\u9996\u90fd"}]},
     ]
     path = tmp_path / "t.jsonl"
@@ -106,19 +163,30 @@ def test_passages_of_a_single_word_and_keys_that_are_not_read_are_problems(tmp_p
     assert f"{path}:2" in text
 
 
-def test_rows_with_labels_are_checked_as_they_are_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [{"query": "q", "passage": "a passage", "label": 1}, {"query": "r", "passage": "no passage", "label": 0}]
+def test_rows_with_labels_are_checked_as_they_are_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [
+        {"query": "q", "passage": "a passage", "label": 1},
+        {"query": "r", "passage": "no passage", "label": 0},
+    ]
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert main(["check-data", str(path)]) == 0
     assert "questions without a positive" in capsys.readouterr().out
 
 
-def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     encoder_folder(tmp_path / "model")
     samples = [TrainingSample("ba be", (Passage(" ".join(WORDS[:count]), "ca"),)) for count in (2, 4, 6, 20)]
     path = written(tmp_path / "t.jsonl", *samples)
-    arguments = [f"encoder.pretrained_model_cfg={tmp_path / 'model'}", "encoder.sequence_length=9", "encoder.question_length=6"]
+    arguments = [
+        f"encoder.pretrained_model_cfg={tmp_path / 'model'}",
+        "encoder.sequence_length=9",
+        "encoder.question_length=6",
+    ]
     assert main(["check-data", str(path), *arguments]) == 0
     text = capsys.readouterr().out
     # [CLS] title [SEP] text [SEP]: four more than the text has
@@ -130,8 +198,14 @@ def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(tmp_path: Path, c
     assert "(4) [CLS] ba be [SEP]" in text
 
 
-def test_passages_with_a_teacher_s_score_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path / "t.jsonl", sample(1, hard_negatives=(Passage("n", teacher_score=0.0), Passage("m"))), sample(2))
+def test_passages_with_a_teacher_s_score_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(
+        tmp_path / "t.jsonl",
+        sample(1, hard_negatives=(Passage("n", teacher_score=0.0), Passage("m"))),
+        sample(2),
+    )
     assert main(["check-data", str(path)]) == 0
     assert "1 of 5 passages have a teacher's score" in capsys.readouterr().out
 
@@ -150,7 +224,10 @@ def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "t.jsonl"
     path.write_text('{"question": "q"}\n')
     assert main(["check-data", str(path)]) == 3
-    assert f"none of 1 rows can be used; the first problem: {path}:1: positive_ctxs is missing" in capsys.readouterr().err
+    assert (
+        f"none of 1 rows can be used; the first problem: {path}:1: positive_ctxs is missing"
+        in capsys.readouterr().err
+    )
 
 
 def test_every_item_has_the_same_chance_in_a_sample() -> None:
@@ -181,16 +258,36 @@ def test_real_data(shared_data: Path, capsys: pytest.CaptureFixture[str], tmp_pa
 @pytest.mark.parametrize(
     ("name", "text", "messages"),
     [
-        ("cut.jsonl", '{"question": "who", "positive_ctxs": [{"text": "some', ["Unterminated string starting at column 48"]),
+        (
+            "cut.jsonl",
+            '{"question": "who", "positive_ctxs": [{"text": "some',
+            ["Unterminated string starting at column 48"],
+        ),
         (
             "cut.json",
             '[{"question": "who", "positive_ctxs": [{"text": "ba"}]},\n {"que',
             ["cut.json:2: not JSON: Unterminated string;", "may be cut off"],
         ),
-        ("bare.csv", "who is it,a long text\nwhat,another\n", ["a header is missing", "who is it | a long text"]),
-        ("quoted.csv", '"who is it","a text, long"\n"what","another"\n', ["a header is missing", "who is it | a text, long"]),
-        ("semi.csv", "query;positive\nwho is it;a long text\n", ["separated by semicolons: query | positive"]),
-        ("quoted_semi.csv", '"query";"positive"\n"who is it";"a text"\n', ["separated by semicolons: query | positive"]),
+        (
+            "bare.csv",
+            "who is it,a long text\nwhat,another\n",
+            ["a header is missing", "who is it | a long text"],
+        ),
+        (
+            "quoted.csv",
+            '"who is it","a text, long"\n"what","another"\n',
+            ["a header is missing", "who is it | a text, long"],
+        ),
+        (
+            "semi.csv",
+            "query;positive\nwho is it;a long text\n",
+            ["separated by semicolons: query | positive"],
+        ),
+        (
+            "quoted_semi.csv",
+            '"query";"positive"\n"who is it";"a text"\n',
+            ["separated by semicolons: query | positive"],
+        ),
         ("odd.tsv", "one\ttwo\tthree\tfour\tfive\n", ["dpr prepare FILE question=... positive=..."]),
     ],
 )
@@ -203,16 +300,25 @@ def test_what_cannot_be_read_says_what_is_missing(
     assert all(message in told for message in messages), told
 
 
-@pytest.mark.parametrize(("name", "message"), [("./runs/none", "no such folder;"), ("runs/none", "no such folder, and no tokenizer")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("./runs/none", "no such folder;"), ("runs/none", "no such folder, and no tokenizer")],
+)
 def test_a_model_folder_that_is_not_there_is_said_to_be_missing(
-    tmp_path: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    name: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["check-data", str(written(tmp_path / "t.jsonl", sample(1))), f"model_file={name}"]) == 3
     assert f"{name}: {message}" in capsys.readouterr().err
 
 
-def test_equal_texts_under_different_ids_and_empty_answers_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_texts_under_different_ids_and_empty_answers_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(
         tmp_path / "t.jsonl",
         sample(1, positives=(Passage("The right one", "T", "a"),), answers=("x",)),
@@ -230,30 +336,70 @@ def test_equal_texts_under_different_ids_and_empty_answers_are_found(tmp_path: P
 def retrieval_files(folder: Path, **changes: list[dict[str, object]]) -> list[str]:
     """A corpus, questions and judgements that fit together but for ``changes``."""
     records: dict[str, list[dict[str, object]]] = {
-        "corpus": [{"_id": f"d{number}", "title": "ba", "text": f"be bi {word}"} for number, word in enumerate(WORDS)],
-        "questions": [{"_id": f"q{number}", "text": f"bo {word}", "answers": [word]} for number, word in enumerate(WORDS)],
+        "corpus": [
+            {"_id": f"d{number}", "title": "ba", "text": f"be bi {word}"} for number, word in enumerate(WORDS)
+        ],
+        "questions": [
+            {"_id": f"q{number}", "text": f"bo {word}", "answers": [word]}
+            for number, word in enumerate(WORDS)
+        ],
         "qrels": [{"_id": f"q{number}", "text": f"d{number}"} for number in range(len(WORDS))],
     }
     for name, listed in records.items():
         listed += changes.get(name, [])
         with (folder / name).with_suffix(".tsv" if name == "qrels" else ".jsonl").open("w") as file:
-            file.writelines(f"{row['_id']}\t{row['text']}\t1\n" if name == "qrels" else json.dumps(row) + "\n" for row in listed)
-    return [f"corpus={folder / 'corpus.jsonl'}", f"questions={folder / 'questions.jsonl'}", f"qrels={folder / 'qrels.tsv'}"]
+            file.writelines(
+                f"{row['_id']}\t{row['text']}\t1\n" if name == "qrels" else json.dumps(row) + "\n"
+                for row in listed
+            )
+    return [
+        f"corpus={folder / 'corpus.jsonl'}",
+        f"questions={folder / 'questions.jsonl'}",
+        f"qrels={folder / 'qrels.tsv'}",
+    ]
 
 
 @pytest.mark.parametrize(
     ("part", "record", "problem"),
     [
-        ("corpus", {"_id": "e", "title": "BA", "text": "be  bi ba"}, "equal texts under different ids {corpus}:1 and {corpus}:21"),
-        ("corpus", {"_id": "d0", "text": "be"}, "passage ids that occur twice {corpus}:21: passage id 'd0' is already used at line 1"),
+        (
+            "corpus",
+            {"_id": "e", "title": "BA", "text": "be  bi ba"},
+            "equal texts under different ids {corpus}:1 and {corpus}:21",
+        ),
+        (
+            "corpus",
+            {"_id": "d0", "text": "be"},
+            "passage ids that occur twice {corpus}:21: passage id 'd0' is already used at line 1",
+        ),
         ("corpus", {"_id": "e", "text": " "}, "passages without text {corpus}:21"),
-        ("corpus", {"_id": "e", "text": "Bo ca"}, "questions that are passages of the corpus (skip_same_id) {questions}:6, {corpus}:21"),
-        ("corpus", {"_id": "e", "text": " ".join(f"z{n}" for n in range(20))}, "tokens of passages that are [UNK]"),
+        (
+            "corpus",
+            {"_id": "e", "text": "Bo ca"},
+            "questions that are passages of the corpus (skip_same_id) {questions}:6, {corpus}:21",
+        ),
+        (
+            "corpus",
+            {"_id": "e", "text": " ".join(f"z{n}" for n in range(20))},
+            "tokens of passages that are [UNK]",
+        ),
         ("questions", {"_id": "q", "text": "bo"}, "questions without judgements {questions}:21: 'q'"),
         ("questions", {"_id": "q", "text": "BO ca"}, "questions that repeat an earlier one {questions}:21"),
-        ("questions", {"_id": "q", "text": "be", "answers": ["", "x"]}, "questions with an empty answer {questions}:21"),
-        ("qrels", {"_id": "none", "text": "d1"}, "judged questions that are not in the questions {qrels}: 'none'"),
-        ("qrels", {"_id": "q1", "text": "none"}, "passages judged relevant that are not in the corpus {qrels}: 'none'"),
+        (
+            "questions",
+            {"_id": "q", "text": "be", "answers": ["", "x"]},
+            "questions with an empty answer {questions}:21",
+        ),
+        (
+            "qrels",
+            {"_id": "none", "text": "d1"},
+            "judged questions that are not in the questions {qrels}: 'none'",
+        ),
+        (
+            "qrels",
+            {"_id": "q1", "text": "none"},
+            "passages judged relevant that are not in the corpus {qrels}: 'none'",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )

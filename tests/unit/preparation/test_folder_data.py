@@ -1,4 +1,5 @@
-"""A folder becomes passages and questions: nothing of the text is lost, and no held-out question stands in what answers it."""
+"""A folder becomes passages and questions: nothing of the text is lost, and no held-out question stands in
+what answers it."""
 
 from __future__ import annotations
 
@@ -59,7 +60,11 @@ def test_passages_keep_every_word_in_order_and_never_cross_a_heading(prepared: P
         assert passage.text.split() == body.split()
         assert passage.title.endswith(f" > {heading}")
     first = json.loads((prepared / "data" / "corpus.jsonl").read_text().splitlines()[0])
-    assert first["metadata"] == {"file": "part 0/page0.md", "heading": first["title"].split(" > ")[1], "line": 3}
+    assert first["metadata"] == {
+        "file": "part 0/page0.md",
+        "heading": first["title"].split(" > ")[1],
+        "line": 3,
+    }
 
 
 def test_a_long_section_is_cut_at_sentences_with_the_overlap_that_was_asked_for() -> None:
@@ -70,7 +75,13 @@ def test_a_long_section_is_cut_at_sentences_with_the_overlap_that_was_asked_for(
     assert " ".join(f"{piece.first} {piece.rest}" for piece in pieces) == " ".join(told)
     assert all(len(piece.passage().text.split()) <= 35 + 12 for piece in pieces)
     assert cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)[2].rest == ""
-    assert sum(len(piece.passage().text.split()) for piece in cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)) == 100
+    assert (
+        sum(
+            len(piece.passage().text.split())
+            for piece in cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)
+        )
+        == 100
+    )
 
 
 def test_held_out_questions_are_hidden_where_they_are_searched_and_nowhere_else(prepared: Path) -> None:
@@ -95,7 +106,9 @@ def test_held_out_questions_are_hidden_where_they_are_searched_and_nowhere_else(
         assert train[place].hard_negatives
 
 
-def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
+def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(
+    prepared: Path, tmp_path: Path
+) -> None:
     unread = [json.loads(line) for line in (prepared / "data" / "unread.jsonl").read_text().splitlines()]
     assert unread == [{"file": "bad.md", "reason": "not text: it holds the byte 0x00"}]
     counts = prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings(negatives=1))
@@ -111,22 +124,31 @@ def test_what_is_no_file_is_listed_as_unread_and_names_need_not_be_utf8(tmp_path
     os.mkfifo(folder / "pipe.txt")
     os.mkfifo(os.fsencode(folder) + b"/\xe9.html")
     (folder / "device.md").symlink_to("/dev/zero")  # links are left out, as ever
-    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.md")).write_text("# Hours\n\nThe cafe is open all day and all night.\n")
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.md")).write_text(
+        "# Hours\n\nThe cafe is open all day and all night.\n"
+    )
     assert main(["prepare-folder", str(folder), f"out={tmp_path / 'out'}"]) == 0
     unread = [json.loads(line) for line in (tmp_path / "out" / "unread.jsonl").read_text().splitlines()]
     assert [one["file"] for one in unread] == ["\\xe9.html", "bad.md", "pipe.txt"]
     assert "is a pipe, not a file" in unread[2]["reason"]
-    (cafe,) = [passage for passage in read_passages(tmp_path / "out" / "corpus.jsonl") if "cafe" in passage.text]
+    (cafe,) = [
+        passage for passage in read_passages(tmp_path / "out" / "corpus.jsonl") if "cafe" in passage.text
+    ]
     assert cafe.origin is not None
     assert cafe.origin.file == "caf\\xe9.md"
 
 
-def test_given_questions_find_their_files_headings_and_answers_and_alone_are_held_out(prepared: Path, tmp_path: Path) -> None:
+def test_given_questions_find_their_files_headings_and_answers_and_alone_are_held_out(
+    prepared: Path, tmp_path: Path
+) -> None:
     passages = list(read_passages(prepared / "data" / "corpus.jsonl"))
     rng = random.Random(3)
     rows = ["question\tanswer", "which page one?\tpage1.md"]
     rows += [f"{sentence(rng, 6)}?\t{passage.text.split('. ')[1]}" for passage in passages[20:60]]
-    rows += [f"which heading?\tpart 0/page0.md#{passages[3].title.split(' > ')[1]}", "nowhere?\tThis answer is in no file of the folder."]
+    rows += [
+        f"which heading?\tpart 0/page0.md#{passages[3].title.split(' > ')[1]}",
+        "nowhere?\tThis answer is in no file of the folder.",
+    ]
     (tmp_path / "faq.tsv").write_text("\n".join(rows) + "\n")
     prepare_folder(prepared / "docs", tmp_path / "data", FolderSettings(), questions=tmp_path / "faq.tsv")
     train = open_training_set([tmp_path / "data" / "train.jsonl"], name="train")
@@ -149,7 +171,10 @@ def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     docs = write_folder(tmp_path / "docs", files=1, sections=3)
     assert main(["prepare-folder", str(docs), f"out={tmp_path / 'data'}"]) == 3
     assert "holds only 6 questions in 3 passages of 1 files, expected at least 30" in capsys.readouterr().err
-    for folder, types, expected in ((tmp_path / "none", [], "no such folder"), (docs, ["pdf"], "holds no documents")):
+    for folder, types, expected in (
+        (tmp_path / "none", [], "no such folder"),
+        (docs, ["pdf"], "holds no documents"),
+    ):
         with pytest.raises(InputError, match=expected):
             prepare_folder(folder, tmp_path / "data", FolderSettings(types=types))
     with pytest.raises(ConfigError, match="types=docx is not read; choose from md"):
@@ -165,9 +190,15 @@ def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_question_of_a_first_sentence_is_hidden_in_its_passage_alone() -> None:
-    told = "What a passage says first. Then it says twelve more words of use, one after the other, until the end."
+    told = (
+        "What a passage says first. Then it says twelve more words of use, one after the other, until the"
+        " end."
+    )
     first, other = (
-        replace(cut_section(Section((), (Block(told),)), words=50, overlap=0)[0], id=name, headings=((1, "T"),)) for name in "ab"
+        replace(
+            cut_section(Section((), (Block(told),)), words=50, overlap=0)[0], id=name, headings=((1, "T"),)
+        )
+        for name in "ab"
     )
     (asked,) = made_questions([first])
     assert (asked.text, asked.kind) == ("What a passage says first.", "sentence")

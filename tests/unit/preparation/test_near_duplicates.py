@@ -1,4 +1,5 @@
-"""The search for near-duplicates finds what it promises, nothing else, and agrees with comparing every pair."""
+"""The search for near-duplicates finds what it promises, nothing else, and agrees with comparing every
+pair."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ def slowly(texts: list[str], threshold: float) -> list[int | None]:
         match = None
         for other in range(index):
             theirs = members(texts[other])
-            if result[other] is None and own | theirs and len(own & theirs) >= threshold * len(own | theirs) - 1e-9:
+            if (
+                result[other] is None
+                and own | theirs
+                and len(own & theirs) >= threshold * len(own | theirs) - 1e-9
+            ):
                 match = other
                 break
         result.append(match)
@@ -49,7 +54,10 @@ def test_a_copy_with_other_spacing_punctuation_and_case_is_found(text: list[str]
 def test_a_copy_with_one_word_changed_is_found(text: list[str], data: st.DataObject) -> None:
     changed = list(text)
     changed[data.draw(st.integers(0, len(text) - 1))] = "CHANGED0"
-    filler = ["entirely different words stand in this sentence here", "and others yet again in that one over there"]
+    filler = [
+        "entirely different words stand in this sentence here",
+        "and others yet again in that one over there",
+    ]
     assert find_near_duplicates([" ".join(text), *filler, " ".join(changed)]) == [None, None, None, 0]
 
 
@@ -63,7 +71,9 @@ def test_texts_without_a_common_word_are_never_duplicates(first: list[str], seco
 @pytest.mark.parametrize("threshold", [0.3, 0.6, 0.7, 1.0])
 def test_agrees_with_comparing_every_pair(threshold: float) -> None:
     generator = random.Random(5)
-    base = [[generator.choice("abcdefghijklmnop") for _ in range(generator.randint(1, 12))] for _ in range(40)]
+    base = [
+        [generator.choice("abcdefghijklmnop") for _ in range(generator.randint(1, 12))] for _ in range(40)
+    ]
     texts = []
     for _ in range(300):
         text = list(generator.choice(base))

@@ -28,22 +28,61 @@ def corpus(tmp_path: Path) -> Path:
     syllables = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
     words = ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(400)]
     path = tmp_path / "corpus.tsv"
-    write_passages(path, (Passage(" ".join(generator.choices(words, k=30)) + ", Caf\u00e9!", "A Title", str(row)) for row in range(200)))
+    write_passages(
+        path,
+        (
+            Passage(" ".join(generator.choices(words, k=30)) + ", Caf\u00e9!", "A Title", str(row))
+            for row in range(200)
+        ),
+    )
     return path
 
 
 def make(corpus: Path, out: Path, *more: str) -> int:
-    return main(["--corpus", str(corpus), "--out", str(out), "--vocab-size", "300", "--hidden", "32", "--heads", "2", *more])
+    return main(
+        [
+            "--corpus",
+            str(corpus),
+            "--out",
+            str(out),
+            "--vocab-size",
+            "300",
+            "--hidden",
+            "32",
+            "--heads",
+            "2",
+            *more,
+        ]
+    )
 
 
 def test_two_processes_write_the_same_files(corpus: Path, tmp_path: Path) -> None:
-    # Separate processes: the trainer's hash tables have another seed in each, which is what made vocabularies differ.
+    # Separate processes: the trainer's hash tables have another seed in each, which is what made vocabularies
+    # differ.
     for name in ("first", "second"):
         code = "import sys; from dpr.cli.main import main; sys.exit(main(['new-encoder', *sys.argv[1:]]))"
-        arguments = ["--corpus", str(corpus), "--out", str(tmp_path / name), "--vocab-size", "300", "--hidden", "32", "--heads", "2"]
+        arguments = [
+            "--corpus",
+            str(corpus),
+            "--out",
+            str(tmp_path / name),
+            "--vocab-size",
+            "300",
+            "--hidden",
+            "32",
+            "--heads",
+            "2",
+        ]
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert files == ["config.json", "manifest.json", "token_frequencies.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    assert files == [
+        "config.json",
+        "manifest.json",
+        "token_frequencies.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
     for name in files:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
     assert verify_folder(tmp_path / "first") == []
@@ -51,12 +90,20 @@ def test_two_processes_write_the_same_files(corpus: Path, tmp_path: Path) -> Non
 
 def test_the_folder_loads_as_an_encoder_with_its_tokenizer(corpus: Path, tmp_path: Path) -> None:
     assert make(corpus, tmp_path / "encoder", "--layers", "2", "--max-positions", "64") == 0
-    model = BiEncoder.from_pretrained(str(tmp_path / "encoder"), EncoderSettings(sequence_length=32), pretrained=False)
+    model = BiEncoder.from_pretrained(
+        str(tmp_path / "encoder"), EncoderSettings(sequence_length=32), pretrained=False
+    )
     assert model.question_model.config.num_hidden_layers == 2
     assert model.encode_questions(["baba caf\u00e9"]).shape == (1, 32)
     tokenizer = model.tensorizer.tokenizer
     assert len(tokenizer) == model.question_model.config.vocab_size == 300
-    names = (tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token)
+    names = (
+        tokenizer.pad_token,
+        tokenizer.unk_token,
+        tokenizer.cls_token,
+        tokenizer.sep_token,
+        tokenizer.mask_token,
+    )
     assert names == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     assert tokenizer.pad_token_id == 0
     vocabulary = (tmp_path / "encoder" / "vocab.txt").read_text().splitlines()
@@ -68,15 +115,21 @@ def test_the_folder_loads_as_an_encoder_with_its_tokenizer(corpus: Path, tmp_pat
 
 def test_weights_that_are_asked_for_and_absent_are_refused(corpus: Path, tmp_path: Path) -> None:
     make(corpus, tmp_path / "encoder")
-    config = BiEncoderTrainConfig(init="weights", encoder=TowerSettings(pretrained_model_cfg=str(tmp_path / "encoder")))
-    with pytest.raises(ConfigError, match=r"init=weights, but encoder.pretrained_model_cfg=.*encoder has none"):
+    config = BiEncoderTrainConfig(
+        init="weights", encoder=TowerSettings(pretrained_model_cfg=str(tmp_path / "encoder"))
+    )
+    with pytest.raises(
+        ConfigError, match=r"init=weights, but encoder.pretrained_model_cfg=.*encoder has none"
+    ):
         build_model(config)
 
 
 def test_unused_slots_take_special_tokens(corpus: Path, tmp_path: Path) -> None:
     make(corpus, tmp_path / "encoder", "--unused-slots", "3")
     settings = EncoderSettings(sequence_length=32)
-    model = BiEncoder.from_pretrained(str(tmp_path / "encoder"), settings, pretrained=False, special_tokens=["[Q]", "[P]"])
+    model = BiEncoder.from_pretrained(
+        str(tmp_path / "encoder"), settings, pretrained=False, special_tokens=["[Q]", "[P]"]
+    )
     assert model.tensorizer.tokenizer.convert_tokens_to_ids(["[Q]", "[P]"]) == [1, 2]
 
 
@@ -110,7 +163,9 @@ def test_a_cased_vocabulary_keeps_case() -> None:
         (["--layers", "-1"], "layers=-1 is out of range; it must be at least 0"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_and_leave_nothing_behind(corpus: Path, tmp_path: Path, options: list[str], message: str) -> None:
+def test_sizes_that_do_not_fit_are_refused_and_leave_nothing_behind(
+    corpus: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(corpus, tmp_path / "encoder", *options)
     assert not (tmp_path / "encoder").exists()
@@ -124,13 +179,19 @@ def test_a_corpus_without_text_is_refused() -> None:
 def test_without_layers_it_is_static_with_any_tokenizer(corpus: Path, tmp_path: Path) -> None:
     assert make(corpus, tmp_path / "bert") == 0
     assert make(corpus, tmp_path / "static", "--layers", "0", "--tokenizer", str(tmp_path / "bert")) == 0
-    model = BiEncoder.from_pretrained(str(tmp_path / "static"), EncoderSettings(sequence_length=32, pooling="idf"), pretrained=False)
-    assert model.question_model.config.model_type == "static" and model.encode_questions("baba").shape == (32,)
+    model = BiEncoder.from_pretrained(
+        str(tmp_path / "static"), EncoderSettings(sequence_length=32, pooling="idf"), pretrained=False
+    )
+    assert model.question_model.config.model_type == "static" and model.encode_questions("baba").shape == (
+        32,
+    )
     counts = json.loads((tmp_path / "static" / "token_frequencies.json").read_text())
     tokenizer = model.tensorizer.tokenizer
     assert counts["passages"] == 200 and len(counts["passages_with"]) == len(tokenizer) == 300
     # [CLS] and the comma stand in every passage, [MASK] in none.
-    found = [counts["passages_with"][tokenizer.convert_tokens_to_ids(token)] for token in ("[CLS]", ",", "[MASK]")]
+    found = [
+        counts["passages_with"][tokenizer.convert_tokens_to_ids(token)] for token in ("[CLS]", ",", "[MASK]")
+    ]
     assert found == [200, 200, 0]
 
 

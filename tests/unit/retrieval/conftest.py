@@ -24,7 +24,8 @@ from tests.helpers.tiny import sentence, tiny_model
 
 @dataclass(frozen=True)
 class World:
-    """Files: model/, corpus.tsv, vectors_0, vectors_1, questions.jsonl, qrels.tsv (question qN is made of passage pN's words)."""
+    """Files: model/, corpus.tsv, vectors_0, vectors_1, questions.jsonl, qrels.tsv (question qN is made of
+    passage pN's words)."""
 
     folder: Path
     passages: list[Passage]
@@ -45,11 +46,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(60)]
     write_passages(folder / "corpus.tsv", passages)
     questions = [
-        Question(" ".join(rng.sample(passage.text.split(), 4)) + "?", f"q{number}", (" ".join(passage.text.split()[2:5]),))
+        Question(
+            " ".join(rng.sample(passage.text.split(), 4)) + "?",
+            f"q{number}",
+            (" ".join(passage.text.split()[2:5]),),
+        )
         for number, passage in enumerate(passages[:12])
     ]
     write_questions(folder / "questions.jsonl", questions)
-    write_qrels(folder / "qrels.tsv", {question.id: {str(passages[number].id): 1} for number, question in enumerate(questions)})
+    write_qrels(
+        folder / "qrels.tsv",
+        {question.id: {str(passages[number].id): 1} for number, question in enumerate(questions)},
+    )
     model = tiny_model(folder / "encoder", dtype=torch.float32)
     with durable_folder(folder / "model") as target:
         model.write_to(target)
@@ -72,5 +80,10 @@ def searchable(world: World, folder: Path, *, weight: float) -> Path:
         f"qa_dataset={folder / 'questions.jsonl'}",
         f"ctx_datasets=[{folder / 'corpus.tsv'}]",
     ]
-    assert retrieve([*arguments, "hybrid=linear", f"hybrid_weight={weight}", "n_docs=5", f"search_folder={folder}"]) == 0
+    assert (
+        retrieve(
+            [*arguments, "hybrid=linear", f"hybrid_weight={weight}", "n_docs=5", f"search_folder={folder}"]
+        )
+        == 0
+    )
     return folder

@@ -14,7 +14,9 @@ FILLER = "Nothing of this matters here at all. "
 def test_words_are_found_as_bm25_counts_them() -> None:
     words = QuestionWords("How to read the CSV files of a caf\u00e9?")
     text = "FILE by file: reads ca\ufb01 and caf\u00e9, not the csvx"
-    assert words.in_common(text) == ["read", "files", "caf\u00e9"], "stop words are none, a final s does not count"
+    assert words.in_common(text) == ["read", "files", "caf\u00e9"], (
+        "stop words are none, a final s does not count"
+    )
     assert words.in_common("csv", text) == ["read", "csv", "files", "caf\u00e9"]
     pieces = words.pieces(text)
     assert "".join(pieces) == text
@@ -25,7 +27,10 @@ def test_characters_in_common_are_shown_as_one_word() -> None:
     words = QuestionWords("\u4e2d\u56fd\u7684\u9996\u90fd\u662f\u54ea\u91cc GPT\u6a21\u578b")
     text = "\u5317\u4eac\u662f\u4e2d\u56fd\u7684\u9996\u90fd, gpt"
     assert words.in_common(text) == ["\u4e2d\u56fd\u7684\u9996\u90fd", "gpt"]
-    assert words.pieces(text)[1::2] == ["\u4e2d\u56fd\u7684\u9996\u90fd", "gpt"] and "".join(words.pieces(text)) == text
+    assert (
+        words.pieces(text)[1::2] == ["\u4e2d\u56fd\u7684\u9996\u90fd", "gpt"]
+        and "".join(words.pieces(text)) == text
+    )
     assert QuestionWords("\u9996").pieces(text)[1::2] == ["\u9996"]
 
 
@@ -42,7 +47,13 @@ def test_the_excerpt_is_where_the_most_words_are() -> None:
 @pytest.mark.parametrize("limit", [5, 30, 117, 400])
 @pytest.mark.parametrize("question", ["read csv file", "zebra", "", "nothing all", "\u4f60\u597d"])
 def test_an_excerpt_is_a_part_of_the_text_and_short(question: str, limit: int) -> None:
-    for text in ("", "csv", "\u4f60\u597d" * 300, FILLER * 9 + "csv\n\nfile\tread " + FILLER * 9, "x" * 1000 + " csv"):
+    for text in (
+        "",
+        "csv",
+        "\u4f60\u597d" * 300,
+        FILLER * 9 + "csv\n\nfile\tread " + FILLER * 9,
+        "x" * 1000 + " csv",
+    ):
         shown = "".join(QuestionWords(question).excerpt(text, limit))
         flat = " ".join(text.split())
         kept = shown.removeprefix("... ").removesuffix(" ...")
@@ -59,8 +70,15 @@ def test_no_other_stretch_has_more_words_of_the_question() -> None:
     for _ in range(100):
         words = [rng.choice(wanted) if rng.random() < 0.15 else "x" * rng.randint(1, 9) for _ in range(60)]
         text, limit = " ".join(words), rng.randint(20, 80)
-        parts = [words[first:last] for first in range(60) for last in range(first, 61) if len(" ".join(words[first:last])) <= limit]
-        assert len(set(question.excerpt(text, limit)[1::2])) == max(len(set(part) & set(wanted)) for part in parts)
+        parts = [
+            words[first:last]
+            for first in range(60)
+            for last in range(first, 61)
+            if len(" ".join(words[first:last])) <= limit
+        ]
+        assert len(set(question.excerpt(text, limit)[1::2])) == max(
+            len(set(part) & set(wanted)) for part in parts
+        )
 
 
 def test_a_huge_passage_is_read_in_part() -> None:

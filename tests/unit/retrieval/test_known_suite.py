@@ -1,4 +1,5 @@
-"""``dpr evaluate suite=known``: published collections as their files are, beside an untrained encoder, each less BM25."""
+"""``dpr evaluate suite=known``: published collections as their files are, beside an untrained encoder, each
+less BM25."""
 
 from __future__ import annotations
 
@@ -33,13 +34,23 @@ def data(world: World, tmp_path: Path) -> Path:
         (folder / name).mkdir(parents=True)
     write_passages(folder / "cranfield" / "corpus.jsonl", world.passages)
     write_questions(folder / "cranfield" / "queries.jsonl", world.questions)
-    write_qrels(folder / "cranfield" / "qrels" / "test.tsv", {one.id: {str(right.id): 1} for one, right in asked})
-    paragraphs = [{"context": right.text, "qas": [{"question": one.text, "answers": []}]} for one, right in asked]
+    write_qrels(
+        folder / "cranfield" / "qrels" / "test.tsv", {one.id: {str(right.id): 1} for one, right in asked}
+    )
+    paragraphs = [
+        {"context": right.text, "qas": [{"question": one.text, "answers": []}]} for one, right in asked
+    ]
     article = {"title": "An_article", "paragraphs": paragraphs}
     (folder / "squad" / "dev-v1.1.json").write_text(json.dumps({"version": "1.1", "data": [article]}))
-    qed = [{"question_text": one.text, "paragraph_text": right.text, "title_text": right.title} for one, right in asked]
+    qed = [
+        {"question_text": one.text, "paragraph_text": right.text, "title_text": right.title}
+        for one, right in asked
+    ]
     (folder / "qed" / "qed-dev.jsonlines").write_text("".join(json.dumps(row) + "\n" for row in qed))
-    medquad = [{"id": "1#1", "question": one.text, "answer": right.text, "focus": right.title} for one, right in asked]
+    medquad = [
+        {"id": "1#1", "question": one.text, "answer": right.text, "focus": right.title}
+        for one, right in asked
+    ]
     medquad.append(medquad[0] | {"answer": world.passages[30].text})
     (folder / "medquad" / "medquad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in medquad))
     return folder
@@ -59,12 +70,17 @@ def test_known_collections_are_read_as_they_are_published(
         assert f"{name} is left out: not in {data}; it is {KNOWN['known'][name]['source']}" in printed.err
     assert "'answer' is not read" not in printed.err, "columns that are named are read"
     results = json.loads((out / "results.json").read_text())
-    assert (results["sets"], results["systems"]) == (["cranfield", "squad", "qed", "medquad"], ["bm25", "static"])
+    assert (results["sets"], results["systems"]) == (
+        ["cranfield", "squad", "qed", "medquad"],
+        ["bm25", "static"],
+    )
     counts = {name: read_metrics(out / name / "static.json").num_questions for name in results["sets"]}
     assert counts == dict.fromkeys(counts, 12), "a question of two rows is asked once"
     (made,) = (out / "cache").glob("medquad-*/qrels/test.tsv")
     questions = {one.text: one.id for one in read_questions(made.parent.parent / "queries.jsonl")}
-    assert len(read_qrels(made)[questions[world.questions[0].text]]) == 2, "and both of its passages are right"
+    assert len(read_qrels(made)[questions[world.questions[0].text]]) == 2, (
+        "and both of its passages are right"
+    )
     (squad,) = (out / "cache").glob("squad-*/corpus.jsonl")
     assert json.loads(squad.read_text().splitlines()[0])["title"] == "An article"
 
@@ -79,18 +95,28 @@ def test_every_system_has_its_paired_difference_to_bm25(
     for system in ("static", "dense", "hybrid"):
         words, other = (read_metrics(out / "cranfield" / f"{name}.json").each for name in ("bm25", system))
         assert words is not None and other is not None
-        values = np.array([other.judged("ndcg@10")[key] - value for key, value in words.judged("ndcg@10").items()])
+        values = np.array(
+            [other.judged("ndcg@10")[key] - value for key, value in words.judged("ndcg@10").items()]
+        )
         half = 2.200985 * values.std(ddof=1) / 12**0.5
         found = results["figures"]["cranfield"][system]["ndcg@10 - BM25"]
-        assert (found["mean"], found["low"], found["high"]) == pytest.approx((values.mean(), values.mean() - half, values.mean() + half))
+        assert (found["mean"], found["low"], found["high"]) == pytest.approx(
+            (values.mean(), values.mean() - half, values.mean() + half)
+        )
         assert system != "dense" or values.any(), "they find other passages"
     means = [results["figures"][name]["dense"]["ndcg@10 - BM25"]["mean"] for name in results["sets"]]
     assert results["figures"]["mean"]["dense"]["ndcg@10 - BM25"]["mean"] == pytest.approx(sum(means) / 4)
     assert "ndcg@10 - BM25" not in results["figures"]["cranfield"]["bm25"]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (out / "results.md").read_text().splitlines()]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (out / "results.md").read_text().splitlines()
+    ]
     shown = results["figures"]["cranfield"]["static"]["ndcg@10 - BM25"]
     (row,) = (row for row in cells if row[0] == "cranfield, static")
-    assert cells[0][-1] == "nDCG@10 - BM25" and row[-1] == f"{shown['mean']:+.3f} [{shown['low']:+.3f}, {shown['high']:+.3f}]"
+    assert (
+        cells[0][-1] == "nDCG@10 - BM25"
+        and row[-1] == f"{shown['mean']:+.3f} [{shown['low']:+.3f}, {shown['high']:+.3f}]"
+    )
     assert len(cells) == 2 + 5 * 4 and row[-1] in capfd.readouterr().out
 
 
@@ -130,7 +156,9 @@ def test_a_stopped_evaluation_continues_and_changed_files_are_noticed(
     assert read_metrics(out / "qed" / "bm25.json").num_questions == 11
 
 
-def test_what_is_not_there_is_named(world: World, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_is_named(
+    world: World, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["suite=known", f"output_dir={tmp_path / 'out'}"]) == 2
     assert "data is not set, e.g. data=" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
@@ -147,7 +175,9 @@ def test_what_is_not_there_is_named(world: World, data: Path, tmp_path: Path, ca
 
 def test_a_yaml_names_files_below_another_folder(data: Path, tmp_path: Path) -> None:
     suite = tmp_path / "suite.yaml"
-    suite.write_text("sets: {asked: {file: qed/*.jsonlines, columns: {question: question_text, positive: paragraph_text}}}")
+    suite.write_text(
+        "sets: {asked: {file: qed/*.jsonlines, columns: {question: question_text, positive: paragraph_text}}}"
+    )
     (found,) = read_suite(suite, data=str(data), cache=tmp_path / "cache")
     assert found.name == "asked" and json.loads(found.corpus.read_text().splitlines()[0])["title"] == ""
     suite.write_text("sets: {asked: {file: qed/none.jsonl}}")
@@ -156,16 +186,23 @@ def test_a_yaml_names_files_below_another_folder(data: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "questions", "ndcg"), [("cranfield", 225, 0.335), ("qed", 1355, 0.911)])
-def test_real_collections_have_the_figures_of_bm25(shared_data: Path, tmp_path: Path, name: str, questions: int, ndcg: float) -> None:
+def test_real_collections_have_the_figures_of_bm25(
+    shared_data: Path, tmp_path: Path, name: str, questions: int, ndcg: float
+) -> None:
     """Another program's BM25 with the same parameters has 0.335 and 0.909."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).symlink_to(shared_data / name)
-    assert main(["suite=known", f"data={tmp_path / 'data'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]"]) == 0
+    assert (
+        main(["suite=known", f"data={tmp_path / 'data'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]"])
+        == 0
+    )
     found = read_metrics(tmp_path / "out" / name / "bm25.json")
     assert found.num_questions == questions and found.metrics["ndcg@10"] == pytest.approx(ndcg, abs=0.002)
 
 
-def test_the_page_s_lines_join_the_passages_and_read_medquad(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_s_lines_join_the_passages_and_read_medquad(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (REPOSITORY / "docs" / "collections.md").read_text(encoding="utf-8")
     join, medquad = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
     (tmp_path / "data" / "collections").symlink_to(data)
@@ -176,9 +213,14 @@ def test_the_page_s_lines_join_the_passages_and_read_medquad(data: Path, tmp_pat
     assert len({row["_id"] for row in rows}) == len(rows) == 60 + 12 + 12 + 13
     assert {row["_id"].partition("-")[0] for row in rows} == {"cranfield", "squad", "qed", "medquad"}
     pairs = (
-        "<QAPair><Question>What is it?</Question><Answer> An\n answer </Answer></QAPair><QAPair><Question>?</Question><Answer/></QAPair>"
+        "<QAPair><Question>What is it?</Question><Answer> An\n answer"
+        " </Answer></QAPair><QAPair><Question>?</Question><Answer/></QAPair>"
     )
     Path("MedQuAD").mkdir()
     Path("MedQuAD/1.xml").write_text(f"<Document><Focus>It</Focus><QAPairs>{pairs}</QAPairs></Document>")
     exec(medquad, {})  # noqa: S102
-    assert json.loads(Path("medquad.jsonl").read_text()) == {"focus": "It", "question": "What is it?", "answer": "An answer"}
+    assert json.loads(Path("medquad.jsonl").read_text()) == {
+        "focus": "It",
+        "question": "What is it?",
+        "answer": "An answer",
+    }

@@ -1,4 +1,5 @@
-"""An original checkpoint and original embedding files, from the command line to the results: embed, retrieve, search."""
+"""An original checkpoint and original embedding files, from the command line to the results: embed, retrieve,
+search."""
 
 from __future__ import annotations
 
@@ -25,14 +26,18 @@ def originals(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("originals")
     weights = tiny_model(folder / "bert", dtype=torch.float32).weights()
     write_original(folder / "x.cp", original_extras(original_names(weights), 16), nested_params("not/here"))
-    vectors = BiEncoder.load(folder / "x.cp", pretrained_model_cfg=str(folder / "bert")).encode_passages(world.passages)
+    vectors = BiEncoder.load(folder / "x.cp", pretrained_model_cfg=str(folder / "bert")).encode_passages(
+        world.passages
+    )
     items = [(passage.id, vector) for passage, vector in zip(world.passages, vectors, strict=True)]
     for number in range(2):
         (folder / f"wiki_{number}").write_bytes(pickle.dumps(items[number * 30 : number * 30 + 30]))
     return folder
 
 
-def test_files_give_the_hits_that_embedding_again_gives(world: World, originals: Path, tmp_path: Path) -> None:
+def test_files_give_the_hits_that_embedding_again_gives(
+    world: World, originals: Path, tmp_path: Path
+) -> None:
     model = [f"model_file={originals / 'x.cp'}", f"encoder.pretrained_model_cfg={originals / 'bert'}"]
     corpus = world.path("corpus.tsv")
     assert embed([*model, f"ctx_src={corpus}", f"out_file={tmp_path / 'again'}"]) == 0
@@ -57,7 +62,9 @@ def test_files_give_the_hits_that_embedding_again_gives(world: World, originals:
     first = [[hit.id for hit in result.hits] for result in results[0]]
     for result in results[1:]:
         assert [[hit.id for hit in question.hits] for question in result] == first
-        scores, expected = ([[hit.score for hit in question.hits] for question in found] for found in (result, results[0]))
+        scores, expected = (
+            [[hit.score for hit in question.hits] for question in found] for found in (result, results[0])
+        )
         np.testing.assert_allclose(scores, expected, atol=1e-4)
     found = Retriever.open(tmp_path).search(world.questions[0].text, 5)
     assert [hit.passage.id for hit in found] == first[0]

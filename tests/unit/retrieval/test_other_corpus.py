@@ -36,13 +36,20 @@ def shuffle(world: World, corpus: Path) -> None:
     """The same ids and texts, but other pairs of them."""
     texts = [passage.text for passage in world.passages]
     random.Random(0).shuffle(texts)
-    write_passages(corpus, [replace(passage, text=text) for passage, text in zip(world.passages, texts, strict=True)])
+    write_passages(
+        corpus, [replace(passage, text=text) for passage, text in zip(world.passages, texts, strict=True)]
+    )
 
 
 def retrieval(folder: Path, *more: str) -> list[str]:
     names = {"model_file": "model", "qa_dataset": "questions.jsonl", "qrels": "qrels.tsv"}
     lines = [f"{key}={folder / name}" for key, name in names.items()]
-    return [*lines, f"ctx_datasets=[{folder / 'corpus.tsv'}]", f"encoded_ctx_files=[{folder / 'vectors_*'}]", *more]
+    return [
+        *lines,
+        f"ctx_datasets=[{folder / 'corpus.tsv'}]",
+        f"encoded_ctx_files=[{folder / 'vectors_*'}]",
+        *more,
+    ]
 
 
 def exporting(folder: Path) -> list[str]:
@@ -52,18 +59,31 @@ def exporting(folder: Path) -> list[str]:
 
 def mining(folder: Path) -> list[str]:
     write_training_set(folder / "train.json", make_samples(4))
-    places = f"{folder / 'train.json'} out={folder / 'mined.jsonl'} corpus={folder / 'corpus.tsv'} vectors={folder / 'vectors_*'}"
+    places = (
+        f"{folder / 'train.json'} out={folder / 'mined.jsonl'} corpus={folder / 'corpus.tsv'}"
+        f" vectors={folder / 'vectors_*'}"
+    )
     return ["mine", *places.split(), f"model_file={folder / 'model'}"]
 
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "retrieve": lambda folder: ["retrieve", *retrieval(folder, f"out_file={folder / 'results.json'}")],
-    "retrieve, metrics alone": lambda folder: ["retrieve", *retrieval(folder, f"metrics_file={folder / 'metrics.json'}")],
+    "retrieve, metrics alone": lambda folder: [
+        "retrieve",
+        *retrieval(folder, f"metrics_file={folder / 'metrics.json'}"),
+    ],
     "retrieve, hybrid": lambda folder: ["retrieve", *retrieval(folder, "hybrid=rrf")],
-    "retrieve, faiss": lambda folder: ["retrieve", *retrieval(folder, "indexer=flat", f"index_path={folder / 'index'}")],
+    "retrieve, faiss": lambda folder: [
+        "retrieve",
+        *retrieval(folder, "indexer=flat", f"index_path={folder / 'index'}"),
+    ],
     "search": lambda folder: ["search", str(folder), "ba be"],
     "search, dense": lambda folder: ["search", str(folder), "ba be", "--mode", "dense"],
-    "tune-index": lambda folder: ["tune-index", *retrieval(folder, "indexer=ivf")[:2], *retrieval(folder, "indexer=ivf")[3:]],
+    "tune-index": lambda folder: [
+        "tune-index",
+        *retrieval(folder, "indexer=ivf")[:2],
+        *retrieval(folder, "indexer=ivf")[3:],
+    ],
     "export": exporting,
     "mine": mining,
 }
@@ -76,7 +96,10 @@ def test_vectors_of_the_corpus_before_it_was_shuffled_are_refused(
     shuffle(world, folder / "corpus.tsv")
     assert dpr(COMMANDS[name](folder)) == 3
     message = capsys.readouterr().err
-    assert "vectors of another corpus ('corpus.tsv' as it was)" in message and "embed the corpus again" in message
+    assert (
+        "vectors of another corpus ('corpus.tsv' as it was)" in message
+        and "embed the corpus again" in message
+    )
 
 
 def test_a_service_refuses_them_too(world: World, folder: Path) -> None:
@@ -88,7 +111,9 @@ def test_a_service_refuses_them_too(world: World, folder: Path) -> None:
         Retriever.open(folder, device="cpu").search("ba be")
 
 
-def test_an_index_without_its_vectors_knows_its_passages(world: World, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_without_its_vectors_knows_its_passages(
+    world: World, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     index = ["indexer=hnsw", f"index_path={folder / 'index'}"]
     assert dpr(["retrieve", *retrieval(folder, *index)]) == 0
     alone = [item for item in retrieval(folder, *index) if not item.startswith("encoded_ctx_files")]
@@ -107,13 +132,20 @@ def test_other_columns_are_other_texts_and_more_passages_are_no_harm(tmp_path: P
     corpus = PassageSource(world.folder / "corpus.tsv")
     other = tmp_path / "other.tsv"
     write_passages(other, world.passages[:3])
-    stated = [corpus.identity() | {"corpus": "corpus.tsv"}] * 2 + [{"corpus_fingerprint": "sampled by an earlier version"}, {}]
+    stated = [corpus.identity() | {"corpus": "corpus.tsv"}] * 2 + [
+        {"corpus_fingerprint": "sampled by an earlier version"},
+        {},
+    ]
     corpora = corpora_of(stated)
     assert len(corpora) == 1
     require_corpora(corpora, [PassageSource(other), corpus], file=None)
-    require_corpora(corpora, [replace(corpus, id_prefix="wiki:", normalize=True, passage_prefix="passage: ")], file=None)
+    require_corpora(
+        corpora, [replace(corpus, id_prefix="wiki:", normalize=True, passage_prefix="passage: ")], file=None
+    )
     require_corpora(corpora, [], file=None)
-    with pytest.raises(ValueError, match=r"read with text_col=1, expected 2; set ctx_sources.<name>.text_col=1"):
+    with pytest.raises(
+        ValueError, match=r"read with text_col=1, expected 2; set ctx_sources.<name>.text_col=1"
+    ):
         require_corpora(corpora, [replace(corpus, text_col=2, title_col=1)], file=None)
     with pytest.raises(ValueError, match="vectors of another corpus"):
         require_corpora(corpora, [PassageSource(other)], file=None)

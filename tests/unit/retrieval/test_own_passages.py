@@ -1,4 +1,5 @@
-"""Questions that are passages of the corpus are named, and left out among their own hits where that is asked for."""
+"""Questions that are passages of the corpus are named, and left out among their own hits where that is asked
+for."""
 
 from __future__ import annotations
 
@@ -15,12 +16,18 @@ TEXTS = [f"The {name} of the {side} are old" for side in ("north", "south") for 
 
 
 def beir_set(folder: Path, *, key: str, text: str) -> Path:
-    """Every question asks for the other passage about its subject; question 3 is called ``key`` and reads ``text``."""
+    """Every question asks for the other passage about its subject; question 3 is called ``key`` and reads
+    ``text``."""
     (folder / "qrels").mkdir(parents=True)
     passages = [json.dumps({"_id": f"d{row}", "text": each}) + "\n" for row, each in enumerate(TEXTS)]
     (folder / "corpus.jsonl").write_text("".join(passages))
-    questions = [(key if row == 3 else f"q{row}", text if row == 3 else f"which {name} are old") for row, name in enumerate(NAMES)]
-    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": name, "text": each}) + "\n" for name, each in questions))
+    questions = [
+        (key if row == 3 else f"q{row}", text if row == 3 else f"which {name} are old")
+        for row, name in enumerate(NAMES)
+    ]
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": name, "text": each}) + "\n" for name, each in questions)
+    )
     judged = "".join(f"{name}\td{row + 5}\t1\n" for row, (name, _) in enumerate(questions))
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
     return folder
@@ -28,9 +35,25 @@ def beir_set(folder: Path, *, key: str, text: str) -> Path:
 
 def retrieved(folder: Path, *more: str) -> float:
     """accuracy@1 of the question that may be a passage."""
-    arguments = ["retrieve", "indexer=bm25", f"qa_dataset={folder / 'queries.jsonl'}", f"qrels={folder / 'qrels' / 'test.tsv'}"]
+    arguments = [
+        "retrieve",
+        "indexer=bm25",
+        f"qa_dataset={folder / 'queries.jsonl'}",
+        f"qrels={folder / 'qrels' / 'test.tsv'}",
+    ]
     out = folder / "metrics.json"
-    assert main([*arguments, f"ctx_datasets=[{folder / 'corpus.jsonl'}]", f"metrics_file={out}", "n_docs=4", *more]) == 0
+    assert (
+        main(
+            [
+                *arguments,
+                f"ctx_datasets=[{folder / 'corpus.jsonl'}]",
+                f"metrics_file={out}",
+                "n_docs=4",
+                *more,
+            ]
+        )
+        == 0
+    )
     each = read_metrics(out).each
     assert each is not None
     return float(each.values["accuracy@1"][3] or 0)
@@ -53,11 +76,23 @@ def test_a_question_that_is_a_passage_is_said(
     retrieved(folder)
     assert ("1 of 5 questions are passages of the corpus" in capsys.readouterr().err) == is_said
     (tmp_path / "suite.yaml").write_text("sets: [set]")
-    assert main(["evaluate", f"suite={tmp_path / 'suite.yaml'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]"]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                f"suite={tmp_path / 'suite.yaml'}",
+                f"output_dir={tmp_path / 'out'}",
+                "systems=[bm25]",
+            ]
+        )
+        == 0
+    )
     assert ("skip_same_id" in capsys.readouterr().err) == is_said
 
 
-def test_retrieve_leaves_out_hits_of_the_questions_own_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retrieve_leaves_out_hits_of_the_questions_own_id(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = beir_set(tmp_path / "set", key="d3", text=TEXTS[3])
     assert retrieved(folder) == 0
     capsys.readouterr()

@@ -32,7 +32,12 @@ from tests.unit.retrieval.conftest import World
 
 def dense(world: World, *more: str) -> list[str]:
     vectors = world.path("vectors_*")
-    return [f"model_file={world.path('model')}", f"encoded_ctx_files=[{vectors}]", f"qa_dataset={world.path('questions.jsonl')}", *more]
+    return [
+        f"model_file={world.path('model')}",
+        f"encoded_ctx_files=[{vectors}]",
+        f"qa_dataset={world.path('questions.jsonl')}",
+        *more,
+    ]
 
 
 def metrics_of(path: Path) -> dict[str, float]:
@@ -41,26 +46,52 @@ def metrics_of(path: Path) -> dict[str, float]:
 
 def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: World, tmp_path: Path) -> None:
     out = tmp_path / "results.json"
-    assert main(dense(world, f"ctx_datatsets=[{world.path('corpus.tsv')}]", f"out_file={out}", "n_docs=7")) == 0
+    assert (
+        main(dense(world, f"ctx_datatsets=[{world.path('corpus.tsv')}]", f"out_file={out}", "n_docs=7")) == 0
+    )
     model = world.model
-    vectors, queries = model.encode_passages(world.passages), model.encode_questions([question.text for question in world.questions])
-    expected = to_rankings(ExactIndex.from_arrays([str(passage.id) for passage in world.passages], vectors).search(queries, 7))
+    vectors, queries = (
+        model.encode_passages(world.passages),
+        model.encode_questions([question.text for question in world.questions]),
+    )
+    expected = to_rankings(
+        ExactIndex.from_arrays([str(passage.id) for passage in world.passages], vectors).search(queries, 7)
+    )
     by_id = {passage.id: passage for passage in world.passages}
     found = list(iter_results(out))
     assert [result.id for result in found] == [question.id for question in world.questions]
     for result, ranking in zip(found, expected, strict=True):
         assert [hit.id for hit in result.hits] == [passage for passage, _ in ranking]
-        np.testing.assert_allclose([hit.score for hit in result.hits], [score for _, score in ranking], atol=1e-5)
-        assert [(hit.title, hit.text) for hit in result.hits] == [(by_id[hit.id].title, by_id[hit.id].text) for hit in result.hits]
-        assert [hit.has_answer for hit in result.hits] == [has_answer(result.answers, by_id[hit.id].text) for hit in result.hits]
+        np.testing.assert_allclose(
+            [hit.score for hit in result.hits], [score for _, score in ranking], atol=1e-5
+        )
+        assert [(hit.title, hit.text) for hit in result.hits] == [
+            (by_id[hit.id].title, by_id[hit.id].text) for hit in result.hits
+        ]
+        assert [hit.has_answer for hit in result.hits] == [
+            has_answer(result.answers, by_id[hit.id].text) for hit in result.hits
+        ]
 
 
 def test_metrics_of_the_run_file_are_those_in_memory(world: World, tmp_path: Path) -> None:
     run_file, metrics_file = tmp_path / "test.run", tmp_path / "metrics.json"
     qrels = world.path("qrels.tsv")
-    assert main(dense(world, f"qrels={qrels}", "n_docs=30", f"trec_run_file={run_file}", f"metrics_file={metrics_file}")) == 0
+    assert (
+        main(
+            dense(
+                world,
+                f"qrels={qrels}",
+                "n_docs=30",
+                f"trec_run_file={run_file}",
+                f"metrics_file={metrics_file}",
+            )
+        )
+        == 0
+    )
     in_memory = metrics_of(metrics_file)
-    assert evaluate_run(read_trec_run(run_file), read_qrels(qrels), (1, 5, 10, 20)) == pytest.approx(in_memory, abs=1e-12)
+    assert evaluate_run(read_trec_run(run_file), read_qrels(qrels), (1, 5, 10, 20)) == pytest.approx(
+        in_memory, abs=1e-12
+    )
     assert 0 < in_memory["mrr@20"] < 1, "a metric that is 0 or 1 would agree by itself"
 
 
@@ -70,7 +101,11 @@ def test_a_metrics_file_has_every_metric_of_every_question(world: World, tmp_pat
     del qrels["q3"]
     write_qrels(tmp_path / "qrels.tsv", qrels)
     texts = [f"ctx_datasets=[{world.path('corpus.tsv')}]", "match=string", "n_docs=20"]
-    files = [f"qrels={tmp_path / 'qrels.tsv'}", f"metrics_file={tmp_path / 'm.json'}", f"trec_run_file={tmp_path / 'm.run'}"]
+    files = [
+        f"qrels={tmp_path / 'qrels.tsv'}",
+        f"metrics_file={tmp_path / 'm.json'}",
+        f"trec_run_file={tmp_path / 'm.run'}",
+    ]
     assert main(dense(world, *texts, *files)) == 0
     stored = read_metrics(tmp_path / "m.json")
     assert stored.each is not None
@@ -103,22 +138,54 @@ def test_a_faiss_index_is_built_once_and_used_again(world: World, tmp_path: Path
 def test_bm25_needs_no_model_and_finds_the_passages_of_the_words(world: World, tmp_path: Path) -> None:
     metrics_file = tmp_path / "metrics.json"
     corpus, questions = world.path("corpus.tsv"), world.path("questions.jsonl")
-    arguments = ["indexer=bm25", f"qa_dataset={questions}", f"ctx_datasets={corpus}", f"metrics_file={metrics_file}", "n_docs=20"]
-    assert main([*arguments, f"qrels={world.path('qrels.tsv')}", "match=qrels", f"bm25_index_path={tmp_path / 'bm25'}"]) == 0
+    arguments = [
+        "indexer=bm25",
+        f"qa_dataset={questions}",
+        f"ctx_datasets={corpus}",
+        f"metrics_file={metrics_file}",
+        "n_docs=20",
+    ]
+    assert (
+        main(
+            [
+                *arguments,
+                f"qrels={world.path('qrels.tsv')}",
+                "match=qrels",
+                f"bm25_index_path={tmp_path / 'bm25'}",
+            ]
+        )
+        == 0
+    )
     first = metrics_of(metrics_file)
     assert first["accuracy@5"] > 0.8
-    assert main([*arguments, f"qrels={world.path('qrels.tsv')}", "match=qrels", f"bm25_index_path={tmp_path / 'bm25'}"]) == 0
+    assert (
+        main(
+            [
+                *arguments,
+                f"qrels={world.path('qrels.tsv')}",
+                "match=qrels",
+                f"bm25_index_path={tmp_path / 'bm25'}",
+            ]
+        )
+        == 0
+    )
     assert metrics_of(metrics_file) == first
     assert main([*arguments, "match=string"]) == 0
-    assert metrics_of(metrics_file)["accuracy@5"] == first["accuracy@5"], "a question's answer is in its own passage only"
+    assert metrics_of(metrics_file)["accuracy@5"] == first["accuracy@5"], (
+        "a question's answer is in its own passage only"
+    )
 
 
-def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_is_at_least_as_good(world: World, tmp_path: Path) -> None:
+def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_is_at_least_as_good(
+    world: World, tmp_path: Path
+) -> None:
     corpus, qrels = f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}"
 
     def metric(arguments: list[str]) -> float:
         metrics_file = tmp_path / "metrics.json"
-        assert main([*arguments, corpus, qrels, "match=qrels", "n_docs=60", f"metrics_file={metrics_file}"]) == 0
+        assert (
+            main([*arguments, corpus, qrels, "match=qrels", "n_docs=60", f"metrics_file={metrics_file}"]) == 0
+        )
         return metrics_of(metrics_file)["mrr@10"]
 
     def mrr(*arguments: str) -> float:
@@ -134,10 +201,24 @@ def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_is_at_least_as_good
     assert 0 < mrr("hybrid=rrf") < 1
 
 
-def test_the_weight_of_a_hybrid_is_said_with_its_reason(world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = dense(world, f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}", "hybrid=linear", "n_docs=10")
-    reasons = {"": "hybrid_weight=0.4, the dense side's share: the default", "hybrid_weight=0.45": "hybrid_weight=0.45, .*: as set"}
-    for override, message in {**reasons, "tune_hybrid_weight=true": "the best mrr@10 on these questions"}.items():
+def test_the_weight_of_a_hybrid_is_said_with_its_reason(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = dense(
+        world,
+        f"ctx_datasets=[{world.path('corpus.tsv')}]",
+        f"qrels={world.path('qrels.tsv')}",
+        "hybrid=linear",
+        "n_docs=10",
+    )
+    reasons = {
+        "": "hybrid_weight=0.4, the dense side's share: the default",
+        "hybrid_weight=0.45": "hybrid_weight=0.45, .*: as set",
+    }
+    for override, message in {
+        **reasons,
+        "tune_hybrid_weight=true": "the best mrr@10 on these questions",
+    }.items():
         assert main([*arguments, *filter(None, [override])]) == 0
         assert re.search(message, capfd.readouterr().err)
     assert main([*arguments, "tune_hybrid_weight=true", "hybrid_weight=0.5"]) == 2
@@ -160,7 +241,10 @@ def test_judgements_of_another_corpus_are_refused_or_a_loud_warning(
     error = capfd.readouterr().err
     if corpus:
         assert code == 3
-        assert "none of the 1 passages judged relevant is in the corpus: a passage judged relevant is 'd1', a retrieved one 'p0" in error
+        assert (
+            "none of the 1 passages judged relevant is in the corpus: a passage judged relevant is 'd1', a"
+            " retrieved one 'p0" in error
+        )
     else:
         assert code == 0
         assert "no passage judged relevant was retrieved for any question" in error
@@ -169,25 +253,37 @@ def test_judgements_of_another_corpus_are_refused_or_a_loud_warning(
 def test_more_documents_asked_than_the_corpus_has(world: World, tmp_path: Path) -> None:
     run_file = tmp_path / "test.run"
     assert main(dense(world, f"trec_run_file={run_file}", "n_docs=1000")) == 0
-    assert all(sorted(passage for passage, _ in hits) == [str(p.id) for p in world.passages] for hits in read_trec_run(run_file).values())
+    assert all(
+        sorted(passage for passage, _ in hits) == [str(p.id) for p in world.passages]
+        for hits in read_trec_run(run_file).values()
+    )
 
 
 def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: World, tmp_path: Path) -> None:
     options = [f"datasets.mine.file={world.path('questions.jsonl')}", "datasets.mine.special_query_token=ba"]
     options.append("datasets.mine.query_special_suffix=' bu?'")
-    arguments = dense(world, f"ctx_datasets=[{world.path('corpus.tsv')}]", "n_docs=3", f"out_file={tmp_path / 'results.json'}")
+    arguments = dense(
+        world,
+        f"ctx_datasets=[{world.path('corpus.tsv')}]",
+        "n_docs=3",
+        f"out_file={tmp_path / 'results.json'}",
+    )
     arguments[2] = "qa_dataset=mine"
     assert main([*arguments, *options, "encoder_path=ctx_model"]) == 0
     model = world.model
     for result, question in zip(iter_results(tmp_path / "results.json"), world.questions, strict=True):
         assert result.question == question.text + " bu?", "results show the suffix, not the prefix token"
-        query = model.encode_tokens(model.tensorizer.question_tokens([f"ba {question.text} bu?"]), encoder_type="ctx")
+        query = model.encode_tokens(
+            model.tensorizer.question_tokens([f"ba {question.text} bu?"]), encoder_type="ctx"
+        )
         vectors = model.encode_passages(world.passages)
         assert result.hits[0].score == pytest.approx(float((vectors @ query[0]).max()), abs=1e-5)
 
 
 @pytest.mark.parametrize("selector", ["2", "'[SEP]'"])
-def test_a_selector_moves_where_the_question_vector_is_read(world: World, tmp_path: Path, selector: str) -> None:
+def test_a_selector_moves_where_the_question_vector_is_read(
+    world: World, tmp_path: Path, selector: str
+) -> None:
     options = [f"datasets.mine.file={world.path('questions.jsonl')}", f"datasets.mine.selector={selector}"]
     arguments = dense(world, *options, "n_docs=1", f"trec_run_file={tmp_path / 'test.run'}")
     arguments[2] = "qa_dataset=mine"
@@ -207,10 +303,14 @@ def test_ids_get_the_prefix_of_their_source(world: World, tmp_path: Path) -> Non
     options = [f"ctx_sources.mine.file={world.path('corpus.tsv')}", "ctx_sources.mine.id_prefix='wiki:'"]
     out = tmp_path / "results.json"
     assert main(dense(world, "ctx_datatsets=[mine]", *options, f"out_file={out}", "n_docs=2")) == 0
-    assert all(hit.id.startswith("wiki:p") and hit.text for result in iter_results(out) for hit in result.hits)
+    assert all(
+        hit.id.startswith("wiki:p") and hit.text for result in iter_results(out) for hit in result.hits
+    )
 
 
-def test_vectors_of_another_model_are_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vectors_of_another_model_are_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with durable_folder(tmp_path / "other") as folder:
         tiny_model(tmp_path / "encoder", seed=5, dtype=torch.float32).write_to(folder)
     arguments = dense(world)
@@ -219,7 +319,9 @@ def test_vectors_of_another_model_are_refused(world: World, tmp_path: Path, caps
     assert "vectors of another model" in capsys.readouterr().err
 
 
-def test_an_index_of_other_vectors_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_of_other_vectors_is_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     index = ["indexer=flat", f"index_path={tmp_path / 'index'}"]
     assert main(dense(world, *index)) == 0
     manifest = read_manifest(tmp_path / "index")
@@ -229,7 +331,9 @@ def test_an_index_of_other_vectors_is_refused(world: World, tmp_path: Path, caps
     assert "was built from something else" in capsys.readouterr().err
 
 
-def test_a_corpus_without_the_passages_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corpus_without_the_passages_is_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_passages(tmp_path / "short.tsv", [*world.passages[:30], Passage("unrelated", "", "new")])
     assert main(dense(world, f"ctx_datasets=[{tmp_path / 'short.tsv'}]", "n_docs=60")) == 3
     assert "vectors of another corpus ('corpus.tsv' as it was)" in capsys.readouterr().err
@@ -238,19 +342,35 @@ def test_a_corpus_without_the_passages_is_refused(world: World, tmp_path: Path, 
 def test_the_corpus_is_read_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     real = PassageSource.read
-    monkeypatch.setattr(PassageSource, "read", lambda self, *bounds: read.append(self.file) or real(self, *bounds))
+    monkeypatch.setattr(
+        PassageSource, "read", lambda self, *bounds: read.append(self.file) or real(self, *bounds)
+    )
     corpus, qrels = f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}"
     assert main(dense(world, corpus, qrels, f"out_file={tmp_path / 'results.json'}")) == 0
     assert len(read) == 1
 
 
-def test_what_does_not_fit_together_is_reported(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_together_is_reported(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "qrels.tsv").write_text("q0\tp000\t1\nq0\tgone\t1\nq1\tp001\t0\nnobody\tp002\t1\n")
     corpus = f"ctx_datasets=[{world.path('corpus.tsv')}]"
-    assert main(dense(world, corpus, f"qrels={tmp_path / 'qrels.tsv'}", "match=qrels", f"metrics_file={tmp_path / 'm.json'}")) == 0
+    assert (
+        main(
+            dense(
+                world,
+                corpus,
+                f"qrels={tmp_path / 'qrels.tsv'}",
+                "match=qrels",
+                f"metrics_file={tmp_path / 'm.json'}",
+            )
+        )
+        == 0
+    )
     line = next(line for line in capsys.readouterr().err.splitlines() if "judgements:" in line)
     assert (
-        "1 questions evaluated; 10 without judgements left out; 1 without a relevant passage left out; 1 relevant passages are not" in line
+        "1 questions evaluated; 10 without judgements left out; 1 without a relevant passage left out; 1"
+        " relevant passages are not" in line
     )
     assert metrics_of(tmp_path / "m.json")["recall@100"] == 0.5
 
@@ -275,8 +395,12 @@ def test_what_does_not_fit_together_is_reported(world: World, tmp_path: Path, ca
         ({"n_doc": "3"}, 2, "did you mean n_docs"),
     ],
 )
-def test_mistakes_are_named(world: World, changes: dict[str, str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = {key: value for key, _, value in (argument.partition("=") for argument in dense(world))} | changes
+def test_mistakes_are_named(
+    world: World, changes: dict[str, str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {
+        key: value for key, _, value in (argument.partition("=") for argument in dense(world))
+    } | changes
     assert main([f"{key}={value}" for key, value in arguments.items()]) == code
     error = capsys.readouterr().err
     assert message in error
@@ -290,7 +414,9 @@ def test_a_missing_shard_is_named(world: World, capsys: pytest.CaptureFixture[st
     assert "of 2 shards, these are missing: 0" in capsys.readouterr().err
 
 
-def test_an_empty_question_file_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_question_file_is_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "none.jsonl").write_text("")
     arguments = dense(world)
     arguments[2] = f"qa_dataset={tmp_path / 'none.jsonl'}"
@@ -315,23 +441,37 @@ def test_an_id_that_a_trec_run_cannot_hold_is_refused_before_the_search(
 ) -> None:
     folder = Path(shutil.copytree(world.folder, tmp_path / "world"))
     if of == "question":
-        write_questions(folder / "questions.jsonl", [Question("ba be", "q0"), Question("ba bi", "a question")])
+        write_questions(
+            folder / "questions.jsonl", [Question("ba be", "q0"), Question("ba bi", "a question")]
+        )
     else:
         write_passages(folder / "corpus.tsv", [*world.passages, Passage("ba be", "", "a passage")])
         for shard in ("vectors_0", "vectors_1"):
             shutil.rmtree(folder / shard)
-        embed_shard(world.model, PassageSource(folder / "corpus.tsv"), EmbedConfig(out_file=str(folder / "vectors")))
+        embed_shard(
+            world.model, PassageSource(folder / "corpus.tsv"), EmbedConfig(out_file=str(folder / "vectors"))
+        )
     vectors = f"encoded_ctx_files=[{folder / ('vectors_*' if of == 'question' else 'vectors_0')}]"
-    lines = [f"model_file={folder / 'model'}", vectors, f"qa_dataset={folder / 'questions.jsonl'}", f"trec_run_file={tmp_path / 'run'}"]
+    lines = [
+        f"model_file={folder / 'model'}",
+        vectors,
+        f"qa_dataset={folder / 'questions.jsonl'}",
+        f"trec_run_file={tmp_path / 'run'}",
+    ]
     if of != "passage without its text":
         lines += [f"ctx_datasets=[{folder / 'corpus.tsv'}]", f"out_file={tmp_path / 'out.json'}"]
     assert main(lines) == 3
     message = capsys.readouterr().err
-    assert f"the id 'a {of.split()[0]}' is empty or holds white space" in message and "searched in" not in message
+    assert (
+        f"the id 'a {of.split()[0]}' is empty or holds white space" in message
+        and "searched in" not in message
+    )
     assert not (tmp_path / "out.json").exists() and not (tmp_path / "run").exists()
 
 
-def test_several_processes_are_refused(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_processes_are_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(key, value)
     assert main(dense(world)) == 2
@@ -339,24 +479,42 @@ def test_several_processes_are_refused(world: World, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("judged_by", ["qrels", "string", "both"])
-def test_stored_ranks_give_the_accuracy_at_every_cut_off(world: World, tmp_path: Path, judged_by: str) -> None:
+def test_stored_ranks_give_the_accuracy_at_every_cut_off(
+    world: World, tmp_path: Path, judged_by: str
+) -> None:
     file = tmp_path / "metrics.json"
     wanted = [f"qrels={world.path('qrels.tsv')}"] if judged_by != "string" else []
     match = "qrels" if judged_by == "qrels" else "string"
     assert (
-        main(dense(world, f"ctx_datatsets=[{world.path('corpus.tsv')}]", f"metrics_file={file}", "n_docs=20", f"match={match}", *wanted))
+        main(
+            dense(
+                world,
+                f"ctx_datatsets=[{world.path('corpus.tsv')}]",
+                f"metrics_file={file}",
+                "n_docs=20",
+                f"match={match}",
+                *wanted,
+            )
+        )
         == 0
     )
     run = read_retrieval("dense", file)
     curve = dict(run.accuracy_curve())
     assert sum(run.rank_counts or []) + run.num_without == len(world.questions)
-    assert {k: curve[k] for k in (1, 5, 10, 20)} == pytest.approx({k: run.metrics[f"accuracy@{k}"] for k in (1, 5, 10, 20)})
+    assert {k: curve[k] for k in (1, 5, 10, 20)} == pytest.approx(
+        {k: run.metrics[f"accuracy@{k}"] for k in (1, 5, 10, 20)}
+    )
     assert 0 < curve[1] < curve[20]
 
 
 def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World, tmp_path: Path) -> None:
     file, out = tmp_path / "metrics.json", tmp_path / "results.json"
-    files = [f"metrics_file={file}", f"out_file={out}", f"qrels={world.path('qrels.tsv')}", f"ctx_datatsets=[{world.path('corpus.tsv')}]"]
+    files = [
+        f"metrics_file={file}",
+        f"out_file={out}",
+        f"qrels={world.path('qrels.tsv')}",
+        f"ctx_datatsets=[{world.path('corpus.tsv')}]",
+    ]
     assert main(dense(world, "match=qrels", "n_docs=30", *files)) == 0
     results = {result.id: result for result in iter_results(out)}
     examples = read_retrieval("dense", file).examples
@@ -365,8 +523,13 @@ def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World
         hits = results[example.id].hits
         assert [hit.text for hit in example.hits] == [hit.text for hit in hits[:5]]
         assert [hit.right for hit in example.hits] == [hit.has_answer for hit in hits[:5]]
-        assert example.first_right_rank == next((rank for rank, hit in enumerate(hits, 1) if hit.has_answer), None)
-    assert {example.first_right_rank for example in examples} - {None, 1}, "ranks that are all 1 would agree by themselves"
+        assert example.first_right_rank == next(
+            (rank for rank, hit in enumerate(hits, 1) if hit.has_answer), None
+        )
+    assert {example.first_right_rank for example in examples} - {
+        None,
+        1,
+    }, "ranks that are all 1 would agree by themselves"
 
 
 def test_without_texts_there_are_no_examples_but_ranks(world: World, tmp_path: Path) -> None:

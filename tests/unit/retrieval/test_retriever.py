@@ -1,4 +1,5 @@
-"""``dpr.Retriever``: a run folder or passages in memory answer questions, with both sides' scores, filters and additions."""
+"""``dpr.Retriever``: a run folder or passages in memory answer questions, with both sides' scores, filters
+and additions."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_a_hit_has_its_texts_rank_and_both_sides_scores(run_folder: Path, world:
     assert all(hit.bm25 is None for hit in retriever.search("ka", mode="dense"))
 
 
-def test_a_list_of_questions_gives_a_list_and_an_empty_question_nothing(run_folder: Path, world: World) -> None:
+def test_a_list_of_questions_gives_a_list_and_an_empty_question_nothing(
+    run_folder: Path, world: World
+) -> None:
     retriever = Retriever.open(run_folder, device="cpu")
     questions = [world.questions[0].text, " ", world.questions[1].text]
     together = retriever.search(questions, 3)
@@ -72,7 +75,9 @@ class Fixed:
 
 
 def test_places_on_both_sides_of_a_hybrid(monkeypatch: pytest.MonkeyPatch) -> None:
-    hybrid = HybridRetriever(Fixed(("a", 9.0), ("b", 7.0)), Fixed(("c", 3.0), ("b", 2.0), ("d", 1.0)), Fusion(weight=0.5, depth=3))
+    hybrid = HybridRetriever(
+        Fixed(("a", 9.0), ("b", 7.0)), Fixed(("c", 3.0), ("b", 2.0), ("d", 1.0)), Fusion(weight=0.5, depth=3)
+    )
     retriever = Retriever.build(None, ["ka no"])
     monkeypatch.setattr(retriever, "side", lambda mode: hybrid)
     hits = retriever.search("?", 3)
@@ -88,15 +93,22 @@ def test_memory_and_folder_find_the_same(world: World, model: BiEncoder, tmp_pat
     assert stored.mode == held.mode == mode
     for question in world.questions[:3]:
         ours, theirs = held.search(question.text, 5), stored.search(question.text, 5)
-        assert [(hit.id, hit.title, hit.text) for hit in ours] == [(hit.id, hit.title, hit.text) for hit in theirs]
+        assert [(hit.id, hit.title, hit.text) for hit in ours] == [
+            (hit.id, hit.title, hit.text) for hit in theirs
+        ]
         np.testing.assert_allclose([hit.score for hit in ours], [hit.score for hit in theirs], rtol=1e-5)
     again = Retriever.open(tmp_path / "run")
     assert shown(again.search(world.questions[0].text)) == shown(stored.search(world.questions[0].text))
 
 
 def test_texts_dictionaries_records_files_and_generators_are_passages(world: World, tmp_path: Path) -> None:
-    rows = [{"_id": "a", "title": "T", "text": "ka no", "year": 2020}, {"text": "vi po", "metadata": {"year": 2021}}]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row | {"_id": row.get("_id", "b")}) + "\n" for row in rows))
+    rows = [
+        {"_id": "a", "title": "T", "text": "ka no", "year": 2020},
+        {"text": "vi po", "metadata": {"year": 2021}},
+    ]
+    (tmp_path / "c.jsonl").write_text(
+        "".join(json.dumps(row | {"_id": row.get("_id", "b")}) + "\n" for row in rows)
+    )
     for given, ids in (
         (["ka no", "vi po"], ["0", "1"]),
         ((text for text in ("ka no", "vi po")), ["0", "1"]),
@@ -140,13 +152,22 @@ def test_wrong_questions_and_modes_are_one_sentence(run_folder: Path, model: BiE
         (lambda: retriever.search("ka", 0), "k=0; give a number of passages"),
         (lambda: retriever.search("ka", 2.5), "k=2.5; give"),
         (lambda: retriever.search("ka", mode="dense"), "mode=dense needs a model and its vectors"),
-        (lambda: retriever.search("ka", mode="words"), "mode='words' is not known; choose dense, bm25 or hybrid"),
+        (
+            lambda: retriever.search("ka", mode="words"),
+            "mode='words' is not known; choose dense, bm25 or hybrid",
+        ),
         (lambda: retriever.search("ka", where={"year": None}), "where: year=None is not a text"),
         (lambda: retriever.search("ka", where="year=2000"), "where is of type str; give values by field"),
         (lambda: retriever.search("ka", ids="p1"), "ids='p1' of type str; give a list of texts"),
         (lambda: retriever.search("ka", ids=[1]), "ids=1 of type int; give a list of texts"),
-        (lambda: Retriever.build(model, ["ka"]).search("ka", mode="hybrid", weight="0.5"), "weight='0.5': give a share"),
-        (lambda: Retriever.build(3, ["ka"]), "model is of type int; give a BiEncoder, the folder of one, or None"),
+        (
+            lambda: Retriever.build(model, ["ka"]).search("ka", mode="hybrid", weight="0.5"),
+            "weight='0.5': give a share",
+        ),
+        (
+            lambda: Retriever.build(3, ["ka"]),
+            "model is of type int; give a BiEncoder, the folder of one, or None",
+        ),
         (lambda: Retriever.build(model, ["ka"], indexer="hnsw32"), "name one with folder="),
     ):
         with pytest.raises(ConfigError) as error:
@@ -155,28 +176,47 @@ def test_wrong_questions_and_modes_are_one_sentence(run_folder: Path, model: BiE
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_where_and_ids_search_a_part_exactly(world: World, model: BiEncoder, tmp_path: Path, is_stored: bool) -> None:
+def test_where_and_ids_search_a_part_exactly(
+    world: World, model: BiEncoder, tmp_path: Path, is_stored: bool
+) -> None:
     rows = [
-        {"id": passage.id, "text": passage.text, "even": number % 2 == 0, "year": 2000 + number % 3, "kind": "xy"[number % 2]}
+        {
+            "id": passage.id,
+            "text": passage.text,
+            "even": number % 2 == 0,
+            "year": 2000 + number % 3,
+            "kind": "xy"[number % 2],
+        }
         for number, passage in enumerate(world.passages)
     ]
-    retriever = Retriever.build(model, rows, folder=tmp_path / "run" if is_stored else None, indexer="hnsw32" if is_stored else "exact")
+    retriever = Retriever.build(
+        model,
+        rows,
+        folder=tmp_path / "run" if is_stored else None,
+        indexer="hnsw32" if is_stored else "exact",
+    )
     exact = Retriever.build(model, rows)
     for mode in retriever.modes if not is_stored else ("dense", "bm25"):
         everything = shown(exact.search("ka no vi", len(rows), mode=mode))
         for where, allowed in (
             ({"even": True}, range(0, 60, 2)),
             ({"year": [2000, 2002]}, [number for number in range(60) if number % 3 != 1]),
-            ({"kind": "y", "year": 2001.0}, [number for number in range(60) if number % 2 and number % 3 == 1]),
+            (
+                {"kind": "y", "year": 2001.0},
+                [number for number in range(60) if number % 2 and number % 3 == 1],
+            ),
         ):
             ids = {f"p{number:03d}" for number in allowed}
             expected = [hit for hit in everything if hit[0] in ids][:7]
             if mode != "hybrid":
-                assert [key for key, _ in shown(retriever.search("ka no vi", 7, mode=mode, where=where))] == [key for key, _ in expected]
+                assert [key for key, _ in shown(retriever.search("ka no vi", 7, mode=mode, where=where))] == [
+                    key for key, _ in expected
+                ]
             assert {key for key, _ in shown(retriever.search("ka no vi", 60, mode=mode, where=where))} <= ids
-        assert [hit.id for hit in retriever.search("ka no vi", mode=mode, ids=["p003", "p005"], where={"even": False})] == [
-            key for key, _ in everything if key in ("p003", "p005")
-        ]
+        assert [
+            hit.id
+            for hit in retriever.search("ka no vi", mode=mode, ids=["p003", "p005"], where={"even": False})
+        ] == [key for key, _ in everything if key in ("p003", "p005")]
         assert retriever.search("ka", mode=mode, ids=[]) == []
     assert shown(retriever.search("ka", np.int64(3), ids=np.array(["p003", "p005"]))) == shown(
         retriever.search("ka", 3, ids=["p003", "p005"])
@@ -189,13 +229,21 @@ def test_where_and_ids_search_a_part_exactly(world: World, model: BiEncoder, tmp
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_added_passages_are_found_and_stay(world: World, model: BiEncoder, tmp_path: Path, is_stored: bool) -> None:
+def test_added_passages_are_found_and_stay(
+    world: World, model: BiEncoder, tmp_path: Path, is_stored: bool
+) -> None:
     folder = tmp_path / "run" if is_stored else None
-    retriever = Retriever.build(model, world.passages[:30], folder=folder, mode="hybrid", indexer="hnsw32" if is_stored else "exact")
+    retriever = Retriever.build(
+        model, world.passages[:30], folder=folder, mode="hybrid", indexer="hnsw32" if is_stored else "exact"
+    )
     assert len(retriever.search("zebra", mode="bm25")) == 0
     retriever.add([{"id": "new", "text": "zebra crossing", "colour": "black"}, *world.passages[30:]])
     assert len(retriever) == 61
-    whole = Retriever.build(model, [*world.passages[:30], {"id": "new", "text": "zebra crossing"}, *world.passages[30:]], mode="hybrid")
+    whole = Retriever.build(
+        model,
+        [*world.passages[:30], {"id": "new", "text": "zebra crossing"}, *world.passages[30:]],
+        mode="hybrid",
+    )
     for found in [retriever, *([Retriever.open(folder)] if folder else [])]:
         assert [hit.id for hit in found.search("zebra", mode="bm25")] == ["new"]
         assert [hit.id for hit in found.search(world.questions[2].text, 5, mode="bm25")] == [
@@ -206,7 +254,10 @@ def test_added_passages_are_found_and_stay(world: World, model: BiEncoder, tmp_p
             found.add([Passage("x", "", "new")])
         assert len(found) == 61
     if folder:
-        assert not list(folder.glob("added2*")) and len(list(folder.glob("index*"))) == len(list(folder.glob("bm25*"))) == 1
+        assert (
+            not list(folder.glob("added2*"))
+            and len(list(folder.glob("index*"))) == len(list(folder.glob("bm25*"))) == 1
+        )
 
 
 def test_what_a_killed_add_left_is_removed_by_the_next(
@@ -228,7 +279,9 @@ def test_what_a_killed_add_left_is_removed_by_the_next(
     assert not list(folder.glob("added2*"))
 
 
-def test_a_folder_of_other_passages_or_of_another_model_is_left_as_it_is(world: World, model: BiEncoder, tmp_path: Path) -> None:
+def test_a_folder_of_other_passages_or_of_another_model_is_left_as_it_is(
+    world: World, model: BiEncoder, tmp_path: Path
+) -> None:
     Retriever.build(model, world.passages[:5], folder=tmp_path / "run")
     before = {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()}
     with pytest.raises(InputError, match="holds other passages"):
@@ -240,13 +293,19 @@ def test_a_folder_of_other_passages_or_of_another_model_is_left_as_it_is(world: 
     Retriever.build(model, world.passages[:5], folder=tmp_path / "run").add(["more"])
     with pytest.raises(InputError, match=r"search\.json: names other passages"):
         Retriever.build(model, world.passages[:5], folder=tmp_path / "run")
-    assert all(path.read_bytes() == data for path, data in before.items() if not path.name.startswith("search.json"))
+    assert all(
+        path.read_bytes() == data for path, data in before.items() if not path.name.startswith("search.json")
+    )
 
 
-def test_a_run_folder_without_search_settings_is_searched_with_its_own_vectors(world: World, tmp_path: Path) -> None:
+def test_a_run_folder_without_search_settings_is_searched_with_its_own_vectors(
+    world: World, tmp_path: Path
+) -> None:
     for name in ("vectors_0", "vectors_1"):
         shutil.copytree(world.folder / name, tmp_path / "run" / name)
-    retriever = Retriever.open(tmp_path / "run", model=world.path("model"), corpus=world.folder / "corpus.tsv", device="cpu")
+    retriever = Retriever.open(
+        tmp_path / "run", model=world.path("model"), corpus=world.folder / "corpus.tsv", device="cpu"
+    )
     assert (retriever.mode, len(retriever)) == ("dense", 60)
     with pytest.raises(InputError, match=r"no search\.json"):
         Retriever.open(tmp_path / "run")

@@ -49,7 +49,9 @@ def test_one_question_is_answered(run_folder: Path, world: World, capsys: pytest
     assert world.passages[3].text[:20] in output
 
 
-def test_a_moved_folder_still_answers(run_folder: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_moved_folder_still_answers(
+    run_folder: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert str(tmp_path) not in (run_folder / "search.json").read_text(), "paths are relative"
     moved = run_folder.rename(tmp_path / "elsewhere")
     capsys.readouterr()
@@ -99,20 +101,36 @@ def test_what_lacks_a_model_or_vectors_is_not_searched_by_words_instead(
 ) -> None:
     words = given.replace("MODEL", world.path("model")).replace("VECTORS", world.path("vectors_0")).split()
     assert dpr(["search", "--corpus", world.path("corpus.tsv"), *words, "ba be"]) == 2
-    assert f"mode={mode} needs a model and its vectors of the passages, which dpr embed makes" in capsys.readouterr().err
+    assert (
+        f"mode={mode} needs a model and its vectors of the passages, which dpr embed makes"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_question_after_vectors_is_the_question(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    named = ["search", "--corpus", world.path("corpus.tsv"), "--model", world.path("model"), "--device", "cpu"]
+    named = [
+        "search",
+        "--corpus",
+        world.path("corpus.tsv"),
+        "--model",
+        world.path("model"),
+        "--device",
+        "cpu",
+    ]
     assert dpr([*named, "ba be", "--vectors", world.path("vectors_*")]) == 0
     before = capsys.readouterr().out
     assert dpr([*named, "--vectors", world.path("vectors_*"), "ba be"]) == 0
     assert capsys.readouterr().out == before
     assert dpr([*named, "--vectors", world.path("vectors_*"), "ba"]) == 2
-    assert "--vectors ba: no such files; if it is the question, write it before --vectors" in capsys.readouterr().err
+    assert (
+        "--vectors ba: no such files; if it is the question, write it before --vectors"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_folder_without_search_settings_says_how_to_get_them(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_search_settings_says_how_to_get_them(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(world.folder), "anything"]) == 3
     assert "search_folder=" in capsys.readouterr().err
     assert main(["--corpus", world.path("corpus.tsv"), "--mode", "dense", "anything"]) == 2
@@ -133,7 +151,9 @@ def test_search_settings_survive_writing_and_reading(tmp_path: Path) -> None:
     assert SearchSettings.read(tmp_path / "run") == settings
 
 
-@pytest.mark.parametrize("change", [{"schema": 9}, {"passages": 3}, {"form": None}, {"passages": [{"nofile": 1}]}, {"unknown": 1}])
+@pytest.mark.parametrize(
+    "change", [{"schema": 9}, {"passages": 3}, {"form": None}, {"passages": [{"nofile": 1}]}, {"unknown": 1}]
+)
 def test_foreign_search_settings_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
     SearchSettings().write(tmp_path)
     stored = json.loads((tmp_path / "search.json").read_text())
@@ -153,11 +173,15 @@ def places_of(value: object, at: tuple[object, ...] = ()) -> Iterator[tuple[obje
             yield from places_of(item, (*at, key))
 
 
-def test_search_settings_of_wrong_types_are_one_line(run_folder: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_settings_of_wrong_types_are_one_line(
+    run_folder: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every value in turn is replaced by values of other types: an answer, or one line and no traceback."""
     model = world.model
     known, load = str(run_folder / "model"), BiEncoder.load
-    monkeypatch.setattr(BiEncoder, "load", lambda path, **options: model if path == known else load(path, **options))
+    monkeypatch.setattr(
+        BiEncoder, "load", lambda path, **options: model if path == known else load(path, **options)
+    )
     stored = json.loads((run_folder / "search.json").read_text())
     (run_folder / "search.json.sha256").unlink()
     refused, message, tracebacks = 0, "", []
@@ -193,8 +217,14 @@ def test_changed_search_settings_are_noticed(run_folder: Path, capsys: pytest.Ca
     assert verify([str(file)]) == 0
 
 
-def test_what_retrieve_indexed_with_its_settings_is_searched_so(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    questions = [f"qa_dataset={world.path('questions.jsonl')}", f"ctx_datasets=[{world.path('corpus.tsv')}]", f"search_folder={tmp_path}"]
+def test_what_retrieve_indexed_with_its_settings_is_searched_so(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = [
+        f"qa_dataset={world.path('questions.jsonl')}",
+        f"ctx_datasets=[{world.path('corpus.tsv')}]",
+        f"search_folder={tmp_path}",
+    ]
     bm25 = ["indexer=bm25", f"bm25_index_path={tmp_path / 'words'}", "indexer.k1=1.7", "indexer.b=0.9"]
     assert retrieve([*questions, *bm25]) == 0
     assert main([str(tmp_path), world.questions[0].text]) == 0
@@ -228,20 +258,35 @@ def test_a_corpus_cannot_drive_the_terminal(origin: Origin | None) -> None:
     assert bright.replace("\x1b[1m", "").replace("\x1b[0m", "") == shown
 
 
-def test_a_hit_says_where_it_is_from_and_why(run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hit_says_where_it_is_from_and_why(
+    run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert main([str(run_folder), world.questions[3].text, "-k", "1", "--weight", "0.5"]) == 0
     shown = capsys.readouterr().out
     assert "corpus.tsv | dense #" in shown and "BM25 #1 (" in shown
-    assert "in common: " in shown and world.questions[3].text.split()[-1].lower().rstrip("?") in shown.rpartition("in common: ")[2]
+    assert (
+        "in common: " in shown
+        and world.questions[3].text.split()[-1].lower().rstrip("?") in shown.rpartition("in common: ")[2]
+    )
     assert main([str(run_folder), world.questions[3].text, "-k", "1", "--mode", "bm25"]) == 0
     assert "BM25 #" not in capsys.readouterr().out, "a single side has nothing to compare"
 
 
-def test_a_hit_names_the_file_its_passage_was_taken_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    origins = [Origin("guide/a.md", "Start > Now", 12), Origin("b.pdf", "", 3), Origin(url="https://example.org/c"), None]
+def test_a_hit_names_the_file_its_passage_was_taken_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origins = [
+        Origin("guide/a.md", "Start > Now", 12),
+        Origin("b.pdf", "", 3),
+        Origin(url="https://example.org/c"),
+        None,
+    ]
     titles = ["Guide > Start > Now", "Book", "Page", "Other"]
-    write_passages(tmp_path / "c.jsonl", [Passage("zebra", title, title, origin=one) for title, one in zip(titles, origins, strict=True)])
+    write_passages(
+        tmp_path / "c.jsonl",
+        [Passage("zebra", title, title, origin=one) for title, one in zip(titles, origins, strict=True)],
+    )
     assert main(["--corpus", str(tmp_path / "c.jsonl"), "zebra"]) == 0
     shown = capsys.readouterr().out
     assert sorted(line.strip() for line in shown.splitlines() if "in common" in line) == [

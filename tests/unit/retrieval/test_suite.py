@@ -30,20 +30,37 @@ from tests.unit.retrieval.conftest import World
 
 @pytest.fixture(scope="module")
 def beir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two test sets, ``first`` with 12 questions over 60 passages and ``second`` with 8 over 40, and a folder that is none."""
+    """Two test sets, ``first`` with 12 questions over 60 passages and ``second`` with 8 over 40, and a folder
+    that is none."""
     folder = tmp_path_factory.mktemp("beir")
-    for name, passages, questions in (("second", world.passages[:40], world.questions[:8]), ("first", world.passages, world.questions)):
+    for name, passages, questions in (
+        ("second", world.passages[:40], world.questions[:8]),
+        ("first", world.passages, world.questions),
+    ):
         (folder / name / "qrels").mkdir(parents=True)
         write_passages(folder / name / "corpus.jsonl.gz", passages)
-        write_questions(folder / name / "queries.jsonl", [*questions, *world.questions[10:]] if name == "second" else questions)
-        grades = {question.id: {str(passages[number].id): 2, str(passages[number + 1].id): 1} for number, question in enumerate(questions)}
+        write_questions(
+            folder / name / "queries.jsonl",
+            [*questions, *world.questions[10:]] if name == "second" else questions,
+        )
+        grades = {
+            question.id: {str(passages[number].id): 2, str(passages[number + 1].id): 1}
+            for number, question in enumerate(questions)
+        }
         write_qrels(folder / name / "qrels" / "test.tsv", grades)
     (folder / "notes").mkdir()
     return folder
 
 
 def arguments(world: World, out: Path, suite: Path, *more: str) -> list[str]:
-    return [f"suite={suite}", f"model_file={world.path('model')}", f"output_dir={out}", "n_docs=20", "no_cuda=true", *more]
+    return [
+        f"suite={suite}",
+        f"model_file={world.path('model')}",
+        f"output_dir={out}",
+        "n_docs=20",
+        "no_cuda=true",
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +71,11 @@ def evaluated(world: World, beir: Path, tmp_path_factory: pytest.TempPathFactory
     return out
 
 
-def test_one_command_evaluates_a_run(world: World, beir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder in BEIR's layout, a folder of dpr prepare-folder and a file of training data; vectors are kept beside the run."""
+def test_one_command_evaluates_a_run(
+    world: World, beir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder in BEIR's layout, a folder of dpr prepare-folder and a file of training data; vectors are kept
+    beside the run."""
     run = tmp_path / "run"
     Retriever.build(world.folder / "model", world.passages[:5], folder=run)
     assert main([f"run={run}", f"set={beir / 'first'}", "no_cuda=true", "n_docs=20"]) == 0
@@ -65,20 +85,33 @@ def test_one_command_evaluates_a_run(world: World, beir: Path, tmp_path: Path, c
     assert results["sets"] == ["first"] and Path(results["model_file"]) == world.folder / "model"
     vectors = sorted((run / "evaluation" / "cache").glob("first-*_0/manifest.json"))
     times = [path.stat().st_mtime_ns for path in vectors]
-    assert len(vectors) == 1 and main([f"run={run}", f"set={beir / 'first'}", "no_cuda=true", "n_docs=10", "overwrite=true"]) == 0
+    assert (
+        len(vectors) == 1
+        and main([f"run={run}", f"set={beir / 'first'}", "no_cuda=true", "n_docs=10", "overwrite=true"]) == 0
+    )
     assert [path.stat().st_mtime_ns for path in vectors] == times
 
     prepared = tmp_path / "prepared"
     prepared.mkdir()
-    write_passages(prepared / "corpus.jsonl", world.passages[:3])  # not this one: it has the held-out questions' own words
+    # not this one: it has the held-out questions' own words
+    write_passages(prepared / "corpus.jsonl", world.passages[:3])
     write_passages(prepared / "evaluation_corpus.jsonl", world.passages)
     shutil.copy(world.folder / "questions.jsonl", prepared / "test_questions.jsonl")
     shutil.copy(world.folder / "qrels.tsv", prepared / "test_qrels.tsv")
     assert read_suite(prepared)[0].corpus.name == "evaluation_corpus.jsonl"
 
-    pairs = [(question, world.passages[number], world.passages[number + 20]) for number, question in enumerate(world.questions)]
-    write_training_set(tmp_path / "dev.json", [TrainingSample(question.text, (right,), (wrong,)) for question, right, wrong in pairs])
-    assert main([f"run={run}", f"set={tmp_path / 'dev.json'}", f"output_dir={tmp_path / 'dev'}", "no_cuda=true"]) == 0
+    pairs = [
+        (question, world.passages[number], world.passages[number + 20])
+        for number, question in enumerate(world.questions)
+    ]
+    write_training_set(
+        tmp_path / "dev.json",
+        [TrainingSample(question.text, (right,), (wrong,)) for question, right, wrong in pairs],
+    )
+    assert (
+        main([f"run={run}", f"set={tmp_path / 'dev.json'}", f"output_dir={tmp_path / 'dev'}", "no_cuda=true"])
+        == 0
+    )
     (made,) = (tmp_path / "dev" / "cache").glob("dev-*/corpus.jsonl")
     assert len(made.read_text().splitlines()) == 24
     assert read_metrics(tmp_path / "dev" / "dev" / "bm25.json").metrics["accuracy@5"] > 0.9
@@ -86,8 +119,11 @@ def test_one_command_evaluates_a_run(world: World, beir: Path, tmp_path: Path, c
         read_suite(world.folder / "questions.jsonl")
 
 
-def test_questions_with_answers_need_no_judgements(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Right is a passage whose text has an answer; a question without one does not count. Sets with judgements have other metrics."""
+def test_questions_with_answers_need_no_judgements(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right is a passage whose text has an answer; a question without one does not count. Sets with
+    judgements have other metrics."""
     folder = tmp_path / "sets" / "answers"
     folder.mkdir(parents=True)
     write_passages(folder / "corpus.tsv", world.passages)
@@ -96,16 +132,26 @@ def test_questions_with_answers_need_no_judgements(world: World, tmp_path: Path,
     (folder / "queries.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     line = [f"model_file={world.folder / 'model'}", "no_cuda=true", "n_docs=20"]
     assert main([*line, f"set={folder}", f"output_dir={tmp_path / 'out'}"]) == 0
-    heading, *rows = [text for text in capsys.readouterr().out.splitlines() if "accuracy" in text or text.startswith("answers")]
+    heading, *rows = [
+        text
+        for text in capsys.readouterr().out.splitlines()
+        if "accuracy" in text or text.startswith("answers")
+    ]
     assert heading.split() == ["accuracy@20", "accuracy@1", "accuracy@20", "-", "BM25"] and len(rows) == 3
     by_answers = read_metrics(tmp_path / "out" / "answers" / "bm25.json")
     assert by_answers.each is not None and len(by_answers.each.ids) == len(asked) - 1
-    write_qrels(tmp_path / "judged.tsv", {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)})
+    write_qrels(
+        tmp_path / "judged.tsv", {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)}
+    )
     suite = tmp_path / "suite.yaml"
-    suite.write_text(f"sets: {{judged: {{folder: {folder}, qrels: {tmp_path / 'judged.tsv'}}}, answers: {folder}}}")
+    suite.write_text(
+        f"sets: {{judged: {{folder: {folder}, qrels: {tmp_path / 'judged.tsv'}}}, answers: {folder}}}"
+    )
     assert main([*line, f"suite={suite}", f"output_dir={tmp_path / 'both'}"]) == 0
     judged = read_metrics(tmp_path / "both" / "judged" / "bm25.json")
-    assert judged.metrics["accuracy@5"] == by_answers.metrics["accuracy@5"] > 0.5, "every text is that of one passage"
+    assert judged.metrics["accuracy@5"] == by_answers.metrics["accuracy@5"] > 0.5, (
+        "every text is that of one passage"
+    )
     assert "qrels.txt" not in {path.name for path in (tmp_path / "both" / "answers").iterdir()}
     figures = json.loads((tmp_path / "both" / "results.json").read_text())["figures"]
     assert "ndcg@10" in figures["judged"]["bm25"] and not figures.get("mean")
@@ -114,14 +160,18 @@ def test_questions_with_answers_need_no_judgements(world: World, tmp_path: Path,
         read_suite(folder)
 
 
-def test_vectors_that_the_run_is_searched_with_are_not_made_again(world: World, beir: Path, evaluated: Path, tmp_path: Path) -> None:
+def test_vectors_that_the_run_is_searched_with_are_not_made_again(
+    world: World, beir: Path, evaluated: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     Retriever.build(world.folder / "model", beir / "first" / "corpus.jsonl.gz", folder=run)
     line = [f"run={run}", "no_cuda=true", "n_docs=20", "hybrid_weight=0.3"]
     assert main([*line, f"set={beir}"]) == 0
     cached = {path.name.partition("-")[0] for path in (run / "evaluation" / "cache").glob("*_0")}
     assert cached == {"second"}, "of another corpus"
-    assert (run / "evaluation" / "first" / "dense.run").read_bytes() == (evaluated / "first" / "dense.run").read_bytes()
+    assert (run / "evaluation" / "first" / "dense.run").read_bytes() == (
+        evaluated / "first" / "dense.run"
+    ).read_bytes()
     vectors = next((run / "vectors_0").glob("vectors-*.npy"))
     vectors.write_bytes(vectors.read_bytes()[:-4] + b"\0\0\0\1")
     assert main([*line, f"set={beir / 'first'}", f"output_dir={tmp_path / 'again'}"]) == 0
@@ -138,20 +188,41 @@ def test_vectors_that_the_run_is_searched_with_are_not_made_again(world: World, 
         (["run=r", "run_file=x", "qrels=q"], "run and run_file are mutually exclusive"),
     ],
 )
-def test_what_contradicts_itself_is_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_contradicts_itself_is_refused(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(given) == 2
     assert message in capsys.readouterr().err
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
-def test_every_system_has_the_metrics_of_dpr_retrieve(world: World, beir: Path, evaluated: Path, tmp_path: Path) -> None:
-    common = [f"qa_dataset={world.path('questions.jsonl')}", f"qrels={beir / 'first' / 'qrels' / 'test.tsv'}", "match=qrels", "n_docs=20"]
-    common += [f"ctx_datasets=[{world.path('corpus.tsv')}]", f"metrics_file={tmp_path / 'm.json'}", "no_cuda=true"]
+def test_every_system_has_the_metrics_of_dpr_retrieve(
+    world: World, beir: Path, evaluated: Path, tmp_path: Path
+) -> None:
+    common = [
+        f"qa_dataset={world.path('questions.jsonl')}",
+        f"qrels={beir / 'first' / 'qrels' / 'test.tsv'}",
+        "match=qrels",
+        "n_docs=20",
+    ]
+    common += [
+        f"ctx_datasets=[{world.path('corpus.tsv')}]",
+        f"metrics_file={tmp_path / 'm.json'}",
+        "no_cuda=true",
+    ]
     dense = [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]"]
-    for system, more in {"bm25": ["indexer=bm25"], "dense": dense, "hybrid": [*dense, "hybrid=linear"]}.items():
+    for system, more in {
+        "bm25": ["indexer=bm25"],
+        "dense": dense,
+        "hybrid": [*dense, "hybrid=linear"],
+    }.items():
         assert retrieve([*common, *more]) == 0
         ours, theirs = read_metrics(evaluated / "first" / f"{system}.json"), read_metrics(tmp_path / "m.json")
         assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-12), system
@@ -169,14 +240,19 @@ def test_an_id_with_a_space_is_refused_before_anything_is_embedded(world: World,
     with pytest.raises(InputError, match=r"the id 'a passage' .* trec_runs=false"):
         job.run(EvaluateConfig(suite=str(folder), systems=["bm25"], output_dir=str(tmp_path / "out")))
     assert not list((tmp_path / "out").glob("cache/*"))
-    job.run(EvaluateConfig(suite=str(folder), systems=["bm25"], output_dir=str(tmp_path / "out"), trec_runs=False))
+    job.run(
+        EvaluateConfig(suite=str(folder), systems=["bm25"], output_dir=str(tmp_path / "out"), trec_runs=False)
+    )
 
 
 def test_results_hold_every_figure_with_its_interval_and_the_means(evaluated: Path) -> None:
     results = json.loads((evaluated / "results.json").read_text())
     assert (results["sets"], results["systems"]) == (["first", "second"], ["bm25", "dense", "hybrid"])
     figures = results["figures"]
-    for name, count in (("first", 12), ("second", 8)):  # of the second, questions without judgements are not asked
+    for name, count in (
+        ("first", 12),
+        ("second", 8),
+    ):  # of the second, questions without judgements are not asked
         for system in results["systems"]:
             run = read_metrics(evaluated / name / f"{system}.json")
             values = np.array(list(run.each.judged("mrr@10").values())) if run.each else np.zeros(0)
@@ -187,7 +263,9 @@ def test_results_hold_every_figure_with_its_interval_and_the_means(evaluated: Pa
                 (values.mean(), values.mean() - half, values.mean() + half)
             )
     for system in results["systems"]:
-        mean = (figures["first"][system]["ndcg@10"]["mean"] + figures["second"][system]["ndcg@10"]["mean"]) / 2
+        mean = (
+            figures["first"][system]["ndcg@10"]["mean"] + figures["second"][system]["ndcg@10"]["mean"]
+        ) / 2
         assert figures["mean"][system]["ndcg@10"]["mean"] == pytest.approx(mean)
     page = ElementTree.fromstring((evaluated / "results.html").read_text())
     cells = ["".join(cell.itertext()) for cell in page.iter("td")]
@@ -196,7 +274,12 @@ def test_results_hold_every_figure_with_its_interval_and_the_means(evaluated: Pa
 
 
 def test_the_same_command_again_does_nothing_and_a_stopped_one_continues(
-    world: World, beir: Path, evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    world: World,
+    beir: Path,
+    evaluated: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     out, judge = tmp_path / "out", job.judge_by_qrels
     calls: list[str] = []
@@ -232,30 +315,42 @@ def test_another_model_or_changed_data_are_refused_unless_overwritten(
     assert main(arguments(world, tmp_path / "out", tmp_path / "beir", "overwrite=true")) == 0
     fresh = tmp_path / "fresh"
     assert main(arguments(world, fresh, tmp_path / "beir", f"cache_dir={tmp_path / 'out' / 'cache'}")) == 0
-    expected = {name: text for name, text in files_of(tmp_path / "out").items() if not name.startswith("cache")}
+    expected = {
+        name: text for name, text in files_of(tmp_path / "out").items() if not name.startswith("cache")
+    }
     assert files_of(fresh) == expected, "vectors of the first evaluation serve the second"
 
 
-def test_words_alone_need_no_model(beir: Path, evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([f"suite={beir / 'first'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]", "n_docs=20"]) == 0
-    assert read_metrics(tmp_path / "out" / "first" / "bm25.json") == read_metrics(evaluated / "first" / "bm25.json")
+def test_words_alone_need_no_model(
+    beir: Path, evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main([f"suite={beir / 'first'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]", "n_docs=20"])
+        == 0
+    )
+    assert read_metrics(tmp_path / "out" / "first" / "bm25.json") == read_metrics(
+        evaluated / "first" / "bm25.json"
+    )
     assert capsys.readouterr().out.splitlines()[2].startswith("first, bm25  0.")
     assert main([f"suite={beir / 'first'}", f"output_dir={tmp_path / 'out'}"]) == 2
     assert "model_file is not set" in capsys.readouterr().err
 
 
-def test_a_yaml_lists_sets_with_splits_and_prefixes(world: World, beir: Path, evaluated: Path, tmp_path: Path) -> None:
+def test_a_yaml_lists_sets_with_splits_and_prefixes(
+    world: World, beir: Path, evaluated: Path, tmp_path: Path
+) -> None:
     shutil.copytree(beir / "first", tmp_path / "data")
     (tmp_path / "data" / "qrels" / "test.tsv").rename(tmp_path / "data" / "qrels" / "dev.tsv")
     (tmp_path / "suite.yaml").write_text(
-        "sets:\n"
-        "  plain: {folder: data, split: dev}\n"
-        "  asked:\n    folder: data\n    split: dev\n    query_prefix: 'ba '\n    passage_prefix: 'be '\n"
-        f"  elsewhere: {{corpus: {world.path('corpus.tsv')}, queries: data/queries.jsonl, qrels: data/qrels/dev.tsv}}\n"
+        "sets:\n  plain: {folder: data, split: dev}\n  asked:\n    folder: data\n    split: dev\n   "
+        f" query_prefix: 'ba '\n    passage_prefix: 'be '\n  elsewhere: {{corpus: {world.path('corpus.tsv')},"
+        " queries: data/queries.jsonl, qrels: data/qrels/dev.tsv}\n"
     )
     out = tmp_path / "out"
     assert main(arguments(world, out, tmp_path / "suite.yaml", "systems=[dense]")) == 0
-    plain, asked, elsewhere = (read_metrics(out / name / "dense.json") for name in ("plain", "asked", "elsewhere"))
+    plain, asked, elsewhere = (
+        read_metrics(out / name / "dense.json") for name in ("plain", "asked", "elsewhere")
+    )
     assert plain.each == elsewhere.each == read_metrics(evaluated / "first" / "dense.json").each
     assert asked.each != plain.each
     assert asked.each is not None and asked.each.texts == [question.text for question in world.questions]
@@ -263,11 +358,25 @@ def test_a_yaml_lists_sets_with_splits_and_prefixes(world: World, beir: Path, ev
 
 def test_hits_that_are_the_question_itself_are_left_out(world: World, beir: Path, tmp_path: Path) -> None:
     shutil.copytree(beir / "first", tmp_path / "self")
-    questions = [question.__class__(question.text, f"p{number:03d}") for number, question in enumerate(world.questions)]
+    questions = [
+        question.__class__(question.text, f"p{number:03d}") for number, question in enumerate(world.questions)
+    ]
     write_questions(tmp_path / "self" / "queries.jsonl", questions)
-    write_qrels(tmp_path / "self" / "qrels" / "test.tsv", {question.id: {"p020": 1} for question in questions})
+    write_qrels(
+        tmp_path / "self" / "qrels" / "test.tsv", {question.id: {"p020": 1} for question in questions}
+    )
     (tmp_path / "suite.yaml").write_text("sets: {self: {folder: self, skip_same_id: true}, kept: self}")
-    assert main([f"suite={tmp_path / 'suite.yaml'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]", "n_docs=5"]) == 0
+    assert (
+        main(
+            [
+                f"suite={tmp_path / 'suite.yaml'}",
+                f"output_dir={tmp_path / 'out'}",
+                "systems=[bm25]",
+                "n_docs=5",
+            ]
+        )
+        == 0
+    )
     skipped, kept = (read_trec_run(tmp_path / "out" / name / "bm25.run") for name in ("self", "kept"))
     assert all(kept[key][0][0] == key for key in kept), "a question is made of its passage's words"
     for key, hits in skipped.items():
@@ -281,17 +390,27 @@ def test_hits_that_are_the_question_itself_are_left_out(world: World, beir: Path
         ("a: 1", InputError, "no sets"),
         ("sets: {a: {folder: data, splits: dev}}", ConfigError, "sets.a.splits; did you mean split"),
         ("sets: {a: {folder: data, split: 3}}", ConfigError, "sets.a.split=3 is not a text"),
-        ("sets: {a: {folder: data, split: dev}}", InputError, "a: no qrels, .* it has the splits test, choose with split=NAME"),
+        (
+            "sets: {a: {folder: data, split: dev}}",
+            InputError,
+            "a: no qrels, .* it has the splits test, choose with split=NAME",
+        ),
         ("sets: {a: {folder: data, corpus: no.tsv}}", InputError, "a: no such file"),
         ("sets: {a: nowhere}", InputError, "a: no such folder"),
         ("sets: {cache: data}", InputError, "cannot be called cache"),
         ("sets: {../a: data}", InputError, "cannot be that of a folder"),
         ("sets: [data, x/data]", InputError, "two sets are called data: data and x/data"),
-        ("sets:\n  a: data\n  b: data\n  a: {folder: data}", InputError, "suite.yaml:4: not YAML: the key 'a' is also in line 2"),
+        (
+            "sets:\n  a: data\n  b: data\n  a: {folder: data}",
+            InputError,
+            "suite.yaml:4: not YAML: the key 'a' is also in line 2",
+        ),
         ("sets: !!python/object/apply:os.getcwd []", InputError, "not YAML"),
     ],
 )
-def test_a_suite_that_cannot_be_read_says_why(beir: Path, tmp_path: Path, text: str, error: type[Exception], found: str) -> None:
+def test_a_suite_that_cannot_be_read_says_why(
+    beir: Path, tmp_path: Path, text: str, error: type[Exception], found: str
+) -> None:
     shutil.copytree(beir / "first", tmp_path / "data")
     (tmp_path / "suite.yaml").write_text(text)
     with pytest.raises(error, match=found):
@@ -306,7 +425,8 @@ def test_folders_that_are_no_suite_are_refused(tmp_path: Path) -> None:
 
 
 def foreign_run(folder: Path) -> tuple[Path, Path]:
-    """A run of another program: ties, scores that float32 makes equal, ranks that say something else, more and fewer questions."""
+    """A run of another program: ties, scores that float32 makes equal, ranks that say something else, more
+    and fewer questions."""
     rng = random.Random(0)
     passages = [f"d{number}" for number in range(300)]
     lines, grades = [], []
@@ -314,13 +434,18 @@ def foreign_run(folder: Path) -> tuple[Path, Path]:
         for rank, passage in enumerate(rng.sample(passages, 150)):
             score = rng.choice([rng.randrange(12), 1 + rng.random() * 1e-9, rng.gauss(0, 5)])
             lines.append(f"{question} Q0 {passage} {150 - rank} {score!r} other")
-        grades += [f"{question + 2} 0 {passage} {rng.choice([0, 0, 1, 2, -1])}" for passage in rng.sample(passages, 40)]
+        grades += [
+            f"{question + 2} 0 {passage} {rng.choice([0, 0, 1, 2, -1])}"
+            for passage in rng.sample(passages, 40)
+        ]
     (folder / "other.run").write_text("\n".join(lines) + "\n")
     (folder / "qrels.txt").write_text("\n".join(grades) + "\n")
     return folder / "other.run", folder / "qrels.txt"
 
 
-def test_a_run_of_another_program_has_the_metrics_of_trec_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_another_program_has_the_metrics_of_trec_eval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_file, qrels_file = foreign_run(tmp_path)
     assert main([f"run_file={run_file}", f"qrels={qrels_file}", f"metrics_file={tmp_path / 'm.json'}"]) == 0
     found = read_metrics(tmp_path / "m.json")
@@ -331,18 +456,27 @@ def test_a_run_of_another_program_has_the_metrics_of_trec_eval(tmp_path: Path, c
         run.setdefault(question, {})[passage] = float(score)
     measures = {"map", "recip_rank", "ndcg_cut.10", "recall.20,100", "success.5"}
     reference = pytrec_eval.RelevanceEvaluator(qrels, measures).evaluate(run)
-    names = {"map": "map", "ndcg_cut_10": "ndcg@10", "recall_20": "recall@20", "recall_100": "recall@100", "success_5": "accuracy@5"}
+    names = {
+        "map": "map",
+        "ndcg_cut_10": "ndcg@10",
+        "recall_20": "recall@20",
+        "recall_100": "recall@100",
+        "success_5": "accuracy@5",
+    }
     assert len(reference) == 28
     for theirs, ours in names.items():
         values = found.each.judged(ours)
         assert len(values) == 30
         for question, expected in reference.items():
             assert values[question] == pytest.approx(expected[theirs], abs=1e-12)
-        mean = sum(one[theirs] for one in reference.values()) / 30  # trec_eval -c: the two that are not in the run count as 0
+        # trec_eval -c: the two that are not in the run count as 0
+        mean = sum(one[theirs] for one in reference.values()) / 30
         assert found.metrics[ours] == pytest.approx(mean, abs=1e-12)
     for question, expected in reference.items():
         reciprocal = expected["recip_rank"]
-        assert found.each.judged("mrr@100")[question] == pytest.approx(reciprocal if reciprocal >= 0.01 else 0, abs=1e-12)
+        assert found.each.judged("mrr@100")[question] == pytest.approx(
+            reciprocal if reciprocal >= 0.01 else 0, abs=1e-12
+        )
     assert "qrels, 30 questions" in capsys.readouterr().out
 
 
@@ -352,17 +486,27 @@ def test_what_an_evaluation_writes_trec_eval_reads(evaluated: Path) -> None:
     reference = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"}).evaluate(run)
     stored = read_metrics(evaluated / "second" / "dense.json")
     assert stored.each is not None
-    assert stored.each.judged("ndcg@10") == pytest.approx({key: one["ndcg_cut_10"] for key, one in reference.items()}, abs=1e-12)
+    assert stored.each.judged("ndcg@10") == pytest.approx(
+        {key: one["ndcg_cut_10"] for key, one in reference.items()}, abs=1e-12
+    )
 
 
 def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_file, _ = foreign_run(tmp_path)
-    assert main([]) == main([f"run_file={run_file}"]) == main(["suite=x", "output_dir=y", "systems=[bm25]", "qrels=z"]) == 2
+    assert (
+        main([])
+        == main([f"run_file={run_file}"])
+        == main(["suite=x", "output_dir=y", "systems=[bm25]", "qrels=z"])
+        == 2
+    )
     assert "neither set nor run_file" in (errors := capsys.readouterr().err)
     assert "qrels is not set" in errors and "has no effect with run_file=null" in errors
     (tmp_path / "others.txt").write_text("x 0 d1 1\n")
     assert main([f"run_file={run_file}", f"qrels={tmp_path / 'others.txt'}"]) == 3
-    assert f"no question of {run_file} has judgements: a question's id is '0', a judged one's 'x'" in capsys.readouterr().err
+    assert (
+        f"no question of {run_file} has judgements: a question's id is '0', a judged one's 'x'"
+        in capsys.readouterr().err
+    )
     (tmp_path / "swapped.txt").write_text("d1 0 0 1\nd2 0 1 1\n")
     assert main([f"run_file={run_file}", f"qrels={tmp_path / 'swapped.txt'}"]) == 3
     assert "swapped.txt: passages come first, and questions second" in capsys.readouterr().err
@@ -380,8 +524,13 @@ def test_evaluations_are_compared_set_by_set(
     assert compare([f"whole={evaluated}", f"cut={tmp_path / 'cut'}", "--out", str(out)]) == 0
     assert "cut against whole: 8 to 12 judged questions; Holm over 15 comparisons" in capsys.readouterr().out
     stored = json.loads(out.read_text())
-    values = [read_metrics(folder / "second" / "dense.json").metrics["mrr@10"] for folder in (evaluated, tmp_path / "cut")]
-    (test,) = (test for test in stored["tests"] if (test["question_set"], test["metric"]) == ("second", "mrr@10"))
+    values = [
+        read_metrics(folder / "second" / "dense.json").metrics["mrr@10"]
+        for folder in (evaluated, tmp_path / "cut")
+    ]
+    (test,) = (
+        test for test in stored["tests"] if (test["question_set"], test["metric"]) == ("second", "mrr@10")
+    )
     assert (test["first"], test["second"]) == pytest.approx(tuple(values))
     assert {one["set"] for one in stored["changed"]} == stored["sets"].keys() == {"first", "second"}
     with pytest.raises(InputError, match="has no results of hybrid, expected --system with one of dense"):

@@ -25,20 +25,41 @@ from tests.unit.retrieval.conftest import World
 def vectors(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of more passages than are looked for, so that lists have to be chosen."""
     folder, rng = tmp_path_factory.mktemp("vectors"), random.Random(1)
-    write_passages(folder / "corpus.tsv", [Passage(sentence(rng, 10), "", f"p{number}") for number in range(500)])
-    embed_shard(world.model, PassageSource(folder / "corpus.tsv"), EmbedConfig(out_file=str(folder / "all"), batch_size=256))
+    write_passages(
+        folder / "corpus.tsv", [Passage(sentence(rng, 10), "", f"p{number}") for number in range(500)]
+    )
+    embed_shard(
+        world.model,
+        PassageSource(folder / "corpus.tsv"),
+        EmbedConfig(out_file=str(folder / "all"), batch_size=256),
+    )
     return folder / "all_0"
 
 
 def settings(world: World, tmp_path: Path, *more: str) -> list[str]:
-    model = [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]", "no_cuda=true"]
-    return [*model, f"qa_dataset={world.path('questions.jsonl')}", "indexer=small", f"index_path={tmp_path / 'index'}", *more]
+    model = [
+        f"model_file={world.path('model')}",
+        f"encoded_ctx_files=[{world.path('vectors_*')}]",
+        "no_cuda=true",
+    ]
+    return [
+        *model,
+        f"qa_dataset={world.path('questions.jsonl')}",
+        "indexer=small",
+        f"index_path={tmp_path / 'index'}",
+        *more,
+    ]
 
 
 def test_a_curve_is_printed_and_drawn_and_says_which_breadth_is_enough(
     world: World, vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index = [f"encoded_ctx_files=[{vectors}]", "indexer.lists=8", "indexer.candidates=499", "indexer.target_recall=0.9"]
+    index = [
+        f"encoded_ctx_files=[{vectors}]",
+        "indexer.lists=8",
+        "indexer.candidates=499",
+        "indexer.target_recall=0.9",
+    ]
     lines = settings(world, tmp_path, *index)
     assert main(["tune-index", *lines, f"curve_file={tmp_path / 'curve.svg'}"]) == 0
     printed = capsys.readouterr().out
@@ -50,7 +71,10 @@ def test_a_curve_is_printed_and_drawn_and_says_which_breadth_is_enough(
     assert curve["points"][-1]["recall"]["recall@100"] == 1
     assert curve["points"][0]["recall"]["recall@100"] < 1
     chosen = next(point for point in curve["points"] if point["chosen_on"]["recall@100"] >= 0.9)
-    assert f"indexer.probes={chosen['breadth']}: recall@100 {chosen['recall']['recall@100']:.3f} on the 6 questions" in printed
+    assert (
+        f"indexer.probes={chosen['breadth']}: recall@100 {chosen['recall']['recall@100']:.3f} on the 6"
+        " questions" in printed
+    )
     drawing = ElementTree.fromstring((tmp_path / "curve.svg").read_text())
     dots = drawing.findall(".//{http://www.w3.org/2000/svg}title")
     assert len(dots) == 2 * len(breadths) + 1

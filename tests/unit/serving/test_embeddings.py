@@ -1,4 +1,5 @@
-"""The service embeds texts for clients of OpenAI's service and of text-embeddings-inference, as it embeds for a search."""
+"""The service embeds texts for clients of OpenAI's service and of text-embeddings-inference, as it embeds for
+a search."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ TEXTS = ["ka lo mi", "a longer text of ka lo, mi and nu " * 6, "nu"]
 
 @pytest.fixture(scope="module")
 def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, BiEncoder]:
-    """``two``: towers of their own; ``one``: a shared tower; ``prompted``: a shared tower with prompts, vectors of any length."""
+    """``two``: towers of their own; ``one``: a shared tower; ``prompted``: a shared tower with prompts,
+    vectors of any length."""
     folder = tmp_path_factory.mktemp("models")
     prompts = {"query_prompt": "ka: ", "prompts": {"fact": "nu: "}, "normalize": False}
     shared = {
@@ -36,7 +38,9 @@ def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def runs(run_folder: Path, models: dict[str, BiEncoder], world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(
+    run_folder: Path, models: dict[str, BiEncoder], world: World, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     for name in ("one", "prompted"):
         Retriever.build(models[name], world.passages, folder=folder / name, device="cpu")
@@ -65,17 +69,27 @@ def test_the_real_client_of_openai(runs: dict[str, Path], models: dict[str, BiEn
     model = models["two"]
     with listening(runs) as address:
         client = openai.OpenAI(base_url=f"{address}v1", api_key="none", max_retries=0)
-        for name, expected in {"query": model.encode_questions(TEXTS), "passage": model.encode_passages(TEXTS)}.items():
+        for name, expected in {
+            "query": model.encode_questions(TEXTS),
+            "passage": model.encode_passages(TEXTS),
+        }.items():
             for options in ({}, {"encoding_format": "float"}):  # by default it asks for base64
-                answer = client.embeddings.create(model="two", input=TEXTS, extra_body={"input_type": name}, **options)
+                answer = client.embeddings.create(
+                    model="two", input=TEXTS, extra_body={"input_type": name}, **options
+                )
                 assert close([item.embedding for item in answer.data], expected)
         assert [item.index for item in answer.data] == [0, 1, 2] and answer.model == "two"
         tokens = [len(ids) for ids in model.tensorizer.passage_tokens([Passage(text) for text in TEXTS])]
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(tokens)
-        assert close(client.embeddings.create(model="one", input=TEXTS[0]).data[0].embedding, models["one"].encode(TEXTS[0]))
+        assert close(
+            client.embeddings.create(model="one", input=TEXTS[0]).data[0].embedding,
+            models["one"].encode(TEXTS[0]),
+        )
         with pytest.raises(openai.UnprocessableEntityError, match="say which these are by input_type"):
             client.embeddings.create(model="two", input=TEXTS)
-        with pytest.raises(openai.NotFoundError, match="there is no index 'text-embedding-3-small'; /info lists"):
+        with pytest.raises(
+            openai.NotFoundError, match="there is no index 'text-embedding-3-small'; /info lists"
+        ):
             client.embeddings.create(model="text-embedding-3-small", input=TEXTS)
 
 
@@ -84,7 +98,8 @@ def test_the_real_client_of_text_embeddings_inference(
 ) -> None:
     from huggingface_hub import InferenceClient, constants
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # it would refuse this machine's own addresses, too
+    # it would refuse this machine's own addresses, too
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
     with listening(runs) as address:
         client = InferenceClient(f"{address}embed")
@@ -98,37 +113,59 @@ def test_the_real_client_of_text_embeddings_inference(
         assert close(unit, expected / np.linalg.norm(expected)) and not close(unit, expected)
 
 
-def test_the_vectors_are_those_that_are_searched(client: Any, models: dict[str, BiEncoder], runs: dict[str, Path], world: World) -> None:
+def test_the_vectors_are_those_that_are_searched(
+    client: Any, models: dict[str, BiEncoder], runs: dict[str, Path], world: World
+) -> None:
     for name, model in models.items():
         question = world.questions[0].text
         (vector,) = vectors_of(client, model=name, input=question, input_type="query")
         hit = Retriever.open(runs[name], mode="dense", device="cpu").search(question, 1)[0]
         assert float(vector @ model.encode_passages(hit.passage)) == pytest.approx(hit.score, abs=1e-5)
     for mode in ("two:dense", "two:bm25"):  # whichever way of searching a run is named by
-        assert close(vectors_of(client, model=mode, input=TEXTS, input_type="document"), models["two"].encode_passages(TEXTS))
-    assert close(client.post("/embed", json={"inputs": TEXTS, "prompt_name": "passage"}).json(), models["two"].encode_passages(TEXTS))
+        assert close(
+            vectors_of(client, model=mode, input=TEXTS, input_type="document"),
+            models["two"].encode_passages(TEXTS),
+        )
+    assert close(
+        client.post("/embed", json={"inputs": TEXTS, "prompt_name": "passage"}).json(),
+        models["two"].encode_passages(TEXTS),
+    )
 
 
-def test_dimensions_are_the_first_ones_and_of_length_1_where_the_models_are(client: Any, models: dict[str, BiEncoder]) -> None:
+def test_dimensions_are_the_first_ones_and_of_length_1_where_the_models_are(
+    client: Any, models: dict[str, BiEncoder]
+) -> None:
     whole = models["one"].encode(TEXTS)
     cut = whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True)
     assert close(vectors_of(client, model="one", input=TEXTS, dimensions=5), cut)
     assert close(vectors_of(client, model="one", input=TEXTS, dimensions=whole.shape[1]), whole)
     plain = models["prompted"].encode_questions(TEXTS)
-    assert close(vectors_of(client, model="prompted", input=TEXTS, input_type="query", dimensions=5), plain[:, :5])
+    assert close(
+        vectors_of(client, model="prompted", input=TEXTS, input_type="query", dimensions=5), plain[:, :5]
+    )
 
 
 def test_sides_that_differ_must_be_named(client: Any, models: dict[str, BiEncoder]) -> None:
-    assert {name: model.sides_differ for name, model in models.items()} == {"two": True, "one": False, "prompted": True}
+    assert {name: model.sides_differ for name, model in models.items()} == {
+        "two": True,
+        "one": False,
+        "prompted": True,
+    }
     for name in ("two", "prompted"):
         answer = client.post("/v1/embeddings", json={"model": name, "input": TEXTS})
-        assert answer.status_code == 422 and "embeds questions and passages differently" in answer.json()["error"]["message"]
+        assert (
+            answer.status_code == 422
+            and "embeds questions and passages differently" in answer.json()["error"]["message"]
+        )
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"input": [[1, 2], [3]]}, "input: holds something else than texts; token numbers are those of one tokenizer"),
+        (
+            {"input": [[1, 2], [3]]},
+            "input: holds something else than texts; token numbers are those of one tokenizer",
+        ),
         ({"input": []}, "input"),
         ({"input": ""}, "a text is empty"),
         ({"input": "ka", "dimensions": 9999}, "dimensions=9999, but the vectors have 16"),
@@ -145,14 +182,20 @@ def test_what_is_refused(client: Any, asked: dict[str, Any], said: str) -> None:
     assert answer.status_code == 422 and said in answer.json()["error"]["message"], answer.text
 
 
-def test_a_model_without_passages_embeds_and_says_what_it_cannot(models: dict[str, BiEncoder], tmp_path: Path) -> None:
+def test_a_model_without_passages_embeds_and_says_what_it_cannot(
+    models: dict[str, BiEncoder], tmp_path: Path
+) -> None:
     models["two"].save(tmp_path / "model")
     with served({"model": tmp_path / "model"}) as client:
         index = client.get("/info").json()["indexes"][0]
         assert (index["name"], index["kind"], index["passages"]) == ("model", "model", None)
         assert index["fingerprint"] == models["two"].fingerprint
-        assert close(vectors_of(client, input=TEXTS, input_type="query"), models["two"].encode_questions(TEXTS))
-        assert close(vectors_of(client, input=TEXTS, input_type="passage"), models["two"].encode_passages(TEXTS))
+        assert close(
+            vectors_of(client, input=TEXTS, input_type="query"), models["two"].encode_questions(TEXTS)
+        )
+        assert close(
+            vectors_of(client, input=TEXTS, input_type="passage"), models["two"].encode_passages(TEXTS)
+        )
         embedded = client.post("/embed", json={"inputs": TEXTS, "prompt_name": "query"})
         assert close(embedded.json(), models["two"].encode_questions(TEXTS))
         for answer in (
@@ -162,10 +205,14 @@ def test_a_model_without_passages_embeds_and_says_what_it_cannot(models: dict[st
             client.get("/doc?index=model&id=1"),
             client.post("/search", json={"queries": ["ka"], "filter": {"ids": ["1"]}}),
         ):
-            assert answer.status_code == 422 and "model is a model without passages" in answer.text, answer.text
+            assert answer.status_code == 422 and "model is a model without passages" in answer.text, (
+                answer.text
+            )
 
 
-def test_one_wrong_request_does_not_fail_those_beside_it(client: Any, models: dict[str, BiEncoder], runs: dict[str, Path]) -> None:
+def test_one_wrong_request_does_not_fail_those_beside_it(
+    client: Any, models: dict[str, BiEncoder], runs: dict[str, Path]
+) -> None:
     from dpr.serving.engine import Engine, open_runs
     from dpr.serving.settings import ServeSettings
 

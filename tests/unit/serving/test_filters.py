@@ -1,4 +1,5 @@
-"""A filtered search is the whole search with the other passages left out: same scores, whatever share is left."""
+"""A filtered search is the whole search with the other passages left out: same scores, whatever share is
+left."""
 
 from __future__ import annotations
 
@@ -49,13 +50,18 @@ def test_a_part_is_searched_as_the_whole_with_the_rest_left_out(share: int) -> N
 
 @pytest.fixture(scope="module")
 def client(run_folder: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A corpus of JSON lines whose passages have a section and, half of them, a year; searched by vectors through an approximate index."""
+    """A corpus of JSON lines whose passages have a section and, half of them, a year; searched by vectors
+    through an approximate index."""
     folder = tmp_path_factory.mktemp("filters") / "run"
     shutil.copytree(run_folder, folder)
-    (folder / "corpus.jsonl").write_text("".join(_line(number, passage) for number, passage in enumerate(world.passages)))
+    (folder / "corpus.jsonl").write_text(
+        "".join(_line(number, passage) for number, passage in enumerate(world.passages))
+    )
     for shard in folder.glob("vectors_*"):
         shutil.rmtree(shard)
-    embed_shard(world.model, PassageSource(folder / "corpus.jsonl"), EmbedConfig(out_file=str(folder / "vectors")))
+    embed_shard(
+        world.model, PassageSource(folder / "corpus.jsonl"), EmbedConfig(out_file=str(folder / "vectors"))
+    )
     settings = json.loads((folder / "search.json").read_text())
     settings["passages"][0]["file"] = "corpus.jsonl"
     settings |= {"indexer": {"kind": "hnsw"}, "hybrid": "none", "hybrid_weight": None}
@@ -67,14 +73,26 @@ def client(run_folder: Path, world: World, tmp_path_factory: pytest.TempPathFact
 
 
 def _line(number: int, passage: Passage) -> str:
-    fields: dict[str, Any] = {"section": "ab"[number % 2]} | ({"year": 2000 + number % 5} if number < 30 else {})
-    return json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text, "metadata": fields}) + "\n"
+    fields: dict[str, Any] = {"section": "ab"[number % 2]} | (
+        {"year": 2000 + number % 5} if number < 30 else {}
+    )
+    return (
+        json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text, "metadata": fields})
+        + "\n"
+    )
 
 
-@pytest.mark.parametrize(("number", "size", "is_listed"), [(100, 200, True), (101, 1, False), (2, 201, False)])
-def test_values_are_listed_where_they_are_few_and_short(tmp_path: Path, number: int, size: int, is_listed: bool) -> None:
+@pytest.mark.parametrize(
+    ("number", "size", "is_listed"), [(100, 200, True), (101, 1, False), (2, 201, False)]
+)
+def test_values_are_listed_where_they_are_few_and_short(
+    tmp_path: Path, number: int, size: int, is_listed: bool
+) -> None:
     values = sorted(f"{place:03d}".rjust(size, "x") for place in range(number))
-    lines = (json.dumps({"_id": str(place), "text": "", "name": value}) for place, value in enumerate([*reversed(values), values[0]]))
+    lines = (
+        json.dumps({"_id": str(place), "text": "", "name": value})
+        for place, value in enumerate([*reversed(values), values[0]])
+    )
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
     fields = PassageFields.read([PassageSource(tmp_path / "c.jsonl")], {"name": "text"})
     assert fields.choices() == {"name": values if is_listed else None}
@@ -83,7 +101,9 @@ def test_values_are_listed_where_they_are_few_and_short(tmp_path: Path, number: 
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
 def test_filters_choose_by_ids_and_fields(client: Any, world: World, mode: str) -> None:
     def found(wanted: dict[str, Any] | None) -> list[tuple[str, float]]:
-        body = {"queries": [world.questions[0].text], "index": f"run:{mode}", "k": 60} | ({"filter": wanted} if wanted else {})
+        body = {"queries": [world.questions[0].text], "index": f"run:{mode}", "k": 60} | (
+            {"filter": wanted} if wanted else {}
+        )
         answer = client.post("/search", json=body)
         assert answer.status_code == 200, answer.text
         return [(hit["id"], hit["score"]) for hit in answer.json()["results"][0]]
@@ -105,8 +125,19 @@ def test_filters_choose_by_ids_and_fields(client: Any, world: World, mode: str) 
 
 def test_requests_of_one_batch_keep_their_own_filter_and_depth(run_folder: Path, world: World) -> None:
     engine = Engine(list(open_runs({"run": run_folder}, ServeSettings(modes="dense"))))
-    asked: dict[str, Any] = {"do": "search", "index": "run:dense", "queries": [world.questions[0].text], "texts": False, "explain": False}
-    jobs = [asked | {"k": 3}, asked | {"k": 2}, asked | {"k": 3, "filter": {"ids": ["p001", "p002"]}}, asked | {"k": 3, "index": "none"}]
+    asked: dict[str, Any] = {
+        "do": "search",
+        "index": "run:dense",
+        "queries": [world.questions[0].text],
+        "texts": False,
+        "explain": False,
+    }
+    jobs = [
+        asked | {"k": 3},
+        asked | {"k": 2},
+        asked | {"k": 3, "filter": {"ids": ["p001", "p002"]}},
+        asked | {"k": 3, "index": "none"},
+    ]
     together = engine.answer(jobs)
     assert together == [engine.answer([job])[0] for job in jobs]
     assert [status for status, _ in together] == [200, 200, 200, 404]
@@ -116,7 +147,11 @@ def test_requests_of_one_batch_keep_their_own_filter_and_depth(run_folder: Path,
 def test_ids_that_no_passage_has_find_nothing(client: Any, world: World) -> None:
     for mode in ("dense", "bm25", "hybrid"):
         for unknown in ("unknown", "p001\0", "x" * 1024, "é" * 1024):
-            body = {"queries": [world.questions[0].text], "index": f"run:{mode}", "filter": {"ids": [unknown]}}
+            body = {
+                "queries": [world.questions[0].text],
+                "index": f"run:{mode}",
+                "filter": {"ids": [unknown]},
+            }
             assert client.post("/search", json=body).json()["results"] == [[]], (mode, unknown)
 
 

@@ -24,7 +24,13 @@ pytest.importorskip("prometheus_client", reason="the extra serve is not installe
 UNREAD = ["/healthz", "/page/page.js", "/", "/metrics"]
 
 
-def answered(path: str, method: str = "GET", host: str = "127.0.0.1", token: str | None = None, *messages: dict[str, Any]) -> list[int]:
+def answered(
+    path: str,
+    method: str = "GET",
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    *messages: dict[str, Any],
+) -> list[int]:
     """Statuses of the answers to a request of whose body only ``messages`` arrive."""
     guard, _, _ = local_app({}, lambda jobs: None, token, {})
     sent: list[MutableMapping[str, Any]] = []
@@ -39,7 +45,14 @@ def answered(path: str, method: str = "GET", host: str = "127.0.0.1", token: str
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+    }
     scope |= {"scheme": "http", "server": ("127.0.0.1", 80), "http_version": "1.1"}
     headers = [(b"host", host.encode()), (b"content-type", b"application/json"), (b"content-length", b"1000")]
     asyncio.run(guard(scope | {"headers": headers}, receive, send))
@@ -99,7 +112,10 @@ def test_what_somebody_asked_who_has_left_is_not_searched(run_folder: Path) -> N
     def ask(question: str) -> socket.socket:
         body = json.dumps({"queries": [question]})
         own = socket.create_connection(("127.0.0.1", port), timeout=patient(60))
-        head = f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length:"
+            f" {len(body)}\r\n\r\n"
+        )
         own.sendall((head + body).encode())
         return own
 

@@ -1,4 +1,5 @@
-"""What a request has to pass before it is looked at, asked of the guard alone, through the server's own interface."""
+"""What a request has to pass before it is looked at, asked of the guard alone, through the server's own
+interface."""
 
 from __future__ import annotations
 
@@ -24,9 +25,18 @@ class Service:
         self.seen: list[bytes] = []
         self.given_up = 0
         self.hold: asyncio.Event | None = None
-        options: dict[str, Any] = {"host": "127.0.0.1", "max_body": 100, "max_concurrent": 2, "timeout": 0.2, **settings}
+        options: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "max_body": 100,
+            "max_concurrent": 2,
+            "timeout": 0.2,
+            **settings,
+        }
         self.guard = Guard(
-            self._app, ServeSettings(**options), token=token, observe=lambda path, status: self.observed.append((path, status))
+            self._app,
+            ServeSettings(**options),
+            token=token,
+            observe=lambda path, status: self.observed.append((path, status)),
         )
 
     async def _app(self, scope: Message, receive: Any, send: Any) -> None:
@@ -54,7 +64,8 @@ class Service:
         chunks: Sequence[bytes] = (b"{}",),
         leaves: bool = False,
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of an answer; 0 where there is none. After its ``chunks`` the other side waits, or ``leaves``."""
+        """Status, headers and body of an answer; 0 where there is none. After its ``chunks`` the other side
+        waits, or ``leaves``."""
         given = {"host": "localhost:8000", **(JSON if method == "POST" else {}), **(headers or {})}
         scope = {
             "type": "http",
@@ -90,7 +101,11 @@ def test_a_good_request_is_passed_on_whole_and_its_answer_is_of_no_use_to_other_
     service = Service()
     status, headers, body = ask(service, chunks=[b'{"question":', b' "a"}'])
     assert (status, body) == (200, b'{"question": "a"}')
-    assert headers["x-app"] == "1" and headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
+    assert (
+        headers["x-app"] == "1"
+        and headers["x-content-type-options"] == "nosniff"
+        and headers["cache-control"] == "no-store"
+    )
     assert service.observed == [("/search", 200)]
     assert service.guard.num_requests == 0
 
@@ -112,7 +127,9 @@ def test_a_good_request_is_passed_on_whole_and_its_answer_is_of_no_use_to_other_
         ("/broken", {}, 500, FAILED),
     ],
 )
-def test_what_is_refused_never_reaches_the_application(path: str, options: dict[str, Any], status: int, words: str) -> None:
+def test_what_is_refused_never_reaches_the_application(
+    path: str, options: dict[str, Any], status: int, words: str
+) -> None:
     service = Service()
     found, headers, body = ask(service, path, **options)
     assert found == status
@@ -162,8 +179,14 @@ def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
             answers.append(message)
 
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        await service.guard({"type": "http", "path": "/search", "method": "POST", "headers": headers}, receive, send)
-        return answers[0]["status"], {name.decode(): value.decode() for name, value in answers[0]["headers"]}, answers[1]["body"]
+        await service.guard(
+            {"type": "http", "path": "/search", "method": "POST", "headers": headers}, receive, send
+        )
+        return (
+            answers[0]["status"],
+            {name.decode(): value.decode() for name, value in answers[0]["headers"]},
+            answers[1]["body"],
+        )
 
     status, headers, body = asyncio.run(slow())
     assert status == 408 and headers["connection"] == "close" and b"within 0.2 s" in body
@@ -208,7 +231,8 @@ def test_a_failure_after_the_answer_has_begun_sends_no_second_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "expected"), [("127.0.0.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example", False)]
+    ("host", "expected"),
+    [("127.0.0.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example", False)],
 )
 def test_which_addresses_only_this_machine_reaches(host: str, expected: bool) -> None:
     assert is_loopback(host) == expected

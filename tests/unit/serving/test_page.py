@@ -1,4 +1,5 @@
-"""The page of a service in a real browser: a question is typed, two ways of searching are compared, and no text becomes markup."""
+"""The page of a service in a real browser: a question is typed, two ways of searching are compared, and no
+text becomes markup."""
 
 from __future__ import annotations
 
@@ -38,9 +39,12 @@ HOSTILE = [
 def address(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A run searched in three ways, and one whose texts are hostile."""
     folder = tmp_path_factory.mktemp("hostile")
-    origins = [Origin(text, f"under {text}", 3, f"https://example.org/{quote(text)}?'<b>\"") for text in HOSTILE]
+    origins = [
+        Origin(text, f"under {text}", 3, f"https://example.org/{quote(text)}?'<b>\"") for text in HOSTILE
+    ]
     passages = [
-        Passage(f"zebra {text} {'stripe ' * 100}", text, f"{text} {number}", origin=origins[number]) for number, text in enumerate(HOSTILE)
+        Passage(f"zebra {text} {'stripe ' * 100}", text, f"{text} {number}", origin=origins[number])
+        for number, text in enumerate(HOSTILE)
     ]
     write_passages(folder / "corpus.jsonl", passages)
     settings = SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")])
@@ -76,23 +80,42 @@ def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: 
     assert lists["left"] != lists["right"] and lists["left"][0] == "p003"
     for column, other in (("left", "right"), ("right", "left")):
         assert ids(page, column) == lists[column]
-        shifts = page.look(f"[...document.querySelectorAll('#hits-{column} .shift')].map(shift => shift.textContent)")
+        shifts = page.look(
+            f"[...document.querySelectorAll('#hits-{column} .shift')].map(shift => shift.textContent)"
+        )
         for rank, (name, shift) in enumerate(zip(lists[column], shifts, strict=True)):
             moved = lists[other].index(name) - rank if name in lists[other] else None
             assert shift == (
-                "only here" if moved is None else f"\u25b2 {moved}" if moved > 0 else f"\u25bc {-moved}" if moved else "same rank"
+                "only here"
+                if moved is None
+                else f"\u25b2 {moved}"
+                if moved > 0
+                else f"\u25bc {-moved}"
+                if moved
+                else "same rank"
             )
     both = len(set(lists["left"]) & set(lists["right"]))
-    assert page.look("document.querySelector('#status').textContent").startswith(f"{both} of the first 10 passages are in both columns")
-    marks = page.look("[...document.querySelectorAll('#hits-left .hit:first-child .text:not(.whole) mark')].map(mark => mark.textContent)")
+    assert page.look("document.querySelector('#status').textContent").startswith(
+        f"{both} of the first 10 passages are in both columns"
+    )
+    marks = page.look(
+        "[...document.querySelectorAll('#hits-left .hit:first-child .text:not(.whole) mark')].map(mark =>"
+        " mark.textContent)"
+    )
     assert {mark.lower() for mark in marks} <= set(question.lower().rstrip("?").split()) and len(marks) >= 4
     facts = page.look("document.querySelector('#hits-right .facts').textContent")
     assert "dense #" in facts and "BM25 #" in facts and "in common: " in facts and "corpus.tsv" in facts
     assert page.look("document.querySelector('#time-left').textContent").endswith(" ms")
 
-    page.look("document.querySelector('#right').value = 'run:dense'; document.querySelector('#right').dispatchEvent(new Event('change'))")
+    page.look(
+        "document.querySelector('#right').value = 'run:dense';"
+        " document.querySelector('#right').dispatchEvent(new Event('change'))"
+    )
     dense = [hit["id"] for hit in found_by(address, "run:dense", question)]
-    page.wait(f"document.querySelector('#hits-right .hit').dataset.id == {json.dumps(dense[0])} && !document.querySelector('.stale')")
+    page.wait(
+        f"document.querySelector('#hits-right .hit').dataset.id == {json.dumps(dense[0])} &&"
+        " !document.querySelector('.stale')"
+    )
     assert ids(page, "right") == dense
     assert page.look("document.querySelector('#filter').hidden"), "the passages have no fields"
     opened_again(page)
@@ -105,9 +128,9 @@ def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: 
 def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: World) -> None:
     approximate = {"exact": False, "recall": {"values": {"recall@10": 0.9375}}}
     script = (
-        "const real = fetch; window.fetch = async (path, options) => { if (path !== 'info') return real(path, options); "
-        f"const info = await (await real(path)).json(); Object.assign(info.indexes[0], {json.dumps(approximate)}); "
-        "info.indexes[1].exact = false; return Response.json(info); };"
+        "const real = fetch; window.fetch = async (path, options) => { if (path !== 'info') return"
+        " real(path, options); const info = await (await real(path)).json(); Object.assign(info.indexes[0],"
+        f" {json.dumps(approximate)}); info.indexes[1].exact = false; return Response.json(info); }};"
     )
     added = page.call("Page.addScriptToEvaluateOnNewDocument", source=script)
     try:
@@ -115,7 +138,9 @@ def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: 
         page.wait("document.querySelectorAll('#left option').length == 4")
         page.look("document.querySelector('#left').value = 'run:dense'")
         ask(page, world.questions[1].text)
-        assert page.look("document.querySelector('#time-right').textContent").startswith("approximate, recall@10 0.938, ")
+        assert page.look("document.querySelector('#time-right').textContent").startswith(
+            "approximate, recall@10 0.938, "
+        )
         assert page.look("document.querySelector('#time-left').textContent").startswith("approximate, ")
     finally:
         page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
@@ -141,7 +166,10 @@ def test_the_keyboard_is_enough(page: Browser, world: World) -> None:
     assert focused(page) == ["hits-right", shared]
     before = page.look("[document.querySelector('#left').value, document.querySelector('#right').value]")
     page.press("s")
-    page.wait(f"document.querySelector('#left').value == {json.dumps(before[1])} && !document.querySelector('.stale')")
+    page.wait(
+        f"document.querySelector('#left').value == {json.dumps(before[1])} &&"
+        " !document.querySelector('.stale')"
+    )
     assert (ids(page, "left"), ids(page, "right")) == (right, left)
     page.press("?")
     assert page.look("document.querySelector('#help').open")
@@ -161,29 +189,42 @@ def test_keys_act_while_the_question_has_the_focus_and_is_empty(page: Browser, w
     page.look("document.querySelector('#question').focus()")
     page.type("why")
     page.press("?")
-    assert page.look("document.querySelector('#question').value") == "why?" and not page.look("document.querySelector('#help').open")
+    assert page.look("document.querySelector('#question').value") == "why?" and not page.look(
+        "document.querySelector('#help').open"
+    )
     page.press("Escape")
     assert page.look("document.activeElement.id") != "question"
     page.press("?")
     assert page.look("document.querySelector('#help').open")
 
 
-def test_a_slow_search_says_that_it_is_under_way_and_small_facts_are_small(page: Browser, world: World) -> None:
-    script = "const real = fetch; window.fetch = async (path, options) => { await window.gate; return real(path, options); };"
+def test_a_slow_search_says_that_it_is_under_way_and_small_facts_are_small(
+    page: Browser, world: World
+) -> None:
+    script = (
+        "const real = fetch; window.fetch = async (path, options) => { await window.gate; return real(path,"
+        " options); };"
+    )
     page.look(f"{script} window.gate = new Promise((open) => (window.opened = open)); 0")
     page.look("document.querySelector('#question').select()")
     page.type(world.questions[3].text)
     page.press("Enter")
     page.wait("document.querySelector('#status').textContent == 'Searching ...'")
     page.look("window.opened(); 0")
-    page.wait("document.querySelector('#status').textContent.includes('in both columns') && !document.querySelector('.stale')")
+    page.wait(
+        "document.querySelector('#status').textContent.includes('in both columns') &&"
+        " !document.querySelector('.stale')"
+    )
     size = "parseFloat(getComputedStyle(document.querySelector({})).fontSize)".format
     assert page.look(size("'.facts .words'")) < 0.8 * page.look(size("'.hit .text'"))
 
 
 def test_no_text_becomes_markup(page: Browser, address: str) -> None:
     name = "<b>hostile</b>"
-    page.look(f"document.querySelector('#left').value = {json.dumps(name)}; document.querySelector('#right').value = {json.dumps(name)}")
+    page.look(
+        f"document.querySelector('#left').value = {json.dumps(name)}; document.querySelector('#right').value"
+        f" = {json.dumps(name)}"
+    )
     tags = page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))].sort()")
     for text in HOSTILE:
         question = f"{text} zebra"
@@ -193,13 +234,22 @@ def test_no_text_becomes_markup(page: Browser, address: str) -> None:
         assert all(hostile in shown for hostile in HOSTILE)
     page.look("document.querySelector('#hits-left .more').click()")
     assert page.look("document.querySelector('#hits-left .whole').textContent").startswith("zebra ")
-    new = set(page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))]")) - set(tags)
+    new = set(
+        page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))]")
+    ) - set(tags)
     assert new <= {"LI", "DIV", "SPAN", "H3", "P", "MARK", "BUTTON", "A"}
-    assert page.look("document.querySelector('#hits-left .origin').textContent").startswith(f"{HOSTILE[-1]}:3 \u00b7 under {HOSTILE[-1]}")
-    links = page.look("[...document.querySelectorAll('#hits-left a')].map(link => [link.protocol, link.host, link.rel, link.target])")
+    assert page.look("document.querySelector('#hits-left .origin').textContent").startswith(
+        f"{HOSTILE[-1]}:3 \u00b7 under {HOSTILE[-1]}"
+    )
+    links = page.look(
+        "[...document.querySelectorAll('#hits-left a')].map(link => [link.protocol, link.host, link.rel,"
+        " link.target])"
+    )
     assert links == [["https:", "example.org", "noopener noreferrer nofollow", "_blank"]] * len(HOSTILE)
     assert page.look("document.querySelector('#name-left').textContent") == name
-    page.open(f"{address}#q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&left=%3Cscript%3E&right=__proto__&k=constructor")
+    page.open(
+        f"{address}#q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&left=%3Cscript%3E&right=__proto__&k=constructor"
+    )
     page.wait("document.title.startsWith('<img')")
     assert page.look("document.querySelector('#k').value") == "10"
     assert page.problems == []
@@ -207,13 +257,28 @@ def test_no_text_becomes_markup(page: Browser, address: str) -> None:
 
 
 def test_only_addresses_of_the_web_become_links(page: Browser) -> None:
-    urls = ["javascript:alert(1)", "JavaScript://x.org/%0aalert(1)", "data:text/html,x", "//x.org", "/reload", "file:///etc/passwd", "x", 7]
-    hits = [{"id": "1", "score": 1, "origin": {"place": "", "heading": "", "url": url}} for url in [*urls, "http://user@x.org:8/a"]]
-    draw = f"import('./page/hits.js').then(({{ draw }}) => draw(document.querySelector('#hits-left'), {json.dumps(hits)}, null))"
-    page.look(draw)
-    assert page.look("[...document.querySelectorAll('.hit a')].map(link => [link.href, link.textContent])") == [
-        ["http://user@x.org:8/a", "x.org"]
+    urls = [
+        "javascript:alert(1)",
+        "JavaScript://x.org/%0aalert(1)",
+        "data:text/html,x",
+        "//x.org",
+        "/reload",
+        "file:///etc/passwd",
+        "x",
+        7,
     ]
+    hits = [
+        {"id": "1", "score": 1, "origin": {"place": "", "heading": "", "url": url}}
+        for url in [*urls, "http://user@x.org:8/a"]
+    ]
+    draw = (
+        "import('./page/hits.js').then(({ draw }) => draw(document.querySelector('#hits-left'),"
+        f" {json.dumps(hits)}, null))"
+    )
+    page.look(draw)
+    assert page.look(
+        "[...document.querySelectorAll('.hit a')].map(link => [link.href, link.textContent])"
+    ) == [["http://user@x.org:8/a", "x.org"]]
 
 
 @pytest.mark.parametrize("is_dark", [False, True])
@@ -223,15 +288,31 @@ def test_every_width_is_readable(page: Browser, world: World, is_dark: bool) -> 
         page.size(width, is_dark=is_dark)
         assert page.look("document.documentElement.scrollWidth") <= width
         assert page.look("document.querySelector('#question').getBoundingClientRect().width") > 150
-        seen = [page.look(f"document.querySelector('#hits-{column}').getBoundingClientRect().width > 250") for column in ("left", "right")]
+        seen = [
+            page.look(f"document.querySelector('#hits-{column}').getBoundingClientRect().width > 250")
+            for column in ("left", "right")
+        ]
         assert seen == [True, width > 720]
     page.size(390)
     page.click("#show-right")
     assert page.look("document.querySelector('#hits-right').getBoundingClientRect().width > 250")
     page.click("#show-left")
     page.size(1200, is_dark=is_dark)
-    behind = {".text": ".hit", ".facts": ".hit", ".hit mark": ".hit mark", ".shift": ".hit", ".more": ".hit", ".rank": ".hit"}
-    behind |= {"#status": "body", "h2 small": "body", "#form button": "#form button", "label": "body", "#question": "#question"}
+    behind = {
+        ".text": ".hit",
+        ".facts": ".hit",
+        ".hit mark": ".hit mark",
+        ".shift": ".hit",
+        ".more": ".hit",
+        ".rank": ".hit",
+    }
+    behind |= {
+        "#status": "body",
+        "h2 small": "body",
+        "#form button": "#form button",
+        "label": "body",
+        "#question": "#question",
+    }
     for selector, ground in behind.items():
         assert contrast(page, selector, ground) >= 4.5, selector
     assert page.look("getComputedStyle(document.body).backgroundColor").startswith("rgb(2") != is_dark

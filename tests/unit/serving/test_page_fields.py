@@ -1,4 +1,5 @@
-"""The page of a service of three runs, whose passages have fields to filter by, no titles, and texts from right to left."""
+"""The page of a service of three runs, whose passages have fields to filter by, no titles, and texts from
+right to left."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def write_run(folder: Path, name: str) -> None:
         for number in range(30)
     )  # fmt: skip
     (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    replace(SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")]), indexer={"kind": "bm25"}).write(folder)
+    replace(
+        SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")]), indexer={"kind": "bm25"}
+    ).write(folder)
 
 
 @pytest.fixture
@@ -62,7 +65,10 @@ def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
     page.look("document.activeElement.blur()")
     page.press("f")
     assert page.look("document.querySelector('#filter').open && document.activeElement.type == 'checkbox'")
-    names = page.look("[...document.querySelectorAll('#panel fieldset')].map(one => [...one.children].map(child => child.textContent))")
+    names = page.look(
+        "[...document.querySelectorAll('#panel fieldset')].map(one => [...one.children].map(child =>"
+        " child.textContent))"
+    )
     assert names == [["section", *sorted(SECTIONS)], ["year", "2000", "2001"]]
     assert page.look("document.querySelectorAll('#panel datalist option').length") == 30
 
@@ -76,7 +82,9 @@ def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
     expected = {number for number in range(0, 30, 2) if number % 3 < 2}
     assert numbers(page) == numbers(page, "right") == expected
     assert page.look("document.querySelector('summary').textContent") == "Filter (2)"
-    assert page.look("document.querySelector('#status').textContent").endswith("Searched among the passages that pass the filter.")
+    assert page.look("document.querySelector('#status').textContent").endswith(
+        "Searched among the passages that pass the filter."
+    )
     opened_again(page)
     page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
     assert numbers(page) == expected, "the address holds the filter"
@@ -100,7 +108,13 @@ def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
 
 
 def test_a_filter_of_a_foreign_address_is_data(page: Browser, address: str) -> None:
-    for odd in ("{", "null", "7", "[]", '{"ids": {"a": 1}, "metadata": {"section": ["<img src=x>"], "page": "<img src=x>", "no": 1}}'):
+    for odd in (
+        "{",
+        "null",
+        "7",
+        "[]",
+        '{"ids": {"a": 1}, "metadata": {"section": ["<img src=x>"], "page": "<img src=x>", "no": 1}}',
+    ):
         page.open("about:blank")
         page.open(f"{address}#q=zebra&filter={odd}")
         page.wait("document.title.startsWith('zebra') && !document.querySelector('.stale')")
@@ -114,12 +128,15 @@ def test_texts_from_right_to_left_without_titles_are_readable(page: Browser) -> 
     ask(page, question)
     found = page.look("[...document.querySelectorAll('#hits-left .title')].map(title => title.textContent)")
     assert found == ids(page, "left"), "an id stands where there is no title"
-    way = page.look("[...document.querySelectorAll('#hits-left .text')].map(text => getComputedStyle(text).direction)")
+    way = page.look(
+        "[...document.querySelectorAll('#hits-left .text')].map(text => getComputedStyle(text).direction)"
+    )
     texts = page.look("[...document.querySelectorAll('#hits-left .text')].map(text => text.textContent)")
     assert {text.startswith(SHALOM) for text in texts} == {True} and set(way) == {"rtl"}
     assert page.look("getComputedStyle(document.querySelector('#question')).direction") == "rtl"
     assert page.look(
-        "[...document.querySelectorAll('#hits-left .facts > span')].every(one => getComputedStyle(one).unicodeBidi == 'isolate')"
+        "[...document.querySelectorAll('#hits-left .facts > span')].every(one =>"
+        " getComputedStyle(one).unicodeBidi == 'isolate')"
     )
 
 
@@ -143,11 +160,18 @@ def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
     for left, right in (("one", "two"), ("three", "one"), ("two", "three")):
         for column, value in (("left", left), ("right", right)):
             page.look(
-                f"{{ const one = document.querySelector('#{column}'); one.value = '{value}'; one.dispatchEvent(new Event('change')) }}"
+                f"{{ const one = document.querySelector('#{column}'); one.value = '{value}';"
+                " one.dispatchEvent(new Event('change')) }"
             )
-        page.wait(f"document.querySelector('#hits-left .hit').dataset.id.startsWith('{left}') && !document.querySelector('.stale')")
+        page.wait(
+            f"document.querySelector('#hits-left .hit').dataset.id.startsWith('{left}') &&"
+            " !document.querySelector('.stale')"
+        )
         assert {name.split()[0] for name in ids(page, "right")} == {right}
-        assert page.look("[document.querySelector('#name-left').innerText, document.querySelector('#name-right').innerText]") == [
+        assert page.look(
+            "[document.querySelector('#name-left').innerText,"
+            " document.querySelector('#name-right').innerText]"
+        ) == [
             left,
             right,
         ]
@@ -155,7 +179,8 @@ def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
 
 def test_an_answer_that_comes_late_does_not_replace_a_newer_one(page: Browser) -> None:
     page.look(
-        "{ const real = fetch; window.late = []; window.fetch = async (path, options) => { const { signal, ...rest } = options;"
+        "{ const real = fetch; window.late = []; window.fetch = async (path, options) => { const { signal,"
+        " ...rest } = options;"
         " const answer = await real(path, rest);"  # an answer that no abort stops any more
         " if (options.body?.includes('first')) await new Promise((go) => late.push(go)); return answer; } }"
     )
@@ -183,15 +208,27 @@ def test_everything_has_a_name_can_be_reached_and_is_seen(page: Browser, is_dark
     page.look("document.querySelector('#filter').open = true")
     assert page.look(UNNAMED) == []
     tree = page.call("Accessibility.getFullAXTree")["nodes"]
-    named = [(node["role"]["value"], node["name"]["value"]) for node in tree if not node["ignored"] and node.get("name")]
+    named = [
+        (node["role"]["value"], node["name"]["value"])
+        for node in tree
+        if not node["ignored"] and node.get("name")
+    ]
     assert ("heading", "Search") in named and ("region", "one") in named and ("region", "two") in named
-    assert ("textbox", "Question") in named and ("checkbox", "body") in named and ("group", "section") in named
-    assert not [role for role, name in named if role in ("button", "checkbox", "combobox", "textbox", "link") and not name.strip()]
+    assert (
+        ("textbox", "Question") in named and ("checkbox", "body") in named and ("group", "section") in named
+    )
+    assert not [
+        role
+        for role, name in named
+        if role in ("button", "checkbox", "combobox", "textbox", "link") and not name.strip()
+    ]
     page.look("document.querySelector('#question').focus()")
     reached = set()
     for _ in range(40):
         page.press("Tab")
-        reached.add(page.look("document.activeElement.id || document.activeElement.closest('#panel')?.id || ''"))
+        reached.add(
+            page.look("document.activeElement.id || document.activeElement.closest('#panel')?.id || ''")
+        )
         if page.look("document.activeElement === document.body"):
             break
     assert {"left", "right", "swap", "k", "keys", "panel", "clear"} <= reached

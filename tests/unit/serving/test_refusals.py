@@ -1,4 +1,5 @@
-"""What a service does not answer gets a 4xx, or a 503 where trying again helps, and one sentence; a worker's death costs nobody else."""
+"""What a service does not answer gets a 4xx, or a 503 where trying again helps, and one sentence; a worker's
+death costs nobody else."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def client(run_folder: Path) -> Iterator[Any]:
-    with served({"run": run_folder}, max_queries=4, max_k=50, max_passages=100, max_question=100, max_body=2000, modes="bm25") as found:
+    with served(
+        {"run": run_folder},
+        max_queries=4,
+        max_k=50,
+        max_passages=100,
+        max_question=100,
+        max_body=2000,
+        modes="bm25",
+    ) as found:
         yield found
 
 
@@ -35,8 +44,14 @@ BAD_BODIES = [
     ('{"queries": [null]}', "queries.0"),
     ('{"queries": ["ka"], "k": 0}', "k: "),
     ('{"queries": ["ka"], "k": 51}', "max_k=50"),
-    ('{"queries": ["ka", "ka", "ka"], "k": 34}', "34 passages for each of 3 questions, expected at most max_passages=100"),
-    ('{"queries": ["ka"], "k": 11, "explain": true}', "explain=true for 11 passages, expected at most max_passages / 10"),
+    (
+        '{"queries": ["ka", "ka", "ka"], "k": 34}',
+        "34 passages for each of 3 questions, expected at most max_passages=100",
+    ),
+    (
+        '{"queries": ["ka"], "k": 11, "explain": true}',
+        "explain=true for 11 passages, expected at most max_passages / 10",
+    ),
     ('{"queries": ["ka"], "k": 1e9}', "k: "),
     ('{"queries": ["ka"], "k": true}', "k: "),
     ('{"queries": ["ka"], "top": 3}', "top is not known"),
@@ -58,22 +73,36 @@ def test_a_bad_body_gets_one_sentence(client: Any, body: str, words: str) -> Non
     assert "\n" not in answer.json()["error"]
 
 
-@pytest.mark.parametrize("body", [b"[" * 1000, '{"queries": [[['.encode("utf-16-le") + b"[\0" * 300, b'{"queries": ["\xff"]}'])
-def test_a_body_nested_too_deeply_is_refused_whatever_the_interpreter_allows(client: Any, body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body", [b"[" * 1000, '{"queries": [[['.encode("utf-16-le") + b"[\0" * 300, b'{"queries": ["\xff"]}']
+)
+def test_a_body_nested_too_deeply_is_refused_whatever_the_interpreter_allows(
+    client: Any, body: bytes
+) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000)
     try:
         answer = client.post("/search", content=body, headers=JSON)
     finally:
         sys.setrecursionlimit(limit)
-    assert (answer.status_code, answer.json()) == (400, {"error": "the body is not JSON in UTF-8, or is nested too deeply"})
+    assert (answer.status_code, answer.json()) == (
+        400,
+        {"error": "the body is not JSON in UTF-8, or is nested too deeply"},
+    )
 
 
 def test_what_is_not_there_is_404_and_says_what_is(client: Any) -> None:
     answer = client.post("/search", json={"queries": ["ka"], "index": "other"})
     assert answer.status_code == 404
     assert "/info lists run, run:bm25" in answer.json()["error"]
-    for path in ("/v1/other/search?query=ka", "/doc?id=none", "/v1/run/doc/a/b", "/nothing", "/page/none.js", "/page/../settings.py"):
+    for path in (
+        "/v1/other/search?query=ka",
+        "/doc?id=none",
+        "/v1/run/doc/a/b",
+        "/nothing",
+        "/page/none.js",
+        "/page/../settings.py",
+    ):
         answer = client.get(path)
         assert (answer.status_code, list(answer.json())) == (404, ["error"]), path
     refused = client.get("/search")
@@ -82,7 +111,12 @@ def test_what_is_not_there_is_404_and_says_what_is(client: Any) -> None:
 
 
 def test_types_sizes_and_names_are_checked_before_anything_is_read(client: Any) -> None:
-    assert client.post("/search", content=b'{"queries": ["ka"]}', headers={"content-type": "text/plain"}).status_code == 415
+    assert (
+        client.post(
+            "/search", content=b'{"queries": ["ka"]}', headers={"content-type": "text/plain"}
+        ).status_code
+        == 415
+    )
     assert client.post("/search", content=b" " * 2001, headers=JSON).status_code == 413
     pieces = (b" " * 500 for _ in range(10))  # of unstated length
     assert client.post("/search", content=pieces, headers=JSON).status_code == 413
@@ -93,7 +127,13 @@ def test_types_sizes_and_names_are_checked_before_anything_is_read(client: Any) 
 
 def test_a_token_is_asked_for_everywhere_but_at_health_and_page(run_folder: Path) -> None:
     with served({"run": run_folder}, token="secret", modes="bm25") as client:
-        for method, path in (("get", "/info"), ("post", "/search"), ("post", "/reload"), ("get", "/metrics"), ("get", "/doc?id=p001")):
+        for method, path in (
+            ("get", "/info"),
+            ("post", "/search"),
+            ("post", "/reload"),
+            ("get", "/metrics"),
+            ("get", "/doc?id=p001"),
+        ):
             for headers in ({}, {"authorization": "Bearer other"}, {"authorization": "secret"}):
                 answer = getattr(client, method)(path, headers=headers)
                 assert answer.status_code == 401, path
@@ -107,7 +147,9 @@ def test_a_full_service_says_when_to_come_again(run_folder: Path, world: World) 
     gate = threading.Event()
     with (
         ThreadPoolExecutor(4) as pool,
-        served({"run": run_folder}, before=lambda jobs: gate.wait(20) and None, max_concurrent=2, modes="bm25") as client,
+        served(
+            {"run": run_folder}, before=lambda jobs: gate.wait(20) and None, max_concurrent=2, modes="bm25"
+        ) as client,
     ):
         body = {"queries": [world.questions[0].text]}
         waiting = [pool.submit(client.post, "/search", json=body) for _ in range(2)]
@@ -129,9 +171,15 @@ def test_what_queued_is_searched_together(run_folder: Path, world: World) -> Non
 
     with ThreadPoolExecutor(8) as pool, served({"run": run_folder}, before=note, batch=6) as client:
         questions = [question.text for question in world.questions[:8]]
-        asked = [pool.submit(client.post, "/search", json={"queries": [question], "k": 2}) for question in questions[:1]]
+        asked = [
+            pool.submit(client.post, "/search", json={"queries": [question], "k": 2})
+            for question in questions[:1]
+        ]
         wait_until(lambda: batches)
-        asked += [pool.submit(client.post, "/search", json={"queries": [question], "k": 2}) for question in questions[1:]]
+        asked += [
+            pool.submit(client.post, "/search", json={"queries": [question], "k": 2})
+            for question in questions[1:]
+        ]
         wait_until(lambda: "dpr_requests_waiting 7.0" in client.get("/metrics").text)
         gate.set()
         together = [answer.result().json()["results"][0] for answer in asked]
@@ -152,9 +200,13 @@ def test_a_question_that_ends_its_worker_fails_alone(run_folder: Path, world: Wo
 
     with ThreadPoolExecutor(8) as pool, served({"run": run_folder}, before=act, modes="bm25") as client:
         questions = ["ka no", "deadly", *(question.text for question in world.questions[:4])]
-        asked = [pool.submit(client.post, "/search", json={"queries": [question]}) for question in questions[:1]]
+        asked = [
+            pool.submit(client.post, "/search", json={"queries": [question]}) for question in questions[:1]
+        ]
         wait_until(lambda: not is_first)  # it is at work alone, so that all others wait for one batch
-        asked += [pool.submit(client.post, "/search", json={"queries": [question]}) for question in questions[1:]]
+        asked += [
+            pool.submit(client.post, "/search", json={"queries": [question]}) for question in questions[1:]
+        ]
         wait_until(lambda: "dpr_requests_waiting 5.0" in client.get("/metrics").text)
         gate.set()
         answers = dict(zip(questions, (answer.result() for answer in asked), strict=True))
@@ -175,7 +227,9 @@ def test_a_worker_that_dies_again_and_again_is_said_to(run_folder: Path) -> None
 
 def test_a_slow_answer_is_refused_in_time(run_folder: Path) -> None:
     gate = threading.Event()
-    with served({"run": run_folder}, before=lambda jobs: gate.wait(20) and None, timeout=0.05, modes="bm25") as client:
+    with served(
+        {"run": run_folder}, before=lambda jobs: gate.wait(20) and None, timeout=0.05, modes="bm25"
+    ) as client:
         answer = client.post("/search", json={"queries": ["ka"]})
         assert (answer.status_code, answer.json()) == (503, {"error": "there was no answer within 0.05 s"})
         gate.set()

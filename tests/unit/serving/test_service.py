@@ -36,7 +36,9 @@ def test_every_mode_finds_what_dpr_search_finds(client: Any, run_folder: Path, w
         assert answer.status_code == 200, answer.text
         for question, hits in zip(questions, answer.json()["results"], strict=True):
             expected = searcher.search(question, 3)
-            assert [(hit["id"], hit["title"], hit["text"]) for hit in hits] == [(hit.id, hit.title, hit.text) for hit in expected]
+            assert [(hit["id"], hit["title"], hit["text"]) for hit in hits] == [
+                (hit.id, hit.title, hit.text) for hit in expected
+            ]
             assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-6)
 
 
@@ -44,14 +46,24 @@ def test_agents_trainers_and_pyserinis_clients_get_their_shapes(client: Any, wor
     first = client.post("/search", json={"queries": [world.questions[0].text], "k": 2}).json()["results"][0]
     asked = {"queries": [world.questions[0].text], "topk": 2, "return_scores": True}
     assert client.post("/retrieve", json=asked).json() == {
-        "result": [[{"document": {"id": hit["id"], "contents": f"{hit['title']}\n{hit['text']}"}, "score": hit["score"]} for hit in first]]
+        "result": [
+            [
+                {
+                    "document": {"id": hit["id"], "contents": f"{hit['title']}\n{hit['text']}"},
+                    "score": hit["score"],
+                }
+                for hit in first
+            ]
+        ]
     }
     alone = client.post("/retrieve", json={"queries": ["ka"]}).json()["result"]
-    assert client.post("/retrieve", json={"queries": ["", "ka", " \n"]}).json() == {"result": [[], *alone, []]}
+    assert client.post("/retrieve", json={"queries": ["", "ka", " \n"]}).json() == {
+        "result": [[], *alone, []]
+    }
     assert client.post("/retrieve", json={"queries": [""]}).json() == {"result": [[]]}
-    assert [set(document) for document in client.post("/retrieve", json={"queries": ["ka"]}).json()["result"][0]] == [
-        {"id", "contents"}
-    ] * 3
+    assert [
+        set(document) for document in client.post("/retrieve", json={"queries": ["ka"]}).json()["result"][0]
+    ] == [{"id", "contents"}] * 3
     found = client.get("/v1/run/search", params={"query": world.questions[0].text, "hits": 2}).json()
     assert (found["api"], found["index"], found["query"]) == ("v1", "run", {"text": world.questions[0].text})
     assert [(item["docid"], item["score"], item["rank"]) for item in found["candidates"]] == [
@@ -91,8 +103,12 @@ def test_several_runs_are_served_beside_each_other(run_folder: Path) -> None:
     with served({"first": run_folder, "second": run_folder}, modes="dense") as client:
         names = [item["name"] for item in client.get("/info").json()["indexes"]]
         assert names == ["first", "first:dense", "second", "second:dense"]
-        answers = [client.post("/search", json={"queries": ["ka no"], "index": index}).json() for index in names]
-        assert answers[0]["results"] == answers[2]["results"] != answers[1]["results"] == answers[3]["results"]
+        answers = [
+            client.post("/search", json={"queries": ["ka no"], "index": index}).json() for index in names
+        ]
+        assert (
+            answers[0]["results"] == answers[2]["results"] != answers[1]["results"] == answers[3]["results"]
+        )
         assert [answer["index"] for answer in answers] == names
 
 
@@ -103,7 +119,9 @@ def test_an_explained_hit_says_where_it_is_from_and_why(client: Any, world: Worl
     assert [hit["file"] for hit in hits] == ["corpus.tsv"] * 3
     assert all(hit["sides"].keys() == {"dense", "bm25"} and "text" not in hit for hit in hits)
     first = next(hit for hit in hits if hit["id"] == "p003")
-    assert first["pieces"][1::2] and set(first["pieces"][1::2]) | set(first["title_pieces"][1::2]) == set(first["words"])
+    assert first["pieces"][1::2] and set(first["pieces"][1::2]) | set(first["title_pieces"][1::2]) == set(
+        first["words"]
+    )
     assert "".join(first["pieces"]) == world.passages[3].text
 
 
@@ -124,7 +142,10 @@ def test_a_corpus_that_changes_or_vanishes_is_no_fault_of_the_request(
         corpus.write_text((before := corpus.read_text()) + "new\tka ka\troad\n")
         assert answered()[0] == 500 and "corpus.tsv: has changed since it was opened" in answered()[1]
         refused = client.post("/reload", json={})
-        assert refused.status_code == 503 and "vectors of another corpus ('corpus.tsv' as it was)" in refused.json()["error"]
+        assert (
+            refused.status_code == 503
+            and "vectors of another corpus ('corpus.tsv' as it was)" in refused.json()["error"]
+        )
         corpus.write_text(before)
         assert client.post("/reload", json={}).status_code == 200
         assert answered() == (200, "")
@@ -137,7 +158,9 @@ def test_a_corpus_that_changes_or_vanishes_is_no_fault_of_the_request(
         list(open_runs({"run": folder}, ServeSettings(modes="bm25")))
 
 
-def test_vectors_that_others_replace_are_not_searched_until_a_reload(run_folder: Path, tmp_path: Path) -> None:
+def test_vectors_that_others_replace_are_not_searched_until_a_reload(
+    run_folder: Path, tmp_path: Path
+) -> None:
     shutil.copytree(run_folder, folder := tmp_path / "run")
     with served({"run": folder}, modes="dense") as client:
 
@@ -148,7 +171,9 @@ def test_vectors_that_others_replace_are_not_searched_until_a_reload(run_folder:
         status, before = answered()
         assert status == 200
         shard = VectorShard(folder / "vectors_0")
-        writer = VectorShardWriter(folder / "new", metadata=_own(shard), dimension=shard.dimension, dtype=shard.dtype)
+        writer = VectorShardWriter(
+            folder / "new", metadata=_own(shard), dimension=shard.dimension, dtype=shard.dtype
+        )
         for number, (ids, vectors) in enumerate(shard.chunks()):
             writer.write_chunk(number, [key.decode() for key in ids.tolist()], -vectors)
         writer.finish()
@@ -160,14 +185,24 @@ def test_vectors_that_others_replace_are_not_searched_until_a_reload(run_folder:
         assert status == 500 and "manifest.json: has changed since it was opened)" in told["error"]
         assert client.post("/reload", json={}).status_code == 200
         status, after = answered()
-        assert status == 200 and after["fingerprint"] != before["fingerprint"] and after["results"] != before["results"]
+        assert (
+            status == 200
+            and after["fingerprint"] != before["fingerprint"]
+            and after["results"] != before["results"]
+        )
 
 
 def _own(shard: VectorShard) -> Any:
-    return {key: value for key, value in shard.metadata.items() if key not in ("num_vectors", "num_chunks", "dimension", "dtype")}
+    return {
+        key: value
+        for key, value in shard.metadata.items()
+        if key not in ("num_vectors", "num_chunks", "dimension", "dtype")
+    }
 
 
-def test_a_reload_opens_what_is_there_now_and_keeps_what_was_where_it_cannot(run_folder: Path, tmp_path: Path) -> None:
+def test_a_reload_opens_what_is_there_now_and_keeps_what_was_where_it_cannot(
+    run_folder: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run_folder, folder)
     with served({"run": folder}, modes="bm25") as client:
@@ -180,6 +215,8 @@ def test_a_reload_opens_what_is_there_now_and_keeps_what_was_where_it_cannot(run
         (folder / "away").rename(folder / "vectors_0" / "manifest.json")
         after = client.post("/reload", json={}).json()
         assert after["generation"] == before["generation"] + 1
-        assert [item["fingerprint"] for item in after["indexes"]] != [item["fingerprint"] for item in before["indexes"]]
+        assert [item["fingerprint"] for item in after["indexes"]] != [
+            item["fingerprint"] for item in before["indexes"]
+        ]
         found = client.post("/search", json={"queries": ["zebra"], "index": "run:bm25"}).json()["results"][0]
         assert [hit["id"] for hit in found] == ["new"]

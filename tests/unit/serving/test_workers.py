@@ -109,7 +109,9 @@ def test_an_unexpected_exception_is_logged_and_the_worker_replaced(
         monkeypatch.setattr(service, part, fail)
         if part == "_replace":
             os.kill(first, signal.SIGKILL)
-        assert (await service.ask({}, timeout=patient(60)))[0] == 200  # the batch under way when _take is called is that of before
+        assert (await service.ask({}, timeout=patient(60)))[
+            0
+        ] == 200  # the batch under way when _take is called is that of before
         await until(lambda: bool(raised) and service.is_ready)
         assert (await service.ask({}, timeout=patient(60)))[0] == 200
         assert service.pids != [first] and service.restarts >= 1
@@ -177,7 +179,8 @@ def test_a_worker_that_dies_at_once_is_started_after_pauses_that_grow() -> None:
     async def check() -> None:
         service = Service(start, patience=1, pause=0.02)
         await service.reload()
-        await until(lambda: len(times) >= 6 and service.trouble is not None)  # none for a moment after each start
+        # none for a moment after each start
+        await until(lambda: len(times) >= 6 and service.trouble is not None)
         assert service.trouble is not None and "times in a row" in service.trouble
         await service.close()
         assert service.trouble is None
@@ -219,7 +222,9 @@ def test_reloads_asked_before_a_file_is_looked_at_are_one_and_those_asked_later_
 def test_workers_that_opened_different_files_do_not_answer_beside_each_other() -> None:
     async def check() -> None:
         names = iter(["old", "new", "new", "new"])
-        service = Service(lambda began: Worker.start(command(next(names)), began), patience=patient(60), workers=2)
+        service = Service(
+            lambda began: Worker.start(command(next(names)), began), patience=patient(60), workers=2
+        )
         with pytest.raises(DprError, match="the files changed while they were opened"):
             await service.reload()
         assert not service.is_ready

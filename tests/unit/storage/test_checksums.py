@@ -14,7 +14,8 @@ from dpr.storage.checksums import content_sha256
 
 @pytest.fixture
 def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files whose content was read; files count as settled at once, and the cache folder is of this test alone."""
+    """Names of the files whose content was read; files count as settled at once, and the cache folder is of
+    this test alone."""
     real, seen = hashlib.file_digest, []
 
     def counted(file: Any, kind: str) -> Any:
@@ -45,7 +46,9 @@ def test_a_file_is_read_once_and_again_when_its_middle_changed(tmp_path: Path, r
     assert content_sha256(file) == hashlib.sha256(file.read_bytes()).hexdigest() != before
 
 
-def test_a_file_that_was_written_just_now_is_read_again(tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_written_just_now_is_read_again(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checksums, "_SETTLED_NS", 10**18)
     file = large_file(tmp_path / "corpus.tsv")
     assert content_sha256(file) == content_sha256(file)
@@ -66,12 +69,19 @@ def test_damaged_and_lying_notes_do_not_matter(damage: str, tmp_path: Path, read
         note.mkdir()
     else:
         flipped = ("1" if text[0] == "0" else "0") + text[1:]
-        changed = {"cut": text[:70], "flipped": flipped, "of another file": others.read_text(), "not text": "\xff\xfe"}
+        changed = {
+            "cut": text[:70],
+            "flipped": flipped,
+            "of another file": others.read_text(),
+            "not text": "\xff\xfe",
+        }
         note.write_text(changed[damage], encoding="latin-1")
     assert content_sha256(file) == expected
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_only_costs_time(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "plain").write_text("")
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "plain" / "cache"))
     file = large_file(tmp_path / "corpus.tsv")

@@ -43,7 +43,10 @@ def test_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
     assert manifest["metadata"] == {"x": 1}
     assert manifest["files"] == {
         # printf hello | sha256sum
-        "deep/f.txt": {"bytes": 5, "sha256": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"}
+        "deep/f.txt": {
+            "bytes": 5,
+            "sha256": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
+        }
     }
     assert verify_folder(tmp_path / "out") == []
     assert names(tmp_path) == ["out"]
@@ -139,7 +142,10 @@ def test_manifest_names_that_leave_the_folder_are_refused(tmp_path: Path, name: 
         ('{"schema": 2, "files": {}, "metadata": {}}', "schema 2"),
         ("\xff", "not JSON"),
         (r'{"schema": 1, "files": {}, "metadata": {"kind": "\ud800"}, "sha256": "0"}', "has changed"),
-        (f'{{"schema": 1, "files": {{}}, "metadata": {{"kind": {"[" * 800}{"]" * 800}}}, "sha256": "0"}}', "nested too deeply"),
+        (
+            f'{{"schema": 1, "files": {{}}, "metadata": {{"kind": {"[" * 800}{"]" * 800}}}, "sha256": "0"}}',
+            "nested too deeply",
+        ),
     ],
 )
 def test_broken_manifest_is_one_clear_problem(tmp_path: Path, text: str, message: str) -> None:
@@ -150,7 +156,10 @@ def test_broken_manifest_is_one_clear_problem(tmp_path: Path, text: str, message
     assert "manifest.json" in problem
 
 
-@pytest.mark.parametrize(("closed", "message"), [("a", "a: cannot be read"), ("manifest.json", "cannot be read"), (".", "cannot be read")])
+@pytest.mark.parametrize(
+    ("closed", "message"),
+    [("a", "a: cannot be read"), ("manifest.json", "cannot be read"), (".", "cannot be read")],
+)
 def test_what_may_not_be_read_is_a_problem_and_no_failure(tmp_path: Path, closed: str, message: str) -> None:
     folder = make_folder(tmp_path / "out")
     (folder / closed).chmod(0)
@@ -180,7 +189,12 @@ def test_leftovers_of_dead_writers_are_removed_and_those_of_living_ones_kept(tmp
     with durable_folder(tmp_path / "out"):
         remove_leftovers(tmp_path)  # our own, in use
     assert names(tmp_path) == sorted(
-        [f".tmp-living-{os.getppid()}@{HOST}", f".tmp-elsewhere-{child.pid}@another_host", ".tmp-notours", "out"]
+        [
+            f".tmp-living-{os.getppid()}@{HOST}",
+            f".tmp-elsewhere-{child.pid}@another_host",
+            ".tmp-notours",
+            "out",
+        ]
     )
 
 
@@ -206,12 +220,15 @@ def test_writer_killed_before_the_rename_leaves_the_target_alone(tmp_path: Path)
 
 def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     code = (
-        "import resource, signal, sys\nfrom pathlib import Path\nfrom dpr.storage.durable import durable_file\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "with durable_file(Path(sys.argv[1]), 'wb') as file:\n    file.write(b'x' * 5000)\n"
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom dpr.storage.durable import"
+        " durable_file\nsignal.signal(signal.SIGXFSZ,"
+        " signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\nwith"
+        " durable_file(Path(sys.argv[1]), 'wb') as file:\n    file.write(b'x' * 5000)\n"
     )
     (tmp_path / "file").write_text("old")
-    result = subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "file")], check=False, capture_output=True, text=True
+    )
     assert "File too large" in result.stderr
     assert names(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "old"

@@ -1,4 +1,5 @@
-"""A link where the name of a lock, a log, a temporary or an unfinished file can be foreseen: what it points to is never written."""
+"""A link where the name of a lock, a log, a temporary or an unfinished file can be foreseen: what it points
+to is never written."""
 
 from __future__ import annotations
 
@@ -58,14 +59,23 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None]]] = {
 
 @pytest.mark.parametrize("kind", ["soft", "dangling", "hard", "pipe", "folder"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(tmp_path: Path, precious: Path, name: str, kind: str) -> None:
+def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(
+    tmp_path: Path, precious: Path, name: str, kind: str
+) -> None:
     out = tmp_path / "shared" / "out"
     place = REFUSED[name][0](out)
     place.parent.mkdir(parents=True)
     if kind == "hard" and name in ("metrics", "log", "lock of a cache"):
         pytest.skip("what is there already is appended to, or left alone")
-    make = {"soft": lambda: place.symlink_to(precious), "dangling": lambda: place.symlink_to(precious.with_name("new"))}
-    make |= {"hard": lambda: place.hardlink_to(precious), "pipe": lambda: os.mkfifo(place), "folder": place.mkdir}
+    make = {
+        "soft": lambda: place.symlink_to(precious),
+        "dangling": lambda: place.symlink_to(precious.with_name("new")),
+    }
+    make |= {
+        "hard": lambda: place.hardlink_to(precious),
+        "pipe": lambda: os.mkfifo(place),
+        "folder": place.mkdir,
+    }
     make[kind]()
     with pytest.raises(OutputError) as caught:
         REFUSED[name][1](out)
@@ -74,7 +84,9 @@ def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(tmp_path: Path
     assert [path.name for path in precious.parent.iterdir()] == ["precious"]
 
 
-def test_a_link_in_the_place_of_a_temporary_name_is_replaced_not_followed(tmp_path: Path, precious: Path) -> None:
+def test_a_link_in_the_place_of_a_temporary_name_is_replaced_not_followed(
+    tmp_path: Path, precious: Path
+) -> None:
     out = tmp_path / "out"
     temporary_beside(out).symlink_to(precious)
     with durable_file(out) as file:
@@ -95,7 +107,10 @@ def test_a_link_in_the_place_of_a_temporary_name_is_replaced_not_followed(tmp_pa
 
 def test_an_unfinished_folder_that_leads_elsewhere_is_refused(tmp_path: Path, precious: Path) -> None:
     (tmp_path / "out.unfinished").symlink_to(precious.parent)
-    with pytest.raises(OutputError, match=r"out\.unfinished: .*symbolic link"), steps_in_order(tmp_path / "out", {}):
+    with (
+        pytest.raises(OutputError, match=r"out\.unfinished: .*symbolic link"),
+        steps_in_order(tmp_path / "out", {}),
+    ):
         pass
     for name in (str(precious), "../home/precious", "part", "inner/precious"):
         folder = tmp_path / f"folder-{len(name)}"
@@ -121,7 +136,9 @@ def test_an_unfinished_folder_that_leads_elsewhere_is_refused(tmp_path: Path, pr
 def test_a_file_that_is_no_lock_is_not_taken_over_and_a_damaged_lock_is(tmp_path: Path) -> None:
     lock = lock_of(tmp_path / "out")
     lock.write_text("[packages]\n")
-    with pytest.raises(OutputError, match=r"out\.lock: cannot be written \(it holds something else than a lock\)"):
+    with pytest.raises(
+        OutputError, match=r"out\.lock: cannot be written \(it holds something else than a lock\)"
+    ):
         write_output(tmp_path / "out")
     assert lock.read_text() == "[packages]\n"
     for damaged in ("", "\0" * 40, '{"token": "ab', json.dumps({"token": "x", "processes": [{"host": 3}]})):

@@ -1,4 +1,5 @@
-"""Outputs: a place that cannot be written is refused before the work, and the same command knows what it has made."""
+"""Outputs: a place that cannot be written is refused before the work, and the same command knows what it has
+made."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_the_same_is_made_once_and_something_else_is_refused(tmp_path: Path, mak
     assert not lock_of(target).exists()
 
 
-def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced_when_asked(tmp_path: Path) -> None:
+def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced_when_asked(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").write_text("mine")
@@ -66,7 +69,9 @@ def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced
         assert is_missing
 
 
-def test_a_process_killed_between_the_note_and_the_file_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_killed_between_the_note_and_the_file_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.replace
 
     def kill(source: Path, target: Path) -> None:
@@ -87,7 +92,10 @@ def test_two_at_once_do_not_write_the_same_output(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(run_lock, "this_process", lambda: ProcessName("x", 1, 0))
     with held(tmp_path / "out", file=lock_of(tmp_path / "out")):
         monkeypatch.undo()
-        with pytest.raises(CheckpointError, match=r"process 1 on x \(rank 0, since 20"), output(tmp_path / "out", MADE_OF):
+        with (
+            pytest.raises(CheckpointError, match=r"process 1 on x \(rank 0, since 20"),
+            output(tmp_path / "out", MADE_OF),
+        ):
             pass
 
 
@@ -96,7 +104,13 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path, folder: bool)
     (tmp_path / "file").write_text("x")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    places = [Path("/"), tmp_path / "file" / "out", tmp_path / "file" / "deep" / "out", closed / "out", closed / "deep" / "out"]
+    places = [
+        Path("/"),
+        tmp_path / "file" / "out",
+        tmp_path / "file" / "deep" / "out",
+        closed / "out",
+        closed / "deep" / "out",
+    ]
     places += [tmp_path / ("x" * 300), tmp_path / "a\0b", tmp_path / "file" if folder else closed]
     with bound_by_permissions(tmp_path):
         for place in places:
@@ -117,7 +131,9 @@ def test_an_output_error_is_one_of_the_system_and_one_for_people_and_travels_bet
     )
 
 
-def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPR_CACHE", str(cache := tmp_path / "cache"))
     cache.mkdir()
     (cache / "killed.lock").touch()
@@ -132,7 +148,11 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(tmp_path: Path, m
         (cache / name / f".tmp-x-{2**22 + 1}.1@{leftovers._in_a_name(leftovers._host())}").touch()
     with run_lock.alone_with(cache / "held.lock"):
         ensure_built(cache / "new", lambda folder: folder.mkdir())
-        assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["held.lock", "of 1 days", "of 1 days"]
+        assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == [
+            "held.lock",
+            "of 1 days",
+            "of 1 days",
+        ]
     with pytest.raises(KeyError):
         ensure_built(cache / "other", lambda folder: {}[folder])
     assert not (cache / "other.lock").exists()

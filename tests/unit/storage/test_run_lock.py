@@ -1,4 +1,5 @@
-"""One run to a folder: who holds it, and when it is given back. What several processes do to each other is in tests/faults."""
+"""One run to a folder: who holds it, and when it is given back. What several processes do to each other is in
+tests/faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A folder that is written in steps keeps what was committed, wherever it is cut off, at a cost of a step that does not grow with them."""
+"""A folder that is written in steps keeps what was committed, wherever it is cut off, at a cost of a step
+that does not grow with them."""
 
 from __future__ import annotations
 
@@ -33,11 +34,15 @@ def write_steps(steps: StepsInOrder, numbers: range) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    names = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    names = {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
     return {name: content for name, content in names.items() if not name.startswith("progress")}
 
 
-def test_a_step_costs_the_same_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_costs_the_same_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flushed: list[Path] = []
     steps = StepsInOrder(tmp_path / "x", MADE_OF)
     monkeypatch.setattr(steps_module, "flush", flushed.append)
@@ -53,7 +58,8 @@ def test_a_step_costs_the_same_however_many_there_are(tmp_path: Path, monkeypatc
 def test_cut_off_anywhere_it_continues_after_the_last_whole_step(tmp_path: Path) -> None:
     write_steps(StepsInOrder(tmp_path / "whole", MADE_OF), range(5))
     write_steps(StepsInOrder(tmp_path / "x", MADE_OF), range(2))
-    write_steps(StepsInOrder(tmp_path / "x", MADE_OF), range(2, 4))  # as a second process, whose log begins at the third step
+    # as a second process, whose log begins at the third step
+    write_steps(StepsInOrder(tmp_path / "x", MADE_OF), range(2, 4))
     log = (tmp_path / "x" / "progress.jsonl").read_bytes()
     first = log.index(b"\n") + 1
     for cut in (0, 1, first - 1, first, first + 1, len(log) - 1, len(log)):
@@ -75,7 +81,8 @@ def test_a_log_that_outlived_its_summary_adds_nothing(tmp_path: Path) -> None:
     log = (tmp_path / "x" / "progress.jsonl").read_bytes()
     before = files_of(tmp_path / "x")
     StepsInOrder(tmp_path / "x", MADE_OF)
-    (tmp_path / "x" / "progress.jsonl").write_bytes(log[: log.rindex(b"{")])  # as a disk may keep it that was cut off
+    # as a disk may keep it that was cut off
+    (tmp_path / "x" / "progress.jsonl").write_bytes(log[: log.rindex(b"{")])
     assert StepsInOrder(tmp_path / "x", MADE_OF).num_done == 3
     assert files_of(tmp_path / "x") == before
 
@@ -87,7 +94,9 @@ def test_progress_of_another_shape_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="does not say how far the output is"):
             StepsInOrder(tmp_path / "x", MADE_OF)
     (tmp_path / "x" / "progress.jsonl").unlink()
-    with pytest.raises(InputError, match=r"holds unfinished output with of=\[1\], this run has \[2\]; choose another name"):
+    with pytest.raises(
+        InputError, match=r"holds unfinished output with of=\[1\], this run has \[2\]; choose another name"
+    ):
         StepsInOrder(tmp_path / "x", {"of": [2]})
 
 
@@ -100,7 +109,9 @@ class Parts(StepsInAnyOrder):
         return [f"{name}-{number}" for name in "ab"]
 
     def do(self, number: int) -> None:
-        self.write_step(number, 1, [lambda out, text=name: out.write(f"{text}{number}".encode()) for name in "ab"])
+        self.write_step(
+            number, 1, [lambda out, text=name: out.write(f"{text}{number}".encode()) for name in "ab"]
+        )
 
     def do_rest(self) -> None:
         """What a command does: the steps that are missing, and the end."""
@@ -108,8 +119,12 @@ class Parts(StepsInAnyOrder):
             for number in {0, 1, 2} - self.finished_steps():
                 self.do(number)
             proofs = self.proofs()
-            files = {name: entry for number in sorted(proofs) for name, entry in proofs[number]["files"].items()}
-            self.write_manifest({**self.provenance, "num_rows": sum(proof["rows"] for proof in proofs.values())}, files)
+            files = {
+                name: entry for number in sorted(proofs) for name, entry in proofs[number]["files"].items()
+            }
+            self.write_manifest(
+                {**self.provenance, "num_rows": sum(proof["rows"] for proof in proofs.values())}, files
+            )
 
 
 def in_order(folder: Path) -> None:
@@ -124,7 +139,8 @@ def in_any_order(folder: Path) -> None:
 
 
 def dies_at(last: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lets the process die before its operation number ``last`` on the disk; returns the list of those it did."""
+    """Lets the process die before its operation number ``last`` on the disk; returns the list of those it
+    did."""
     done: list[str] = []
 
     def counted(name: str, real: Any) -> Any:
@@ -142,7 +158,9 @@ def dies_at(last: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("work", [in_order, in_any_order])
-def test_killed_before_any_operation_the_folder_ends_the_same(work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_before_any_operation_the_folder_ends_the_same(
+    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work(tmp_path / "whole")
     expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").rglob("*") if path.is_file()}
     assert verify_folder(tmp_path / "whole") == []
@@ -152,7 +170,9 @@ def test_killed_before_any_operation_the_folder_ends_the_same(work: Any, tmp_pat
             done = dies_at(last, patched)
             work(folder)
         work(folder)
-        assert {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == expected, f"killed after {done}"
+        assert {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == expected, (
+            f"killed after {done}"
+        )
         if len(done) < last:  # it came to its end
             break
     assert last > 20
@@ -183,7 +203,10 @@ def test_two_processes_write_one_folder(tmp_path: Path) -> None:
     }
     lock = RunLock(tmp_path / "y", file=lock_of(tmp_path / "y"))
     lock.acquire([replace(this_process(), pid=os.getppid(), start=0)])
-    with pytest.raises(CheckpointError, match="another run is writing here"), steps_in_order(tmp_path / "y", {}):
+    with (
+        pytest.raises(CheckpointError, match="another run is writing here"),
+        steps_in_order(tmp_path / "y", {}),
+    ):
         pass
 
 
@@ -192,7 +215,11 @@ def test_other_provenance_is_refused_by_name(work: Any, tmp_path: Path) -> None:
     kind = StepsInOrder if work is in_order else Parts
     kind(tmp_path / "x", {"of": {"rows": 1, "seed": 2}})
     with pytest.raises(
-        InputError, match=r"x: holds unfinished output with of\.rows=1, this run has 3; choose another name, or remove the folder"
+        InputError,
+        match=(
+            r"x: holds unfinished output with of\.rows=1, this run has 3; choose another name, or remove the"
+            r" folder"
+        ),
     ):
         kind(tmp_path / "x", {"of": {"rows": 3, "seed": 2}})
     work(tmp_path / "y")

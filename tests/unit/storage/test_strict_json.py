@@ -1,4 +1,5 @@
-"""JSON of others is read as far as it is nested like JSON that people write, whatever the interpreter's recursion limit."""
+"""JSON of others is read as far as it is nested like JSON that people write, whatever the interpreter's
+recursion limit."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from dpr.storage.durable import read_json
 from dpr.storage.strict_json import MAX_DEPTH, TooDeepError, parsed, require_shallow
 
 TEXT = st.text(st.sampled_from('[]{}"\\,: a\u00e9'), max_size=8)
-VALUES = st.recursive(TEXT, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=12)
+VALUES = st.recursive(
+    TEXT, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=12
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +41,9 @@ def depth_of(value: Any) -> int:
 
 
 @given(VALUES, st.integers(0, 6), st.booleans())
-def test_what_is_deeper_than_the_limit_is_refused_and_nothing_else(value: Any, limit: int, ascii_only: bool) -> None:
+def test_what_is_deeper_than_the_limit_is_refused_and_nothing_else(
+    value: Any, limit: int, ascii_only: bool
+) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strict_json, "MAX_DEPTH", limit)
@@ -72,7 +77,10 @@ def test_no_reader_recurses_deeper(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     good = '{"a": "[[[", "b": [' + "[1]," * MAX_DEPTH + "[2]]}"
     file.write_text(f"{good}\n" + '{"a": ' + DEEP + f"}}\n{good}\n")
     assert [record.error is None for record in iter_json_records(file)] == [True, False, True]
-    for text, read in (("[%s]", iter_json_records), ('{"data": [%s]}', lambda path: iter_member_records(path, "data"))):
+    for text, read in (
+        ("[%s]", iter_json_records),
+        ('{"data": [%s]}', lambda path: iter_member_records(path, "data")),
+    ):
         file.write_text(text % f'{good},\n{good},\n{{"a": {DEEP}}},\n{good}')
         records = read(file)
         assert next(records).error is None and next(records).error is None

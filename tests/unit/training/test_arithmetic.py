@@ -1,4 +1,5 @@
-"""Choices of arithmetic change time and memory, not what is learnt; and how a run begins is one explicit setting."""
+"""Choices of arithmetic change time and memory, not what is learnt; and how a run begins is one explicit
+setting."""
 
 from __future__ import annotations
 
@@ -23,11 +24,23 @@ from tests.helpers.training import make_trainer
 
 
 def trainer(
-    folder: Path, *, name: str = "run", dropout: float = 0.1, packed: bool = True, pooling: str = "cls", **options: Any
+    folder: Path,
+    *,
+    name: str = "run",
+    dropout: float = 0.1,
+    packed: bool = True,
+    pooling: str = "cls",
+    **options: Any,
 ) -> BiEncoderTrainer:
     from dpr.models.biencoder import TowerOptions
 
-    model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout, options=TowerOptions(packed=packed), pooling=pooling)
+    model = tiny_model(
+        folder / "encoder",
+        dtype=torch.float32,
+        dropout=dropout,
+        options=TowerOptions(packed=packed),
+        pooling=pooling,
+    )
     options.setdefault("learning_rate", 1e-3)
     return make_trainer(model, [ListSource(make_samples(24))], [], folder / name, **options)
 
@@ -35,11 +48,15 @@ def trainer(
 def gradients(job: BiEncoderTrainer) -> dict[str, Tensor]:
     job.model.train()
     job.forward_backward(next(job.micro_batches()), 0)
-    return {name: parameter.grad for name, parameter in job.model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad for name, parameter in job.model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_checkpointed_activations_give_the_same_gradient_with_the_same_dropout(tmp_path: Path, packed: bool) -> None:
+def test_checkpointed_activations_give_the_same_gradient_with_the_same_dropout(
+    tmp_path: Path, packed: bool
+) -> None:
     plain = gradients(trainer(tmp_path, packed=packed))
     saved = gradients(trainer(tmp_path, name="saved", packed=packed, gradient_checkpointing=True))
     assert plain.keys() == saved.keys()
@@ -76,14 +93,20 @@ def test_a_backbone_without_that_mode_is_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_compiled_layers_learn_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    encoder_folder(tmp_path / "encoder", num_hidden_layers=2)  # one of which is compiled, which takes half a minute
-    job, plain = trainer(tmp_path, dropout=0.0, compile=True, max_steps=2), trainer(tmp_path, name="plain", dropout=0.0)
+    # one of which is compiled, which takes half a minute
+    encoder_folder(tmp_path / "encoder", num_hidden_layers=2)
+    job, plain = (
+        trainer(tmp_path, dropout=0.0, compile=True, max_steps=2),
+        trainer(tmp_path, name="plain", dropout=0.0),
+    )
     if "does not work here" in caplog.text:
         pytest.skip("torch.compile does not work on this machine")
     assert job.model.weights().keys() == plain.model.weights().keys()
     for tower in (job.model.question_model, job.model.ctx_model):
         assert [layer._compiled_call_impl is not None for layer in layers_of(tower.backbone)] == [True, False]
-    own, expected = (torch.cat([gradient.flatten() for gradient in gradients(one).values()]) for one in (job, plain))
+    own, expected = (
+        torch.cat([gradient.flatten() for gradient in gradients(one).values()]) for one in (job, plain)
+    )
     assert float((own - expected).norm() / expected.norm()) < 1e-3
     job.model.zero_grad(set_to_none=True)
     job.train()
@@ -138,7 +161,12 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
     config = BiEncoderTrainConfig(output_dir=str(folder / "run"), device="cpu", seed=3)
     config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
     config.train_datasets = [str(folder / "train.json")]
-    config.train.num_workers, config.train.batch_size, config.train.num_train_epochs, config.train.warmup_steps = 0, 4, 1, 2
+    (
+        config.train.num_workers,
+        config.train.batch_size,
+        config.train.num_train_epochs,
+        config.train.warmup_steps,
+    ) = 0, 4, 1, 2
     for name, value in changes.items():
         setattr(config, name, value)
     config.check()
@@ -160,20 +188,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     encoder_folder(tmp_path / "encoder")
     torch.manual_seed(99)
-    BertModel(AutoConfig.from_pretrained(str(tmp_path / "encoder")), add_pooling_layer=False).save_pretrained(str(tmp_path / "encoder"))
+    BertModel(AutoConfig.from_pretrained(str(tmp_path / "encoder")), add_pooling_layer=False).save_pretrained(
+        str(tmp_path / "encoder")
+    )
     return tmp_path
 
 
 def test_attention_and_its_dropout_reach_both_towers_from_weights_and_from_a_checkpoint(folder: Path) -> None:
     def varlen(**changes: Any) -> BiEncoderTrainConfig:
         config = config_of(folder, **changes)
-        config.encoder.attention, config.encoder.attention_dropout, config.train.precision = "varlen", 0.0, "bf16"
+        config.encoder.attention, config.encoder.attention_dropout, config.train.precision = (
+            "varlen",
+            0.0,
+            "bf16",
+        )
         config.check()
         return config
 
     first = started(folder, varlen())
     first.train()
-    second = started(folder, varlen(init="weights", model_file=str(folder / "run"), output_dir=str(folder / "second")))
+    second = started(
+        folder, varlen(init="weights", model_file=str(folder / "run"), output_dir=str(folder / "second"))
+    )
     for model in (first.model, second.model):
         for tower in (model.question_model, model.ctx_model):
             assert tower.fast.attention == "varlen"
@@ -196,8 +232,13 @@ def test_from_scratch_from_weights_and_on_with_a_run(folder: Path) -> None:
 def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> None:
     first = started(folder, config_of(folder))
     first.train()
-    second = started(folder, config_of(folder, init="weights", model_file=str(folder / "run"), output_dir=str(folder / "second")))
-    assert all(torch.equal(tensor, second.model.weights()[name]) for name, tensor in first.model.weights().items())
+    second = started(
+        folder,
+        config_of(folder, init="weights", model_file=str(folder / "run"), output_dir=str(folder / "second")),
+    )
+    assert all(
+        torch.equal(tensor, second.model.weights()[name]) for name, tensor in first.model.weights().items()
+    )
     assert (second.progress.step, second.progress.schedule_start, len(second.optimizer.state)) == (0, 0, 0)
     second.forward_backward(next(second.micro_batches()), 0)
     second.update()

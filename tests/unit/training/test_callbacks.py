@@ -1,4 +1,5 @@
-"""The moments of a run: all of them, in order, with state that survives a restart and stops that all ranks agree on."""
+"""The moments of a run: all of them, in order, with state that survives a restart and stops that all ranks
+agree on."""
 
 from __future__ import annotations
 
@@ -52,7 +53,12 @@ class StopAt(Callback):
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
     model = tiny_model(folder / "encoder", dtype=torch.float32)
     return make_trainer(
-        model, [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev")], folder / name, *callbacks, **options
+        model,
+        [ListSource(make_samples(24))],
+        [ListSource(make_samples(5, seed=1), "dev")],
+        folder / name,
+        *callbacks,
+        **options,
     )
 
 
@@ -119,16 +125,24 @@ def test_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
     assert run_on_ranks(stopped_by_the_second, 2, tmp_path) == [3, 3]
 
 
-@pytest.mark.parametrize("name", ["SanityCheck", "ReportPage", "LogEvery", "ProgressLine", "MetricsFile", "ValidateAndSave"])
+@pytest.mark.parametrize(
+    "name", ["SanityCheck", "ReportPage", "LogEvery", "ProgressLine", "MetricsFile", "ValidateAndSave"]
+)
 def test_each_usual_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
-    kept = [callback for callback in trainer(tmp_path, max_steps=3).callbacks if type(callback).__name__ != name]
+    kept = [
+        callback for callback in trainer(tmp_path, max_steps=3).callbacks if type(callback).__name__ != name
+    ]
     job = trainer(tmp_path, *kept, max_steps=3, usual=False)
     job.train()
     assert job.progress.step == 3
     assert name not in [type(callback).__name__ for callback in job.callbacks]
     there = {path.name for path in (tmp_path / "run").iterdir()} - {"metrics.json"}
     report = {"report.html", "report.html.sha256"}
-    missing = {"ReportPage": report, "MetricsFile": {"metrics.jsonl"}, "ValidateAndSave": {"run.json", "dpr_biencoder.step3"}}
+    missing = {
+        "ReportPage": report,
+        "MetricsFile": {"metrics.jsonl"},
+        "ValidateAndSave": {"run.json", "dpr_biencoder.step3"},
+    }
     everything = report | {"metrics.jsonl", "run.json", "dpr_biencoder.step3"}
     assert there == everything - missing.get(name, set())
 

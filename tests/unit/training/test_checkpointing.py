@@ -80,7 +80,9 @@ def start_and_tell(folder: Path, together: Any, reported: Any) -> None:
 def test_of_several_starts_at_once_all_but_one_name_the_other_run(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     together, reported = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=start_and_tell, args=(tmp_path / "run", together, reported)) for _ in range(4)]
+    processes = [
+        context.Process(target=start_and_tell, args=(tmp_path / "run", together, reported)) for _ in range(4)
+    ]
     for process in processes:
         process.start()
     messages = sorted(reported.get() for _ in processes)

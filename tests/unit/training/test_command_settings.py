@@ -75,8 +75,14 @@ def test_settings_that_contradict_are_refused_together() -> None:
         ({}, r"encoder\.dropout=0\.1 asks for; set encoder\.attention_dropout=0 "),
         ({"attention_dropout": 0.2}, r"encoder\.attention_dropout=0\.2 asks for"),
         ({"dropout": 0.0, "attention_dropout": 0.2}, r"encoder\.attention_dropout=0\.2 asks for"),
-        ({"attention_dropout": 0.0, "precision": "fp32"}, r"encoder\.attention=varlen needs train\.precision=bf16 or fp16"),
-        ({"attention_dropout": 0.0, "packed": False}, r"encoder\.attention=varlen and encoder\.packed=false are mutually exclusive"),
+        (
+            {"attention_dropout": 0.0, "precision": "fp32"},
+            r"encoder\.attention=varlen needs train\.precision=bf16 or fp16",
+        ),
+        (
+            {"attention_dropout": 0.0, "packed": False},
+            r"encoder\.attention=varlen and encoder\.packed=false are mutually exclusive",
+        ),
         ({"attention_dropout": 0.0}, None),
         ({"dropout": 0.0}, None),
         ({"train_datasets": None}, None),
@@ -123,7 +129,12 @@ def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("train.lr_schedule", "cosine"), ("train.min_lr_ratio", 0.1), ("loss.temperature", 0.05), ("encoder.pooling", "mean")],
+    [
+        ("train.lr_schedule", "cosine"),
+        ("train.min_lr_ratio", 0.1),
+        ("loss.temperature", 0.05),
+        ("encoder.pooling", "mean"),
+    ],
 )
 def test_compat_refuses_what_the_original_has_not(key: str, value: Any) -> None:
     config = with_value(key, value)

@@ -1,4 +1,5 @@
-"""Ending a run that has stopped getting better; the decision is the same after a restart and on every rank."""
+"""Ending a run that has stopped getting better; the decision is the same after a restart and on every
+rank."""
 
 from __future__ import annotations
 
@@ -79,9 +80,14 @@ def test_its_memory_is_that_of_the_checkpoint() -> None:
 
 
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
-    sets = [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev"), ListSource(make_samples(4, seed=2), "other")]
+    sets = (
+        [ListSource(make_samples(24))],
+        [ListSource(make_samples(5, seed=1), "dev"), ListSource(make_samples(4, seed=2), "other")],
+    )
     options.setdefault("learning_rate", 1e-2)
-    return make_trainer(tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options)
+    return make_trainer(
+        tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options
+    )
 
 
 def stopped_run(folder: Path) -> int:
@@ -105,15 +111,24 @@ def test_the_best_is_chosen_by_the_metric_that_was_named_and_loaded_at_the_end(t
     def note(trainer: BiEncoderTrainer, metrics: Metrics) -> None:
         values[trainer.progress.step] = metrics["eval/other/nll_loss"]
 
-    options = {"best_metric": "eval/other/nll_loss", "best_is_highest": True, "eval_every_steps": 1, "keep_last": 1}
-    job = trainer(tmp_path, FunctionCallback(note, when="validate_end"), LoadBest(), num_train_epochs=3, **options)
+    options = {
+        "best_metric": "eval/other/nll_loss",
+        "best_is_highest": True,
+        "eval_every_steps": 1,
+        "keep_last": 1,
+    }
+    job = trainer(
+        tmp_path, FunctionCallback(note, when="validate_end"), LoadBest(), num_train_epochs=3, **options
+    )
     best = job.train()
     assert best == max(values.values()) > min(values.values())
     first = min(step for step, value in values.items() if value == best)
     assert job.progress.best_checkpoint == f"dpr_biencoder.step{first}"
     stored = checkpoints.read_tensors(tmp_path / "run" / job.progress.best_checkpoint, checkpoints.MODEL_FILE)
     assert all(torch.equal(tensor, stored[name]) for name, tensor in job.model.weights().items())
-    with pytest.raises(ConfigError, match=r"train\.best_metric=eval/typo is not a metric .*eval/dev/nll_loss"):
+    with pytest.raises(
+        ConfigError, match=r"train\.best_metric=eval/typo is not a metric .*eval/dev/nll_loss"
+    ):
         trainer(tmp_path, name="typo", best_metric="eval/typo").train()
 
 
@@ -129,11 +144,20 @@ def test_a_user_defined_metric_is_the_mean_over_questions_on_any_number_of_ranks
     figures = [run_on_ranks(own_figures, ranks, tmp_path)[0] for ranks in (1, 2)]
     assert figures[0] == pytest.approx(figures[1], abs=1e-6)  # fp32 sums in another order
     assert figures[0]["eval/best"] == figures[0]["eval/in_batch_acc"] != figures[0]["eval/dev/best"]
-    assert {"eval/avg_rank", "eval/best", "eval/nll_loss"} <= figures[0].keys(), "they are there beside the average rank too"
+    assert {"eval/avg_rank", "eval/best", "eval/nll_loss"} <= figures[0].keys(), (
+        "they are there beside the average rank too"
+    )
 
 
 def own_figures(folder: Path) -> Metrics:
-    job = trainer(folder, dev_batch_size=4, metrics={"best": is_best}, val_av_rank_start_epoch=0, global_batch_size=8, name="own")
+    job = trainer(
+        folder,
+        dev_batch_size=4,
+        metrics={"best": is_best},
+        val_av_rank_start_epoch=0,
+        global_batch_size=8,
+        name="own",
+    )
     job.progress.step = 1
     return job.validate()
 
@@ -144,7 +168,10 @@ def is_best(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def test_a_metric_of_the_wrong_shape_is_refused_before_training(tmp_path: Path) -> None:
     job = trainer(tmp_path, metrics={"mean": lambda scores, labels: scores.mean()})
-    with pytest.raises(ConfigError, match=r"metric mean returned of shape \(\); expected a tensor with one value per question"):
+    with pytest.raises(
+        ConfigError,
+        match=r"metric mean returned of shape \(\); expected a tensor with one value per question",
+    ):
         job.train()
     assert job.progress.step == 0
 
@@ -167,7 +194,9 @@ def test_functions_are_called_when_they_are_due_over_restarts() -> None:
     assert called == [2, 5, 8], "the update that makes a step divisible by three"
     callback = make(every=2, when="epoch_end", once=True)
     play(callback, "on_epoch_end", range(10, 11))
-    again = FunctionCallback(lambda trainer: called.append(trainer.progress.step), every=2, when="epoch_end", once=True)
+    again = FunctionCallback(
+        lambda trainer: called.append(trainer.progress.step), every=2, when="epoch_end", once=True
+    )
     again.load_state_dict(callback.state_dict())
     play(again, "on_epoch_end", range(20, 24))
     assert called == [20]

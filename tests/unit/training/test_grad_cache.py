@@ -1,4 +1,5 @@
-"""Gradient caching: the same dropout twice, no more in memory than asked for, nothing encoded twice that need not be."""
+"""Gradient caching: the same dropout twice, no more in memory than asked for, nothing encoded twice that need
+not be."""
 
 from __future__ import annotations
 
@@ -43,11 +44,18 @@ def gradient(model: BiEncoder, max_tokens: int, *, seed: int = 5) -> dict[str, t
     torch.manual_seed(seed)
     step = CachedStep(model.train(), BiEncoderNllLoss(), max_tokens=max_tokens, ranks=Ranks(), device=CPU)
     step(batch_for(model), num_pools=1, is_last=True)
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
-def lengths_seen(model: BiEncoder, monkeypatch: pytest.MonkeyPatch, *, bytes_per_token: float = 1e9) -> list[tuple[int, bool]]:
-    """Fills with (tokens, with graph) for every forward of a tower; with 1e9 bytes a token vectors take next to nothing of a budget."""
+def lengths_seen(
+    model: BiEncoder, monkeypatch: pytest.MonkeyPatch, *, bytes_per_token: float = 1e9
+) -> list[tuple[int, bool]]:
+    """Fills with (tokens, with graph) for every forward of a tower; with 1e9 bytes a token vectors take next
+    to nothing of a budget."""
     calls: list[tuple[int, bool]] = []
     monkeypatch.setattr(grad_cache, "graph_bytes_per_token", lambda model, **options: bytes_per_token)
     for tower in {model.question_model, model.ctx_model}:
@@ -62,11 +70,17 @@ def lengths_seen(model: BiEncoder, monkeypatch: pytest.MonkeyPatch, *, bytes_per
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_dropout_is_repeated_when_a_chunk_is_encoded_again(tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_is_repeated_when_a_chunk_is_encoded_again(
+    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The truth keeps every chunk's graph: the same masks by construction, and one backward through all."""
     model = tiny_model(tmp_path, dropout=0.3, options=TowerOptions(packed=packed))
     recomputed = gradient(model, 40)
-    chunks = list(CachedStep(model, BiEncoderNllLoss(), max_tokens=40, ranks=Ranks(), device=CPU)._chunks(batch_for(model)))
+    chunks = list(
+        CachedStep(model, BiEncoderNllLoss(), max_tokens=40, ranks=Ranks(), device=CPU)._chunks(
+            batch_for(model)
+        )
+    )
     assert len(chunks) > 4
     with monkeypatch.context() as patch:
         patch.setattr(CachedStep, "_chunks", lambda self, batch: iter(chunks))
@@ -75,24 +89,33 @@ def test_dropout_is_repeated_when_a_chunk_is_encoded_again(tmp_path: Path, packe
     for name, expected in kept.items():
         torch.testing.assert_close(recomputed[name], expected, rtol=1e-9, atol=1e-10, msg=name)
     other = gradient(model, 40, seed=6)
-    assert any(not torch.allclose(other[name], recomputed[name]) for name in other), "without dropout this would prove nothing"
+    assert any(not torch.allclose(other[name], recomputed[name]) for name in other), (
+        "without dropout this would prove nothing"
+    )
 
 
-def test_graphs_stay_within_the_budget_and_what_was_kept_is_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_stay_within_the_budget_and_what_was_kept_is_not_encoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model(tmp_path)
     total = batch_for(model).num_tokens
     calls = lengths_seen(model, monkeypatch)
     for max_tokens in (40, total // 2, total):
         calls.clear()
         gradient(model, max_tokens)
-        first, with_graph = sum(size for size, graph in calls if not graph), [size for size, graph in calls if graph]
+        first, with_graph = (
+            sum(size for size, graph in calls if not graph),
+            [size for size, graph in calls if graph],
+        )
         assert max(with_graph) <= max_tokens
         assert sum(with_graph) == total, "every sequence goes through backward once"
         assert first <= total - max_tokens + 24, "of the budget less than one sequence is left unused"
     assert all(graph for _, graph in calls), "a batch that fits is encoded once"
 
 
-def test_vectors_and_their_gradients_take_their_part_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_and_their_gradients_take_their_part_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half the memory of the budget goes into them here, so half the tokens are kept."""
     model = tiny_model(tmp_path)
     batch, max_tokens = batch_for(model), batch_for(model).num_tokens // 2
@@ -103,7 +126,9 @@ def test_vectors_and_their_gradients_take_their_part_of_the_budget(tmp_path: Pat
     assert max_tokens / 2 - 24 <= kept <= max_tokens / 2
 
 
-def test_when_chunks_are_carried_on_the_vectors_of_the_pool_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_chunks_are_carried_on_the_vectors_of_the_pool_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, carry_on = tiny_model(tmp_path), CachedStep._carry_on
     batch = batch_for(model)
     pool, of_pool = grad_cache.pool_loss, list[weakref.ref[torch.Tensor]]()
@@ -112,10 +137,15 @@ def test_when_chunks_are_carried_on_the_vectors_of_the_pool_are_gone(tmp_path: P
         of_pool.append(weakref.ref(questions))
         return pool(loss, questions, *arguments)
 
-    def noted(step: CachedStep, batch: BiEncoderBatch, chunks: Any, gradients: dict[str, torch.Tensor], *rest: Any) -> None:
+    def noted(
+        step: CachedStep, batch: BiEncoderBatch, chunks: Any, gradients: dict[str, torch.Tensor], *rest: Any
+    ) -> None:
         assert [reference() for reference in of_pool] == [None]
         sizes = {side: tuple(gradient.shape) for side, gradient in gradients.items()}
-        assert sizes == {"ctx": (len(batch.contexts), model.dimension), "question": (len(batch), model.dimension)}
+        assert sizes == {
+            "ctx": (len(batch.contexts), model.dimension),
+            "question": (len(batch), model.dimension),
+        }
         carry_on(step, batch, chunks, gradients, *rest)
 
     monkeypatch.setattr(grad_cache, "pool_loss", noted_loss)
@@ -133,7 +163,9 @@ def test_word_tables_keep_dense_gradients_and_accumulate_them(tmp_path: Path, sh
     for number in range(2):
         step(batch_for(model), num_pools=2, is_last=number == 1)
     words = [tower.backbone.get_input_embeddings() for tower in (model.question_model, model.ctx_model)]
-    assert not any(table.sparse for table in words), "direct steps and other users of the towers see no difference"
+    assert not any(table.sparse for table in words), (
+        "direct steps and other users of the towers see no difference"
+    )
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and not parameter.grad.is_sparse, name
         torch.testing.assert_close(parameter.grad, once[name], rtol=1e-9, atol=1e-10, msg=name)
@@ -143,18 +175,25 @@ def test_a_frozen_tower_is_encoded_once(tmp_path: Path, monkeypatch: pytest.Monk
     model = tiny_model(tmp_path, options=TowerOptions(fix_ctx_encoder=True))
     batch, calls = batch_for(model), lengths_seen(model, monkeypatch)
     gradients = gradient(model, 24)
-    assert sum(size for size, _ in calls) <= batch.contexts.tokens.shape[0] + 2 * batch.questions.tokens.shape[0]
+    assert (
+        sum(size for size, _ in calls) <= batch.contexts.tokens.shape[0] + 2 * batch.questions.tokens.shape[0]
+    )
     assert not any(name.startswith("ctx_model") for name in gradients)
 
 
 def test_bytes_per_token_are_those_autograd_keeps_and_a_budget_becomes_tokens(tmp_path: Path) -> None:
-    small, wide = (tiny_model(encoder_folder(tmp_path / str(width), hidden_size=width), dropout=0.1) for width in (16, 64))
+    small, wide = (
+        tiny_model(encoder_folder(tmp_path / str(width), hidden_size=width), dropout=0.1)
+        for width in (16, 64)
+    )
     per_token = graph_bytes_per_token(small)
     assert per_token > 2 * 16 * 8, "each of two layers keeps more than its input"
     assert 2 * per_token < graph_bytes_per_token(wide) < 8 * per_token
     more, less = tokens_within(small, 0.02), tokens_within(small, 0.01)
     assert more - less == pytest.approx(0.7 * 0.01 * 2**30 / per_token, rel=1e-3)
-    with pytest.raises(ConfigError, match=r"train\.memory_budget_gb=1e-05 is too little: .* give at least") as caught:
+    with pytest.raises(
+        ConfigError, match=r"train\.memory_budget_gb=1e-05 is too little: .* give at least"
+    ) as caught:
         tokens_within(small, 1e-5)
     needed = float(re.findall(r"at least ([0-9.]+)", str(caught.value))[0])
     assert tokens_within(small, needed + 0.01) >= 24
@@ -173,6 +212,13 @@ def test_a_run_with_caching_ends_with_the_weights_of_one_without(tmp_path: Path)
     weights = []
     for grad_cache_tokens in (0, 60):
         model, folder = tiny_model(tmp_path / "encoder"), tmp_path / f"run{grad_cache_tokens}"
-        make_trainer(model, [ListSource(make_samples(40))], [], folder, grad_cache_tokens=grad_cache_tokens, num_train_epochs=1).train()
+        make_trainer(
+            model,
+            [ListSource(make_samples(40))],
+            [],
+            folder,
+            grad_cache_tokens=grad_cache_tokens,
+            num_train_epochs=1,
+        ).train()
         weights.append(model.weights())
     assert all(torch.allclose(weights[0][key], weights[1][key], rtol=0, atol=1e-9) for key in weights[0])

@@ -1,4 +1,5 @@
-"""What a run that is resumed must share with its checkpoint: everything that decides a result, files by their content."""
+"""What a run that is resumed must share with its checkpoint: everything that decides a result, files by their
+content."""
 
 from __future__ import annotations
 
@@ -35,9 +36,15 @@ def folder(tmp_path: Path) -> Path:
     rng = random.Random(5)
     encoder_folder(tmp_path / "encoder", num_hidden_layers=1)
     texts = [sentence(rng, 8) for _ in range(40)]
-    (tmp_path / "corpus.tsv").write_text("id\ttext\ttitle\n" + "".join(f"p{row}\t{text}\t\n" for row, text in enumerate(texts)))
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps({"id": f"q{row}", "question": texts[row]}) + "\n" for row in range(8)))
-    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{row}\tp{row}\t1\n" for row in range(8)))
+    (tmp_path / "corpus.tsv").write_text(
+        "id\ttext\ttitle\n" + "".join(f"p{row}\t{text}\t\n" for row, text in enumerate(texts))
+    )
+    (tmp_path / "questions.jsonl").write_text(
+        "".join(json.dumps({"id": f"q{row}", "question": texts[row]}) + "\n" for row in range(8))
+    )
+    (tmp_path / "qrels.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"q{row}\tp{row}\t1\n" for row in range(8))
+    )
     write_training_set(tmp_path / "train.json", make_samples(12))
     write_training_set(tmp_path / "dev.json", make_samples(6, seed=2))
     return tmp_path
@@ -52,18 +59,32 @@ def job(
     encoder: str = "encoder",
     **validation: Any,
 ) -> BiEncoderTrainer:
-    files = {key: str(folder / name) for key, name in zip(("corpus", "questions", "qrels"), FILES, strict=True)}
+    files = {
+        key: str(folder / name) for key, name in zip(("corpus", "questions", "qrels"), FILES, strict=True)
+    }
     entry = {"kind": "retrieval", **files, **validation}
     config = BiEncoderTrainConfig(
         output_dir=str(folder / "run"),
         device="cpu",
         resume=resume,
         loss=loss or LossSettings(),
-        train=TrainSettings(batch_size=4, max_steps=max_steps, eval_every_steps=1, num_workers=0, token_store="off", validation=[entry]),
-        encoder=TowerSettings(pretrained_model_cfg=str(folder / encoder), pretrained=False, sequence_length=24),
+        train=TrainSettings(
+            batch_size=4,
+            max_steps=max_steps,
+            eval_every_steps=1,
+            num_workers=0,
+            token_store="off",
+            validation=[entry],
+        ),
+        encoder=TowerSettings(
+            pretrained_model_cfg=str(folder / encoder), pretrained=False, sequence_length=24
+        ),
     )
     config.check()
-    sets, dev_sets = (open_sets(resolve_training_files([str(folder / name)], {}), config) for name in ("train.json", "dev.json"))
+    sets, dev_sets = (
+        open_sets(resolve_training_files([str(folder / name)], {}), config)
+        for name in ("train.json", "dev.json")
+    )
     return build_trainer(config, build_model(config), sets, dev_sets)
 
 
@@ -80,20 +101,33 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_file_of_a_validation_is_told_and_its_best_forgotten(folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+def test_a_changed_file_of_a_validation_is_told_and_its_best_forgotten(
+    folder: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     job(folder).train()
     with caplog.at_level(logging.WARNING, "dpr"):
         assert job(folder).resume().best_checkpoint is not None
         assert BEST not in caplog.text
         CHANGES[name](folder / name)
         assert job(folder).resume().best_checkpoint is None
-    assert BEST in caplog.text and ("dev_datasets" if name == "dev.json" else "train.validation.content") in caplog.text
+    assert (
+        BEST in caplog.text
+        and ("dev_datasets" if name == "dev.json" else "train.validation.content") in caplog.text
+    )
 
 
 ENCODER = {
     "config.json": (None, '"relu"', r"encoder_config\[0\]\.hidden_act was None, is now relu \(and 1 more\)"),
-    "model.safetensors": ("1", "2", r"encoder\.pretrained_model_cfg\[1\] was model\.safetensors \w+, is now model\.safetensors"),
-    "token_frequencies.json": ("1", "2", r"encoder\.pretrained_model_cfg\[1\] was token_frequencies\.json \w+, is now token_freq"),
+    "model.safetensors": (
+        "1",
+        "2",
+        r"encoder\.pretrained_model_cfg\[1\] was model\.safetensors \w+, is now model\.safetensors",
+    ),
+    "token_frequencies.json": (
+        "1",
+        "2",
+        r"encoder\.pretrained_model_cfg\[1\] was token_frequencies\.json \w+, is now token_freq",
+    ),
 }
 
 
@@ -128,7 +162,9 @@ def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) 
     def guide(name: str, seed: int) -> list[str]:
         facts = {"shard_id": 0, "num_shards": 1, "model_fingerprint": "m"}
         writer = VectorShardWriter(folder / name, metadata=facts, dimension=3)
-        writer.write_chunk(0, ["p0", "p1"], np.random.default_rng(seed).normal(size=(2, 3)).astype(np.float32))
+        writer.write_chunk(
+            0, ["p0", "p1"], np.random.default_rng(seed).normal(size=(2, 3)).astype(np.float32)
+        )
         writer.finish(1)
         return [str(folder / name)]
 
@@ -195,7 +231,11 @@ def test_a_finished_run_refuses_what_only_further_steps_could_do(
     def train(**options: Any) -> BiEncoderTrainer:
         model = tiny_model(encoder_folder(tmp_path / "encoder"))
         job = make_trainer(
-            model, [ListSource(make_samples(24))], [], tmp_path / "run", **{"max_steps": 3, "lr_schedule": "constant", **options}
+            model,
+            [ListSource(make_samples(24))],
+            [],
+            tmp_path / "run",
+            **{"max_steps": 3, "lr_schedule": "constant", **options},
         )
         job.train()
         return job
@@ -208,6 +248,10 @@ def test_a_finished_run_refuses_what_only_further_steps_could_do(
         assert train(**changed).progress.step == changed.get("max_steps", 3)
         return
     with pytest.raises(
-        ConfigError, match=rf"is finished, at step 3, so a changed setting has no effect: {named}.*num_train_epochs.*output_dir"
+        ConfigError,
+        match=(
+            r"is finished, at step 3, so a changed setting has no effect:"
+            rf" {named}.*num_train_epochs.*output_dir"
+        ),
     ):
         train(**changed)

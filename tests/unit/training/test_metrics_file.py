@@ -28,7 +28,9 @@ def resumed_at(step: int) -> Any:
     return SimpleNamespace(ranks=Ranks(), progress=SimpleNamespace(step=step))
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"step": 2, "tr', '{"step": 2, "ü'.encode()[:-1], b"\0" * 20, b"\xff\xfe", b"[]\n"])
+@pytest.mark.parametrize(
+    "torn", [b"", b'{"step": 2, "tr', '{"step": 2, "ü'.encode()[:-1], b"\0" * 20, b"\xff\xfe", b"[]\n"]
+)
 def test_torn_and_later_lines_are_dropped_on_resuming(tmp_path: Path, torn: bytes) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(WHOLE.encode() + b'{"step": 3}\n' + torn)
@@ -40,12 +42,18 @@ def test_a_line_longer_than_any_line_of_metrics_is_not_read(tmp_path: Path) -> N
     file = tmp_path / "metrics.jsonl"
     file.write_text(WHOLE + '{"step": 2, "eval/x": 0.1, "x": "' + "x" * MAX_LINE_BYTES + '"}\n')
     read = read_training(tmp_path)
-    assert read is not None and len(read.validations) == 2 and "1 lines of metrics.jsonl are damaged" in read.notes[0]
+    assert (
+        read is not None
+        and len(read.validations) == 2
+        and "1 lines of metrics.jsonl are damaged" in read.notes[0]
+    )
     MetricsFile(file).on_train_begin(resumed_at(2))
     assert file.read_text() == WHOLE
 
 
-def test_a_disk_that_refuses_it_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_refuses_it_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -94,12 +102,17 @@ def test_a_line_after_a_kill_is_that_of_the_undisturbed_run(tmp_path: Path, kill
         model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
         sets = [ListSource(make_samples(16)), ListSource(make_samples(16, seed=4))]
         how = {"max_steps": 7, "save_every_steps": 2, "log_batch_step": 5, "num_train_epochs": 9}
-        run = make_trainer(model, sets, [ListSource(make_samples(6))], tmp_path / name, SpoiltAt(2), *callbacks, **how)
+        run = make_trainer(
+            model, sets, [ListSource(make_samples(6))], tmp_path / name, SpoiltAt(2), *callbacks, **how
+        )
         with suppress(KeyboardInterrupt):
             run.train()
         file = tmp_path / name / "metrics.jsonl"
         written = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        return [{key: value for key, value in line.items() if not key.startswith("perf/") or "padding" in key} for line in written]
+        return [
+            {key: value for key, value in line.items() if not key.startswith("perf/") or "padding" in key}
+            for line in written
+        ]
 
     whole = lines("whole")
     assert [line["step"] for line in whole if "train/loss" in line] == [5, 7]
@@ -135,7 +148,12 @@ def test_every_file_of_a_run_is_compared_or_named_as_one_that_nothing_covers(
 ) -> None:
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
     make_trainer(
-        model, [ListSource(make_samples(16))], [ListSource(make_samples(6))], tmp_path / "run", max_steps=2, eval_at_start=True
+        model,
+        [ListSource(make_samples(16))],
+        [ListSource(make_samples(6))],
+        tmp_path / "run",
+        max_steps=2,
+        eval_at_start=True,
     ).train()
     (tmp_path / "run" / "train.log").write_text("of another program")
     assert verify([str(tmp_path / "run")]) == 0
@@ -147,7 +165,9 @@ def test_every_file_of_a_run_is_compared_or_named_as_one_that_nothing_covers(
     assert any(name in line and "good" not in line for line in capsys.readouterr().out.splitlines())
 
 
-def test_metrics_may_grow_after_a_checkpoint_and_need_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_may_grow_after_a_checkpoint_and_need_no_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = finished_run(tmp_path)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "train/loss": 1.0}\n')

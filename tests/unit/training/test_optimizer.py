@@ -56,7 +56,9 @@ def by_name(model: BiEncoder, optimizer: torch.optim.Optimizer) -> dict[str, tup
 
 def test_biases_and_norms_do_not_decay_and_embeddings_learn_faster(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, options=TowerOptions(learn_temperature=True))
-    optimizer = make_optimizer(model, OptimizerSettings(learning_rate=1.0, weight_decay=0.1, embedding_lr_factor=5))
+    optimizer = make_optimizer(
+        model, OptimizerSettings(learning_rate=1.0, weight_decay=0.1, embedding_lr_factor=5)
+    )
     set_learning_rate(optimizer, 2.0)
     groups = by_name(model, optimizer)
     assert groups["question_model.backbone.embeddings.word_embeddings.weight"] == (0.1, 10.0)
@@ -70,7 +72,9 @@ def test_biases_and_norms_do_not_decay_and_embeddings_learn_faster(tmp_path: Pat
 
 def test_a_frozen_tower_is_not_in_the_optimizer(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, options=TowerOptions(fix_ctx_encoder=True))
-    assert not any(name.startswith("ctx_model.") for name in by_name(model, make_optimizer(model, OptimizerSettings())))
+    assert not any(
+        name.startswith("ctx_model.") for name in by_name(model, make_optimizer(model, OptimizerSettings()))
+    )
 
 
 def test_state_restored_by_name_continues_exactly(tmp_path: Path) -> None:
@@ -86,11 +90,17 @@ def test_state_restored_by_name_continues_exactly(tmp_path: Path) -> None:
     second = tiny_model(tmp_path)
     second.load_weights(first.weights(), source=tmp_path)
     restored = make_optimizer(second, OptimizerSettings(learning_rate=0.1, weight_decay=0.1))
-    restore_optimizer(second, restored, {name: tensor.clone() for name, tensor in optimizer_tensors(first, optimizer).items()})
+    restore_optimizer(
+        second,
+        restored,
+        {name: tensor.clone() for name, tensor in optimizer_tensors(first, optimizer).items()},
+    )
     update(first, optimizer, 2)
     update(second, restored, 2)
     assert all(torch.equal(first.weights()[name], tensor) for name, tensor in second.weights().items())
-    missing = {name: tensor for name, tensor in optimizer_tensors(first, optimizer).items() if "layer.0" not in name}
+    missing = {
+        name: tensor for name, tensor in optimizer_tensors(first, optimizer).items() if "layer.0" not in name
+    }
     with pytest.raises(CheckpointError, match="ignore_checkpoint_optimizer"):
         restore_optimizer(second, restored, missing)
 
@@ -130,7 +140,9 @@ def test_means_leave_out_an_update_that_is_skipped() -> None:
         optimizer.step()
         seen += [] if skips else [[value.detach().clone() for value in values]]
     for first, second, third, value in zip(*seen, values, strict=True):
-        torch.testing.assert_close(optimizer.state[value]["twin"], (first + 2 * second + 4 * third) / 7, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            optimizer.state[value]["twin"], (first + 2 * second + 4 * third) / 7, rtol=1e-12, atol=0
+        )
     with optimizer.averaged():
         assert not torch.equal(values[0], seen[2][0])
     assert torch.equal(values[0], seen[2][0])

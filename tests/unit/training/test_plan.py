@@ -28,10 +28,17 @@ def test_negatives_are_counted_as_they_are_there(
         samples = [replace(sample, hard_negatives=(), other_negatives=()) for sample in samples]
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
     with caplog.at_level("INFO"):
-        make_trainer(model, [ListSource(samples)], [], tmp_path / "run", hard_negatives=hard_negatives, max_steps=1).train()
+        make_trainer(
+            model, [ListSource(samples)], [], tmp_path / "run", hard_negatives=hard_negatives, max_steps=1
+        ).train()
     width = 8 * (1 + own)
-    assert f"up to {width} contexts, so up to {width - 1} negatives per question of which {own} are its own" in caplog.text
-    assert caplog.text.count("have hard negatives, but train.hard_negatives=0 ignores them") == (has_hard and not hard_negatives)
+    assert (
+        f"up to {width} contexts, so up to {width - 1} negatives per question of which {own} are its own"
+        in caplog.text
+    )
+    assert caplog.text.count("have hard negatives, but train.hard_negatives=0 ignores them") == (
+        has_hard and not hard_negatives
+    )
 
 
 def plan_of(folder: Path, rows: int = 40, **settings: Any) -> Plan:
@@ -72,7 +79,11 @@ def test_an_update_that_takes_more_than_an_epoch_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("scored", [None, 0, 999])
 def test_a_teacher_without_scores_is_refused(scored: int | None) -> None:
     def with_score(row: int, sample: TrainingSample) -> TrainingSample:
-        return replace(sample, positives=tuple(replace(one, teacher_score=1.0) for one in sample.positives)) if row == scored else sample
+        return (
+            replace(sample, positives=tuple(replace(one, teacher_score=1.0) for one in sample.positives))
+            if row == scored
+            else sample
+        )
 
     samples = [with_score(row, sample) for row, sample in enumerate(make_samples(40) * 25)]
     settings = TrainingSettings(loss=LossSettings(kl_weight=1.0, margin_mse_weight=0.5))
@@ -80,5 +91,8 @@ def test_a_teacher_without_scores_is_refused(scored: int | None) -> None:
         require_teacher_scores([ListSource(samples)], settings)
         return
     require_teacher_scores([ListSource(samples)], TrainingSettings())
-    with pytest.raises(ConfigError, match=r"loss.kl_weight=1 and loss.margin_mse_weight=0.5 learn from .*no passage of \S+ has one"):
+    with pytest.raises(
+        ConfigError,
+        match=r"loss.kl_weight=1 and loss.margin_mse_weight=0.5 learn from .*no passage of \S+ has one",
+    ):
         require_teacher_scores([ListSource(samples)], settings)

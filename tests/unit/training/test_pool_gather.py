@@ -1,4 +1,5 @@
-"""The pool is gathered beside the towers' work, in the same order on all ranks, and nothing of it stays behind.
+"""The pool is gathered beside the towers' work, in the same order on all ranks, and nothing of it stays
+behind.
 
 pytest tests/unit/training/test_pool_gather.py
 """
@@ -52,7 +53,9 @@ def note_collectives(events: list[str]) -> None:
     for name in ("_all_gather_single", "_reduce_scatter_single"):
         real = getattr(distributed, name)
 
-        def noted(target: torch.Tensor, source: torch.Tensor, *, real: Any = real, name: str = name, **options: Any) -> _Handle:
+        def noted(
+            target: torch.Tensor, source: torch.Tensor, *, real: Any = real, name: str = name, **options: Any
+        ) -> _Handle:
             label = f"{'facts' if source.dtype == FACTS else 'vectors' if 'gather' in name else 'gradient'}"
             events.append(f"start {label}")
             return _Handle(real(target, source, **options), lambda: events.append(f"wait {label}"))
@@ -61,7 +64,8 @@ def note_collectives(events: list[str]) -> None:
 
 
 def note_towers(model: BiEncoder, events: list[str]) -> None:
-    """``events`` also gets "NAME forward" of each tower, and "NAME backward" when the last of its gradients is there."""
+    """``events`` also gets "NAME forward" of each tower, and "NAME backward" when the last of its gradients
+    is there."""
     towers = {model.ctx_model: "ctx", model.question_model: "question"}  # one where they are shared
     for tower, name in towers.items():
         tower.register_forward_hook(lambda *_, name=name: events.append(f"{name} forward"))
@@ -75,11 +79,15 @@ def batch_of_rank(model: BiEncoder, encoder_type: str = "") -> BiEncoderBatch:
     source = ListSource(make_samples(size * ranks.world_size))
     rows = range(size * ranks.rank, size * (ranks.rank + 1))
     options = DataSetSettings(encoder_type=encoder_type)
-    return Collator(model.tensorizer, num_hard=2, num_other=1)([data_row(source, row, options) for row in rows])
+    return Collator(model.tensorizer, num_hard=2, num_other=1)(
+        [data_row(source, row, options) for row in rows]
+    )
 
 
 def events_of_a_step(folder: Path, case: dict[str, Any]) -> list[str]:
-    model = tiny_model(folder, options=TowerOptions(**case.get("options", {})), **case.get("settings", {})).train()
+    model = tiny_model(
+        folder, options=TowerOptions(**case.get("options", {})), **case.get("settings", {})
+    ).train()
     events: list[str] = []
     note_towers(model, events)
     ranks = current_ranks()
@@ -98,11 +106,28 @@ GATHER = ["wait facts", "wait vectors", "start gradient"]
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "two towers": (
         {},
-        ["start facts", "ctx forward", "start vectors", "question forward", *GATHER, "question backward", "wait gradient", "ctx backward"],
+        [
+            "start facts",
+            "ctx forward",
+            "start vectors",
+            "question forward",
+            *GATHER,
+            "question backward",
+            "wait gradient",
+            "ctx backward",
+        ],
     ),
     "frozen context tower": (
         {"options": {"fix_ctx_encoder": True}},
-        ["start facts", "ctx forward", "start vectors", "question forward", "wait facts", "wait vectors", "question backward"],
+        [
+            "start facts",
+            "ctx forward",
+            "start vectors",
+            "question forward",
+            "wait facts",
+            "wait vectors",
+            "question backward",
+        ],
     ),
     "shared tower": (
         {"settings": {"shared": True}},
@@ -114,7 +139,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def events_of_every_case(folder: Path) -> dict[str, list[str]]:
     real = distributed._all_gather_single, distributed._reduce_scatter_single
     events = {}
-    for name, case in [*((name, case) for name, (case, _) in CASES.items()), ("cached", {"grad_cache_tokens": 60})]:
+    for name, case in [
+        *((name, case) for name, (case, _) in CASES.items()),
+        ("cached", {"grad_cache_tokens": 60}),
+    ]:
         events[name] = events_of_a_step(folder, case)
         distributed._all_gather_single, distributed._reduce_scatter_single = real
     return events
@@ -127,22 +155,32 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_collectives_run_beside_the_question_tower_in_one_order(events: list[dict[str, list[str]]], name: str) -> None:
-    """Forward and backward; the same list on both ranks, which is what keeps them from waiting for each other."""
+def test_collectives_run_beside_the_question_tower_in_one_order(
+    events: list[dict[str, list[str]]], name: str
+) -> None:
+    """Forward and backward; the same list on both ranks, which is what keeps them from waiting for each
+    other."""
     assert events[0][name] == events[1][name] == CASES[name][1]
 
 
-def test_with_caching_the_vectors_travel_while_the_questions_are_encoded(events: list[dict[str, list[str]]]) -> None:
+def test_with_caching_the_vectors_travel_while_the_questions_are_encoded(
+    events: list[dict[str, list[str]]],
+) -> None:
     for of_rank in events:
         seen = [event for event in of_rank["cached"] if event.startswith(("start", "wait"))]
         assert seen == ["start facts", "start vectors", *GATHER, "wait gradient"]
-        first, before, after = (of_rank["cached"].index(event) for event in ("start facts", "start vectors", "wait vectors"))
-        assert set(of_rank["cached"][first + 1 : before]) == {"ctx forward"}, "all contexts are encoded before they travel"
+        first, before, after = (
+            of_rank["cached"].index(event) for event in ("start facts", "start vectors", "wait vectors")
+        )
+        assert set(of_rank["cached"][first + 1 : before]) == {"ctx forward"}, (
+            "all contexts are encoded before they travel"
+        )
         assert "question forward" in of_rank["cached"][before:after]
 
 
 def gathered_both_ways(seed: int) -> list[torch.Tensor]:
-    """Value and gradient of a started gather with other work in between, of a plain one, and of the sum written out."""
+    """Value and gradient of a started gather with other work in between, of a plain one, and of the sum
+    written out."""
     ranks = current_ranks()
     generator = torch.Generator().manual_seed(seed + ranks.rank)
     local = torch.randn(3, 4, dtype=torch.float64, generator=generator).t().requires_grad_()  # not contiguous
@@ -153,7 +191,9 @@ def gathered_both_ways(seed: int) -> list[torch.Tensor]:
         (gradient,) = torch.autograd.grad((rows * weights).sum(), local)
         results += [rows.detach(), gradient]
     factor = sum(range(1, ranks.world_size + 1))
-    mine = torch.arange(4.0 * ranks.world_size * 3).view(-1, 3).double()[4 * ranks.rank : 4 * (ranks.rank + 1)]
+    mine = (
+        torch.arange(4.0 * ranks.world_size * 3).view(-1, 3).double()[4 * ranks.rank : 4 * (ranks.rank + 1)]
+    )
     return [*results, mine * factor]
 
 
@@ -168,14 +208,19 @@ def test_a_started_gather_is_a_gather() -> None:
 
 
 def rows_left_after_a_step() -> int:
-    """How many of ten steps' gathered vectors are still in memory, without the help of the garbage collector."""
+    """How many of ten steps' gathered vectors are still in memory, without the help of the garbage
+    collector."""
     gc.disable()
     references = []
     for _ in range(10):
         local = torch.randn(4, 8, requires_grad=True)
         pending = start_gather(local * 2)
         rows = pending()
-        references += [weakref.ref(rows.untyped_storage()), weakref.ref(rows.grad_fn), weakref.ref(pending.args[0])]
+        references += [
+            weakref.ref(rows.untyped_storage()),
+            weakref.ref(rows.grad_fn),
+            weakref.ref(pending.args[0]),
+        ]
         rows.square().sum().backward()
         assert local.grad is not None and bool(local.grad.any())
         del rows, pending, local
@@ -195,11 +240,20 @@ def test_the_facts_of_a_pool_are_those_of_its_ranks() -> None:
 
 
 def facts_of_rank() -> list[tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]]:
-    ids = torch.stack([torch.full((6,), -(2**63)) + torch.arange(6), torch.full((6,), 2**63 - 1) - current_ranks().rank], dim=1)
+    ids = torch.stack(
+        [torch.full((6,), -(2**63)) + torch.arange(6), torch.full((6,), 2**63 - 1) - current_ranks().rank],
+        dim=1,
+    )
     valid = torch.tensor([True, False, True]).repeat(2)
     tokens = TokenBatch.from_lists([[1, 2], [3]])
-    known, rows, positives = torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(6).long(), torch.zeros(2).long()
-    batch = BiEncoderBatch(tokens, tokens, rows, valid, ids, positives, known, torch.zeros(2, 0).bool(), torch.ones(2))
+    known, rows, positives = (
+        torch.zeros(2, 0, 2, dtype=torch.int64),
+        torch.zeros(6).long(),
+        torch.zeros(2).long(),
+    )
+    batch = BiEncoderBatch(
+        tokens, tokens, rows, valid, ids, positives, known, torch.zeros(2, 0).bool(), torch.ones(2)
+    )
     gather = PoolGather(batch, BiEncoderNllLoss(candidates="dpr"), current_ranks())
     gather.start(torch.randn(1, 4))
     pool = gather.pool(torch.randn(2, 4), 1.0)

@@ -63,6 +63,13 @@ def test_every_training_run_has_its_page_from_the_first_checkpoint_on(tmp_path: 
     first, last = looker.pages
     assert "2 steps" in first and "4 steps" in last
     end = (tmp_path / "run" / "report.html").read_text()
-    for words in ("best NLL", "4711", torch.__version__, "Learning rate", "Padding share", "validation (NLL)"):
+    for words in (
+        "best NLL",
+        "4711",
+        torch.__version__,
+        "Learning rate",
+        "Padding share",
+        "validation (NLL)",
+    ):
         assert words in end
     assert str(tmp_path) not in end and "is missing" not in end

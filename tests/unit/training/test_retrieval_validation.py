@@ -1,4 +1,5 @@
-"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens, and over a sample.
+"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens, and over
+a sample.
 
 pytest tests/unit/training/test_retrieval_validation.py
 """
@@ -40,26 +41,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_retrieval_set(folder: Path) -> Path:
-    """A corpus with ties (each fifth passage repeats one), questions with answers, and judgements, two of some questions."""
+    """A corpus with ties (each fifth passage repeats one), questions with answers, and judgements, two of
+    some questions."""
     rng = random.Random(3)
     encoder_folder(folder / "encoder")
     texts = [sentence(rng, rng.randint(3, 20)) for _ in range(PASSAGES)]
     texts[5::5] = texts[4:-1:5]
     ids = [f"p{number * 7919 % 1000}" for number in range(PASSAGES)]
-    rows = [f"{key}\t{text}\ttitle {number % 9}\n" for number, (key, text) in enumerate(zip(ids, texts, strict=True))]
+    rows = [
+        f"{key}\t{text}\ttitle {number % 9}\n"
+        for number, (key, text) in enumerate(zip(ids, texts, strict=True))
+    ]
     (folder / "corpus.tsv").write_text("id\ttext\ttitle\n" + "".join(rows))
     gold = [rng.sample(range(PASSAGES), 1 + number % 2) for number in range(QUESTIONS)]
     questions = [
-        {"id": f"q{number}", "question": texts[rows[0]][:20], "answers": [texts[rows[0]].split()[0]]} for number, rows in enumerate(gold)
+        {"id": f"q{number}", "question": texts[rows[0]][:20], "answers": [texts[rows[0]].split()[0]]}
+        for number, rows in enumerate(gold)
     ]
     (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    lines = [f"q{number}\t{ids[row]}\t{1 + place}\n" for number, rows in enumerate(gold) for place, row in enumerate(rows)]
+    lines = [
+        f"q{number}\t{ids[row]}\t{1 + place}\n"
+        for number, rows in enumerate(gold)
+        for place, row in enumerate(rows)
+    ]
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines) + "q_other\tp0\t1\n")
     return folder
 
 
 def entry(folder: Path, **options: Any) -> dict[str, Any]:
-    named = {key: str(folder / name) for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))}
+    named = {
+        key: str(folder / name)
+        for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))
+    }
     return {"kind": "retrieval", **named, "name": "own", **options}
 
 
@@ -97,7 +110,9 @@ def truth(folder: Path) -> dict[str, float]:
     passages = list(read_passages(folder / "corpus.tsv"))
     vectors = model.encode_passages(passages).astype(np.float64)
     run = {}
-    for question, vector in zip(questions, model.encode_questions([question.text for question in questions]), strict=True):
+    for question, vector in zip(
+        questions, model.encode_questions([question.text for question in questions]), strict=True
+    ):
         scores = (vectors @ vector.astype(np.float64)).astype(np.float32)
         order = sorted(range(len(passages)), key=lambda row: (-scores[row], passages[row].id))
         run[question.id] = [(str(passages[row].id), float(scores[row])) for row in order[:100]]
@@ -105,12 +120,18 @@ def truth(folder: Path) -> dict[str, float]:
     return evaluate_run(run, qrels)
 
 
-@pytest.mark.parametrize("options", [{"match": "string"}, {"match": "string", "sample": 40}], ids=["whole", "sample"])
-def test_the_same_bits_for_any_number_of_ranks_of_which_two_share_the_model(folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"match": "string"}, {"match": "string", "sample": 40}], ids=["whole", "sample"]
+)
+def test_the_same_bits_for_any_number_of_ranks_of_which_two_share_the_model(
+    folder: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
     alone = measured(folder, tmp_path / "one", options)
     assert len(alone) == 12
     for world_size in (2, 4):
-        for result in run_on_ranks(measured, world_size, folder, tmp_path / f"of {world_size}", options, world_size == 2):
+        for result in run_on_ranks(
+            measured, world_size, folder, tmp_path / f"of {world_size}", options, world_size == 2
+        ):
             assert result == alone
     assert measured(folder, tmp_path / "one", options) == alone
 
@@ -122,11 +143,15 @@ def test_metrics_are_those_of_all_scores(folder: Path, tmp_path: Path) -> None:
         assert value == pytest.approx(expected[name.removeprefix("eval/own/")], abs=1e-12), name
 
 
-def test_the_second_pass_reads_stored_tokens_and_damage_is_repaired(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_pass_reads_stored_tokens_and_damage_is_repaired(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = measured(folder, tmp_path, {})
     made: list[int] = []
     tokenize = corpus_tokens.tokenize_passages
-    monkeypatch.setattr(corpus_tokens, "tokenize_passages", lambda *given: made.append(len(given[1])) or tokenize(*given))
+    monkeypatch.setattr(
+        corpus_tokens, "tokenize_passages", lambda *given: made.append(len(given[1])) or tokenize(*given)
+    )
     assert measured(folder, tmp_path, {}) == first
     assert not made
     damaged = next(tmp_path.glob("corpus-tokens-*/chunk-000003/tokens.npy"))
@@ -142,7 +167,10 @@ def test_a_sample_keeps_what_is_relevant_and_is_said_to_be_optimistic(
     assert measured(folder, tmp_path, {"sample": PASSAGES}) == exact
     few = [measured(folder, tmp_path, {"sample": 30, "seed": seed}) for seed in (0, 0, 1)]
     assert few[0] == few[1] != few[2]
-    assert all(few[0][name] >= value for name, value in exact.items()) and few[0]["eval/own/mrr@10"] > exact["eval/own/mrr@10"]
+    assert (
+        all(few[0][name] >= value for name, value in exact.items())
+        and few[0]["eval/own/mrr@10"] > exact["eval/own/mrr@10"]
+    )
     assert "all relevant ones among them: its metrics are optimistic; sample=0 searches all" in caplog.text
 
 
@@ -150,10 +178,17 @@ def test_the_best_is_the_highest_and_every_second_validation_searches(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    options = {"validation": [entry(folder, every=2)], "best_metric": "eval/own/mrr@10", "num_train_epochs": 5, "learning_rate": 1e-2}
+    options = {
+        "validation": [entry(folder, every=2)],
+        "best_metric": "eval/own/mrr@10",
+        "num_train_epochs": 5,
+        "learning_rate": 1e-2,
+    }
 
     def train(output: Path, **more: Any) -> list[dict[str, Any]]:
-        trainer = make_trainer(model_of(folder), [ListSource(make_samples(16))], [], output, **{**options, **more})
+        trainer = make_trainer(
+            model_of(folder), [ListSource(make_samples(16))], [], output, **{**options, **more}
+        )
         trainer.train()
         return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
@@ -163,7 +198,9 @@ def test_the_best_is_the_highest_and_every_second_validation_searches(
     run = json.loads((tmp_path / "whole" / "run.json").read_text())
     assert run["best_value"] == max(searched.values())
     train(tmp_path / "resumed", stop_at_epoch=3)
-    resumed = {line["step"]: line.get("eval/own/mrr@10") for line in train(tmp_path / "resumed") if line["step"] != 6}
+    resumed = {
+        line["step"]: line.get("eval/own/mrr@10") for line in train(tmp_path / "resumed") if line["step"] != 6
+    }
     assert {step: value for step, value in resumed.items() if value is not None} == searched
 
 
@@ -174,8 +211,14 @@ def test_the_best_is_the_highest_and_every_second_validation_searches(
         ({"corpse": "x"}, r"unknown setting train.validation\[0\].corpse; did you mean corpus"),
         ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
         ({"every": 0}, r"train.validation\[0\].every=0 is out of range; it must be at least 1"),
-        ({"sample": 5, "qrels": None}, r"train.validation\[0\].sample needs train.validation\[0\].qrels=<file>"),
-        ({"keep_vectors": True}, r"keep_vectors is gone: after training, dpr embed model_file=<run> writes the same bytes"),
+        (
+            {"sample": 5, "qrels": None},
+            r"train.validation\[0\].sample needs train.validation\[0\].qrels=<file>",
+        ),
+        (
+            {"keep_vectors": True},
+            r"keep_vectors is gone: after training, dpr embed model_file=<run> writes the same bytes",
+        ),
         ({"hard_runs": ["bm25.trec"]}, "hard_runs is gone: sample=N searches the relevant passages"),
     ],
 )

@@ -1,4 +1,5 @@
-"""What a changed setting means for a run that is resumed is the role that the setting declares: refused, a warning, or nothing."""
+"""What a changed setting means for a run that is resumed is the role that the setting declares: refused, a
+warning, or nothing."""
 
 from __future__ import annotations
 
@@ -75,7 +76,11 @@ CHANGED: dict[str, Any] = {
     "encoder.title_template": "{title} {text}",
     "encoder.plain_apostrophes": False,
 }
-IN_EFFECT = {"train.warmup_ratio": "train.warmup_steps", "loss_scale_factors": "datasets", "compat": "encoder.dpr_trailing_sep"}
+IN_EFFECT = {
+    "train.warmup_ratio": "train.warmup_steps",
+    "loss_scale_factors": "datasets",
+    "compat": "encoder.dpr_trailing_sep",
+}
 """Settings of which what they lead to is compared, by its name."""
 WITH_ANOTHER = {
     "loss.dimension_weights": "needs loss.dimensions too",
@@ -84,9 +89,13 @@ WITH_ANOTHER = {
     "encoder.residual_words": "needs another pooling too",
     "encoder.adapter": "needs pretrained weights",
     **dict.fromkeys(
-        ("encoder.lora_rank", "encoder.lora_alpha", "encoder.lora_targets", "encoder.lora_dropout"), "needs encoder.adapter too"
+        ("encoder.lora_rank", "encoder.lora_alpha", "encoder.lora_targets", "encoder.lora_dropout"),
+        "needs encoder.adapter too",
     ),
-    **dict.fromkeys(("loss.kl_temperature", "loss.teacher_temperature", "loss.margin_mse_scale"), "needs a weight of the loss too"),
+    **dict.fromkeys(
+        ("loss.kl_temperature", "loss.teacher_temperature", "loss.margin_mse_scale"),
+        "needs a weight of the loss too",
+    ),
     "loss.guide_threshold": "needs loss.guide too",
     "loss.teacher": "needs the folder of a model, or vectors",
     "loss.embedding_weight": "needs loss.teacher too",
@@ -133,14 +142,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def with_teacher(sample: TrainingSample) -> TrainingSample:
-    return replace(sample, positives=tuple(replace(passage, teacher_score=1.0) for passage in sample.positives))
+    return replace(
+        sample, positives=tuple(replace(passage, teacher_score=1.0) for passage in sample.positives)
+    )
 
 
 def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainConfig:
-    config = replace(BASE, output_dir=str(folder / "run"), encoder=TowerSettings(), train=TrainSettings(), loss=LossSettings())
+    config = replace(
+        BASE,
+        output_dir=str(folder / "run"),
+        encoder=TowerSettings(),
+        train=TrainSettings(),
+        loss=LossSettings(),
+    )
     config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
     config.encoder.pretrained = False
-    config.train.num_workers, config.train.batch_size, config.train.max_steps, config.train.token_store = 0, 4, 2, "off"
+    config.train.num_workers, config.train.batch_size, config.train.max_steps, config.train.token_store = (
+        0,
+        4,
+        2,
+        "off",
+    )
     if key:
         put(config, key, value)
         meet(config, key)
@@ -149,8 +171,12 @@ def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainC
 
 
 def trainer(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json") -> BiEncoderTrainer:
-    sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config, config.loss_scale_factors)
-    dev_sets = sets if dev == "train.json" else open_sets(resolve_training_files([str(folder / dev)], {}), config)
+    sets = open_sets(
+        resolve_training_files([str(folder / "train.json")], {}), config, config.loss_scale_factors
+    )
+    dev_sets = (
+        sets if dev == "train.json" else open_sets(resolve_training_files([str(folder / dev)], {}), config)
+    )
     return build_trainer(config, build_model(config), sets, dev_sets)
 
 
@@ -167,8 +193,14 @@ def test_every_setting_says_what_a_change_means() -> None:
     assert not [entry.key for entry in SETTINGS if entry.rule.on_resume not in ROLES]
 
 
-@pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry.rule.on_resume in (IDENTITY, WARNED)], ids=lambda entry: entry.key)
-def test_a_changed_setting_is_refused_or_warned_about(folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in SETTINGS if entry.rule.on_resume in (IDENTITY, WARNED)],
+    ids=lambda entry: entry.key,
+)
+def test_a_changed_setting_is_refused_or_warned_about(
+    folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
     if entry.key in WITH_ANOTHER:
         pytest.skip(WITH_ANOTHER[entry.key])
     config, named = config_of(folder, entry.key, other(entry)), IN_EFFECT.get(entry.key, entry.key)
@@ -182,9 +214,19 @@ def test_a_changed_setting_is_refused_or_warned_about(folder: Path, entry: Setti
 
 
 @pytest.mark.parametrize(
-    "key", ["train.log_batch_step", "train.num_workers", "train.keep_last", "rank_timeout_s", "init", "encoder.pretrained"]
+    "key",
+    [
+        "train.log_batch_step",
+        "train.num_workers",
+        "train.keep_last",
+        "rank_timeout_s",
+        "init",
+        "encoder.pretrained",
+    ],
 )
-def test_a_setting_without_effect_is_changed_without_a_word(folder: Path, key: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_setting_without_effect_is_changed_without_a_word(
+    folder: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
     entry = next(entry for entry in SETTINGS if entry.key == key)
     assert start(folder, config_of(folder, key, other(entry))).step == 2
     assert "changed" not in caplog.text
@@ -213,7 +255,9 @@ def test_another_vocabulary_is_refused_and_other_dev_data_warned_about(
 
 
 @pytest.mark.parametrize("began_plain", [True, False])
-def test_a_resumed_run_of_a_shared_tower_treats_apostrophes_as_it_began(folder: Path, tmp_path: Path, began_plain: bool) -> None:
+def test_a_resumed_run_of_a_shared_tower_treats_apostrophes_as_it_began(
+    folder: Path, tmp_path: Path, began_plain: bool
+) -> None:
     """An earlier version made them plain for every model."""
     shutil.copytree(folder, tmp_path / "old", ignore=shutil.ignore_patterns("run"))
     config = config_of(tmp_path / "old")

@@ -1,4 +1,5 @@
-"""Tables that learn by rows: the update is AdamW's of each row by itself, clipping is that of the whole gradient."""
+"""Tables that learn by rows: the update is AdamW's of each row by itself, clipping is that of the whole
+gradient."""
 
 from __future__ import annotations
 
@@ -42,9 +43,16 @@ def in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gradient_whose_rows_are_in_order_is_not_copied_and_any_other_is_summed() -> None:
-    for rows in (torch.tensor([2, 5, 9]), torch.tensor([5, 2, 9]), torch.tensor([2, 2, 9]), torch.tensor([], dtype=torch.int64)):
+    for rows in (
+        torch.tensor([2, 5, 9]),
+        torch.tensor([5, 2, 9]),
+        torch.tensor([2, 2, 9]),
+        torch.tensor([], dtype=torch.int64),
+    ):
         table, values = nn.Parameter(start()), torch.ones(len(rows), WIDTH, dtype=torch.float64)
-        table.grad = torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False, is_coalesced=False)
+        table.grad = torch.sparse_coo_tensor(
+            rows[None], values, table.shape, check_invariants=False, is_coalesced=False
+        )
         expected = table.grad.to_dense()
         average_gradients([table], by_rows=[table])
         assert table.grad.is_coalesced() and torch.equal(table.grad.to_dense(), expected)
@@ -62,7 +70,9 @@ def test_each_row_has_an_adamw_of_its_own() -> None:
             if row:
                 alone[row].grad = gradient
                 of_rows[row].step()
-    torch.testing.assert_close(table.detach(), torch.stack([row.detach() for row in alone]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        table.detach(), torch.stack([row.detach() for row in alone]), rtol=0, atol=1e-12
+    )
     assert torch.equal(table[0], start()[0]), "a row that is read for nothing stays"
 
 
@@ -89,7 +99,10 @@ def test_an_update_that_is_skipped_changes_nothing() -> None:
     table.grad = by_rows(other_rows, other_values * float("nan"))
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
     optimizer.step()
-    assert all(torch.equal(one, other) for one, other in zip(before, [table.detach(), *optimizer.state[table].values()], strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(before, [table.detach(), *optimizer.state[table].values()], strict=True)
+    )
 
 
 @pytest.mark.parametrize("limit", [0.1, 1e6, float("inf")])

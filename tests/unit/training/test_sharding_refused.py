@@ -21,8 +21,14 @@ from tests.helpers.tiny import tiny_model
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"sharding": "fsdp2", "compile": True}, "sharding=fsdp2 and train.compile=true are mutually exclusive"),
-        ({"sharded_checkpoints": True}, "sharded_checkpoints=true has no effect with train.sharding=none; set train.sharding=fsdp2"),
+        (
+            {"sharding": "fsdp2", "compile": True},
+            "sharding=fsdp2 and train.compile=true are mutually exclusive",
+        ),
+        (
+            {"sharded_checkpoints": True},
+            "sharded_checkpoints=true has no effect with train.sharding=none; set train.sharding=fsdp2",
+        ),
         ({"sharding": "zero3"}, "none, fsdp2"),
     ],
 )

@@ -42,14 +42,20 @@ LOSSES: dict[str, Callable[[int], Loss]] = {
     "distinct": lambda max_scores: BiEncoderNllLoss(candidates="distinct", max_scores=max_scores),
     "dpr": lambda max_scores: BiEncoderNllLoss(candidates="dpr", max_scores=max_scores),
     "every term": lambda max_scores: Objective(EVERY_TERM, max_scores=max_scores),
-    "own negatives": lambda max_scores: Objective(replace(EVERY_TERM, in_batch_negatives=False, positives="any"), max_scores=max_scores),
-    "without the nll": lambda max_scores: Objective(replace(EVERY_TERM, nll_weight=0.0), max_scores=max_scores),
+    "own negatives": lambda max_scores: Objective(
+        replace(EVERY_TERM, in_batch_negatives=False, positives="any"), max_scores=max_scores
+    ),
+    "without the nll": lambda max_scores: Objective(
+        replace(EVERY_TERM, nll_weight=0.0), max_scores=max_scores
+    ),
 }
 
 
 def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
     source = ListSource(make_samples(size))
-    return Collator(model.tensorizer, num_hard=2, num_other=1)([data_row(source, row, DataSetSettings()) for row in range(size)])
+    return Collator(model.tensorizer, num_hard=2, num_other=1)(
+        [data_row(source, row, DataSetSettings()) for row in range(size)]
+    )
 
 
 def step_of(model: BiEncoder, loss: Loss, max_tokens: int, device: torch.device) -> Step:
@@ -61,9 +67,13 @@ def step_of(model: BiEncoder, loss: Loss, max_tokens: int, device: torch.device)
 @pytest.mark.parametrize("max_scores", [1 << 22, 20], ids=["whole", "in blocks"])
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("max_tokens", [0, 60], ids=["direct", "cached"])
-def test_nobody_waits_for_the_device(tmp_path: Path, max_tokens: int, name: str, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The meta device has shapes and no values: whoever asks it for a value, or for how many there are, fails."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # which does not know this device
+def test_nobody_waits_for_the_device(
+    tmp_path: Path, max_tokens: int, name: str, max_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device has shapes and no values: whoever asks it for a value, or for how many there are,
+    fails."""
+    # which does not know this device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())
     monkeypatch.setattr(grad_cache, "graph_bytes_per_token", lambda model, **options: 1e9)
     monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 10)
     model = tiny_model(tmp_path, dropout=0.1, options=TowerOptions(learn_temperature=True)).to(META).train()
@@ -71,12 +81,20 @@ def test_nobody_waits_for_the_device(tmp_path: Path, max_tokens: int, name: str,
     assert len(batch) * len(batch.context_row) > 20 and not batch.context_valid.all()
     result = step_of(model, LOSSES[name](max_scores), max_tokens, META)(batch, num_pools=1, is_last=True)
     assert result.loss_sum.device == result.num_correct.device == META
-    assert all(parameter.grad is not None and parameter.grad.device == META for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.device == META for parameter in model.parameters()
+    )
 
 
 def test_candidates_are_found_on_the_host(tmp_path: Path) -> None:
     batch = batch_for(tiny_model(tmp_path)).to(META)
-    facts = (batch.positive_idx, batch.context_valid, batch.context_ids, batch.known_positive_ids, batch.known_positive_valid)
+    facts = (
+        batch.positive_idx,
+        batch.context_valid,
+        batch.context_ids,
+        batch.known_positive_ids,
+        batch.known_positive_valid,
+    )
     assert {fact.device.type for fact in facts} == {"cpu"}
     assert batch.context_row.device == batch.loss_weights.device == batch.contexts.tokens.device == META
 
@@ -91,11 +109,20 @@ class Wrong(Loss):
 
 @pytest.mark.parametrize(
     ("result", "found"),
-    [(torch.zeros(8), "a Tensor"), (LossResult(torch.zeros(()), torch.zeros(())), r"losses of shape \(\)"), (None, "a NoneType")],
+    [
+        (torch.zeros(8), "a Tensor"),
+        (LossResult(torch.zeros(()), torch.zeros(())), r"losses of shape \(\)"),
+        (None, "a NoneType"),
+    ],
 )
 @pytest.mark.parametrize("max_tokens", [0, 60])
-def test_a_loss_that_does_not_return_one_loss_a_question_is_refused(tmp_path: Path, max_tokens: int, result: Any, found: str) -> None:
+def test_a_loss_that_does_not_return_one_loss_a_question_is_refused(
+    tmp_path: Path, max_tokens: int, result: Any, found: str
+) -> None:
     model = tiny_model(tmp_path)
     step = step_of(model, Wrong(result), max_tokens, torch.device("cpu"))
-    with pytest.raises(ConfigError, match=rf"the loss Wrong returned {found}; expected a LossResult with one loss per question, \(8,\)"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"the loss Wrong returned {found}; expected a LossResult with one loss per question, \(8,\)",
+    ):
         step(batch_for(model), num_pools=1, is_last=True)

@@ -20,29 +20,55 @@ from tests.helpers.training import make_trainer
 def test_every_part_of_a_step_has_a_range(tmp_path: Path, grad_cache_tokens: int) -> None:
     steps, accumulation = 2, 2
     model = tiny_model(encoder_folder(tmp_path / "encoder"))
-    source, options = ListSource(make_samples(32)), {"grad_cache_tokens": grad_cache_tokens, "sanity_validation": 0}
+    source, options = (
+        ListSource(make_samples(32)),
+        {"grad_cache_tokens": grad_cache_tokens, "sanity_validation": 0},
+    )
     trainer = make_trainer(
-        model, [source], [], tmp_path / "run", max_steps=steps, gradient_accumulation_steps=accumulation, batch_size=4, **options
+        model,
+        [source],
+        [],
+        tmp_path / "run",
+        max_steps=steps,
+        gradient_accumulation_steps=accumulation,
+        batch_size=4,
+        **options,
     )
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         trainer.train()
     counts = Counter(event.name for event in seen.events() if event.name.startswith("dpr/"))
     batches = steps * accumulation
-    assert counts == {"dpr/data": batches, "dpr/encode": batches, "dpr/loss": batches, "dpr/backward": batches, "dpr/update": steps}
+    assert counts == {
+        "dpr/data": batches,
+        "dpr/encode": batches,
+        "dpr/loss": batches,
+        "dpr/backward": batches,
+        "dpr/update": steps,
+    }
 
 
 def elements_summed(folder: Path, grad_cache_tokens: int) -> tuple[list[list[int]], int]:
-    """The elements of what ranks sum in each of an update's three micro-batches; and of the model's gradient."""
+    """The elements of what ranks sum in each of an update's three micro-batches; and of the model's
+    gradient."""
     model = tiny_model(folder / "encoder")
-    options = {"grad_cache_tokens": grad_cache_tokens, "sanity_validation": 0, "gradient_accumulation_steps": 3, "batch_size": 2}
-    trainer = make_trainer(model, [ListSource(make_samples(32))], [], folder / f"run-{grad_cache_tokens}", max_steps=1, **options)
+    options = {
+        "grad_cache_tokens": grad_cache_tokens,
+        "sanity_validation": 0,
+        "gradient_accumulation_steps": 3,
+        "batch_size": 2,
+    }
+    trainer = make_trainer(
+        model, [ListSource(make_samples(32))], [], folder / f"run-{grad_cache_tokens}", max_steps=1, **options
+    )
     summed: list[list[int]] = []
     real = BiEncoderTrainer.forward_backward
 
     def watched(self: BiEncoderTrainer, *arguments: Any) -> Any:
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
             result = real(self, *arguments)
-        summed.append([math.prod(event.input_shapes[0]) for event in seen.events() if event.name == "gloo:all_reduce"])
+        summed.append(
+            [math.prod(event.input_shapes[0]) for event in seen.events() if event.name == "gloo:all_reduce"]
+        )
         return result
 
     BiEncoderTrainer.forward_backward = watched  # type: ignore[method-assign]  # this process is the test's own
@@ -52,7 +78,8 @@ def elements_summed(folder: Path, grad_cache_tokens: int) -> tuple[list[list[int
 
 @pytest.mark.parametrize("grad_cache_tokens", [0, 40])
 def test_gradients_travel_once_an_update(tmp_path: Path, grad_cache_tokens: int) -> None:
-    """More often would give the same gradient, only later. What travels with every micro-batch is the gradient of its vectors."""
+    """More often would give the same gradient, only later. What travels with every micro-batch is the
+    gradient of its vectors."""
     encoder_folder(tmp_path / "encoder")
     for summed, whole in run_on_ranks(elements_summed, 2, tmp_path, grad_cache_tokens):
         vectors = summed[0]

@@ -33,7 +33,13 @@ def with_id(passage: Passage) -> Passage:
 
 
 SAMPLES = [
-    replace(sample, **{name: tuple(map(with_id, getattr(sample, name))) for name in ("positives", "hard_negatives", "other_negatives")})
+    replace(
+        sample,
+        **{
+            name: tuple(map(with_id, getattr(sample, name)))
+            for name in ("positives", "hard_negatives", "other_negatives")
+        },
+    )
     for sample in make_samples(24, num_passages=12)
 ]
 PASSAGES, IDS = list(CORPUS), list(CORPUS.values())
@@ -63,10 +69,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(folder: Path, out: str, teacher: Any = "stored_*", *, encoder: Any = (), options: Any = None, **of_run: Any) -> BiEncoderTrainer:
+def job(
+    folder: Path,
+    out: str,
+    teacher: Any = "stored_*",
+    *,
+    encoder: Any = (),
+    options: Any = None,
+    **of_run: Any,
+) -> BiEncoderTrainer:
     """A static encoder whose towers are separate: that of questions has nothing to learn."""
     settings = {"pooling": "mean", "normalize": True, "projection_dim": WIDTH, **dict(encoder)}
-    model = tiny_model(static_folder(folder / "static"), dtype=torch.float32, options=options, dropout=0.0, **settings)
+    model = tiny_model(
+        static_folder(folder / "static"), dtype=torch.float32, options=options, dropout=0.0, **settings
+    )
     given = [str(folder / each) for each in teacher] if isinstance(teacher, list) else str(folder / teacher)
     how = {"learning_rate": 0.1, "num_train_epochs": 8, "hard_negatives": 1, **of_run}
     loss = TrainingSettings(loss=LossSettings(nll_weight=0.0, teacher=given))
@@ -74,8 +90,12 @@ def job(folder: Path, out: str, teacher: Any = "stored_*", *, encoder: Any = (),
     return make_trainer(model, [train], [], folder / out, settings=loss, **how)
 
 
-@pytest.mark.parametrize("how", [{}, {"token_store": "off"}, {"grad_cache_tokens": 40}], ids=["stored tokens", "text", "cached"])
-def test_passages_learn_the_vectors_of_their_ids_and_questions_stay(folder: Path, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "how", [{}, {"token_store": "off"}, {"grad_cache_tokens": 40}], ids=["stored tokens", "text", "cached"]
+)
+def test_passages_learn_the_vectors_of_their_ids_and_questions_stay(
+    folder: Path, how: dict[str, Any]
+) -> None:
     run = job(folder, "run", **how)
     assert isinstance(run.plan.dataset.sources[0], StoredTokens) == (how.get("token_store") != "off")
     before, questions = run.model.encode_passages(PASSAGES), run.model.encode_questions(["ba be", "bo"])
@@ -96,10 +116,14 @@ def test_a_run_needs_the_vectors_it_began_with_wherever_they_lie(folder: Path) -
 
 
 @pytest.mark.parametrize("setting", ["teacher", "guide"])
-def test_vectors_that_changed_since_they_were_written_are_refused_at_every_start(folder: Path, setting: str) -> None:
+def test_vectors_that_changed_since_they_were_written_are_refused_at_every_start(
+    folder: Path, setting: str
+) -> None:
     def loss() -> Any:
         named = LossSettings(
-            **{"nll_weight": 0.0, "teacher": str(folder / "stored_*")} if setting == "teacher" else {"guide": [str(folder / "stored_*")]}
+            **{"nll_weight": 0.0, "teacher": str(folder / "stored_*")}
+            if setting == "teacher"
+            else {"guide": [str(folder / "stored_*")]}
         )
         return make_loss(named, candidates="distinct", model=job(folder, "run").model, namespaces=["mine"])
 
@@ -116,7 +140,9 @@ def test_vectors_that_changed_since_they_were_written_are_refused_at_every_start
 def test_a_passage_without_a_vector_is_named(folder: Path) -> None:
     write_shards(folder, "fewer", vectors_of(0), without=1)
     run = job(folder, "run", "fewer_*", token_store="off")
-    with pytest.raises(InputError, match=r"mine: row \d+: the passage drawn for slot [01] has no vector in loss\.teacher") as caught:
+    with pytest.raises(
+        InputError, match=r"mine: row \d+: the passage drawn for slot [01] has no vector in loss\.teacher"
+    ) as caught:
         run.train()
     row, slot = (int(word.strip(":")) for word in str(caught.value).split() if word.strip(":").isdigit())
     sample = SAMPLES[row]
@@ -127,18 +153,34 @@ def test_a_passage_without_a_vector_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("vectors", "how", "message"),
     [
-        (vectors_of(0)[:, :4], {}, r"names vectors of 4 dimensions, but the model's have 6; set encoder\.projection_dim=4"),
-        (3 * vectors_of(0), {}, r"names vectors of length 3, which the model never has; set encoder\.normalize=false"),
-        (vectors_of(0), {"options": TowerOptions(fix_ctx_encoder=True)}, r"does not learn with encoder\.fix_ctx_encoder=true"),
+        (
+            vectors_of(0)[:, :4],
+            {},
+            r"names vectors of 4 dimensions, but the model's have 6; set encoder\.projection_dim=4",
+        ),
+        (
+            3 * vectors_of(0),
+            {},
+            r"names vectors of length 3, which the model never has; set encoder\.normalize=false",
+        ),
+        (
+            vectors_of(0),
+            {"options": TowerOptions(fix_ctx_encoder=True)},
+            r"does not learn with encoder\.fix_ctx_encoder=true",
+        ),
     ],
 )
-def test_what_no_passage_could_learn_is_refused(folder: Path, vectors: np.ndarray, how: dict[str, Any], message: str) -> None:
+def test_what_no_passage_could_learn_is_refused(
+    folder: Path, vectors: np.ndarray, how: dict[str, Any], message: str
+) -> None:
     write_shards(folder, "wrong", vectors)
     with pytest.raises(ConfigError, match=message):
         job(folder, "run", "wrong_*", **how)
 
 
-def test_missing_shards_are_refused_and_longer_vectors_are_learned_where_lengths_are_free(folder: Path) -> None:
+def test_missing_shards_are_refused_and_longer_vectors_are_learned_where_lengths_are_free(
+    folder: Path,
+) -> None:
     with pytest.raises(InputError, match="no vectors found"):
         job(folder, "run", "nowhere_*")
     write_shards(folder, "long", 3 * vectors_of(0))

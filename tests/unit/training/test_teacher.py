@@ -1,4 +1,5 @@
-"""A teacher's vectors: learned from texts alone, the same run after a stop, and refused where they could never be reached."""
+"""A teacher's vectors: learned from texts alone, the same run after a stop, and refused where they could
+never be reached."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ STUDENT: dict[str, Any] = {"static_questions": True, "pooling": "mean", "normali
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher")
     for name, seed in (("teacher", 9), ("other", 8)):
-        model = tiny_model(encoder_folder(folder / "encoder"), seed=seed, dtype=torch.float32, pooling="mean", normalize=True)
+        model = tiny_model(
+            encoder_folder(folder / "encoder"), seed=seed, dtype=torch.float32, pooling="mean", normalize=True
+        )
         model.save(folder / name)
     return folder
 
@@ -53,8 +56,21 @@ def job(
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout, options=options, **STUDENT)
     loss = LossSettings(nll_weight=0.0, teacher=str(folder / teacher), embedding_weight=2.0)
     settings = TrainingSettings(loss=loss)
-    options_of_run: dict[str, Any] = {"learning_rate": 0.1, "num_train_epochs": 8, "hard_negatives": 0, **others}
-    return make_trainer(model, [ListSource(make_samples(24))], [], folder / out, *callbacks, settings=settings, **options_of_run)
+    options_of_run: dict[str, Any] = {
+        "learning_rate": 0.1,
+        "num_train_epochs": 8,
+        "hard_negatives": 0,
+        **others,
+    }
+    return make_trainer(
+        model,
+        [ListSource(make_samples(24))],
+        [],
+        folder / out,
+        *callbacks,
+        settings=settings,
+        **options_of_run,
+    )
 
 
 def distance(folder: Path, model: BiEncoder) -> float:
@@ -80,21 +96,36 @@ class Watching(Callback):
 @pytest.mark.parametrize("tokens", [0, 64])
 def test_passages_that_nothing_reads_are_not_encoded_and_change_nothing(folder: Path, tokens: int) -> None:
     how: dict[str, Any] = {"grad_cache_tokens": tokens, "log_batch_step": 10}
-    idle, watched = job(folder, f"idle{tokens}", **how), job(folder, f"watched{tokens}", watching := Watching(), **how)
+    idle, watched = (
+        job(folder, f"idle{tokens}", **how),
+        job(folder, f"watched{tokens}", watching := Watching(), **how),
+    )
     encoded: list[Counter[int]] = []
     for run in (idle, watched):
         encoded.append(Counter())
-        hook = partial(lambda run, counts, _, given: counts.update({run.progress.step + 1: len(given[0])}), run, encoded[-1])
+        hook = partial(
+            lambda run, counts, _, given: counts.update({run.progress.step + 1: len(given[0])}),
+            run,
+            encoded[-1],
+        )
         run.model.ctx_model.register_forward_pre_hook(hook)
         run.train()
     several = [step for step, size in sorted(encoded[0].items()) if size > 1]
     assert several == [1, 10, 20, 24], "the first is watched for a collapse, the others are logged"
     assert min(encoded[1].values()) > 4 and watching.num_distinct > 4
     weights, rounding = watched.model.weights(), 1e-5 if tokens else 0.0  # of other chunks
-    assert all(torch.allclose(weight, weights[name], rtol=0, atol=rounding) for name, weight in idle.model.weights().items())
-    logs = [[json.loads(line) for line in (run.output_dir / "metrics.jsonl").read_text().splitlines()] for run in (idle, watched)]
+    assert all(
+        torch.allclose(weight, weights[name], rtol=0, atol=rounding)
+        for name, weight in idle.model.weights().items()
+    )
+    logs = [
+        [json.loads(line) for line in (run.output_dir / "metrics.jsonl").read_text().splitlines()]
+        for run in (idle, watched)
+    ]
     assert logs[0][0]["pool/margin"] == pytest.approx(logs[1][0]["pool/margin"], abs=rounding)
-    assert len(logs[0]) == len(logs[1]) == 3 and not any("train/in_batch_acc" in line for log in logs for line in log)
+    assert len(logs[0]) == len(logs[1]) == 3 and not any(
+        "train/in_batch_acc" in line for log in logs for line in log
+    )
 
 
 def test_a_run_is_resumed_bit_for_bit_and_never_with_another_teacher(folder: Path) -> None:
@@ -106,16 +137,27 @@ def test_a_run_is_resumed_bit_for_bit_and_never_with_another_teacher(folder: Pat
         job(folder, "halves", teacher="other", **how).train()
     resumed = job(folder, "halves", **how)
     resumed.train()
-    assert all(torch.equal(weight, resumed.model.weights()[name]) for name, weight in whole.model.weights().items())
+    assert all(
+        torch.equal(weight, resumed.model.weights()[name]) for name, weight in whole.model.weights().items()
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"normalize": False}, r"its normalize is True, the model's is False; set encoder\.normalize to the teacher's"),
-        ({"projection_dim": 6}, r"its number of dimensions is 16, the model's is 6; set encoder\.projection_dim"),
+        (
+            {"normalize": False},
+            r"its normalize is True, the model's is False; set encoder\.normalize to the teacher's",
+        ),
+        (
+            {"projection_dim": 6},
+            r"its number of dimensions is 16, the model's is 6; set encoder\.projection_dim",
+        ),
         ({"query_prompt": "ba: "}, r"its query_prompt is '', the model's is 'ba: '"),
-        ({"sequence_length": 30}, r"takes 24 tokens, but encoder\.(question|sequence)_length is 30; set it to 24 or less"),
+        (
+            {"sequence_length": 30},
+            r"takes 24 tokens, but encoder\.(question|sequence)_length is 30; set it to 24 or less",
+        ),
     ],
 )
 def test_what_could_never_be_reached_is_refused(folder: Path, settings: dict[str, Any], message: str) -> None:

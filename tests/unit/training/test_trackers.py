@@ -1,4 +1,5 @@
-"""Trackers get every metric, a resumed run continues the same run there, and one that fails costs a warning. With the real packages."""
+"""Trackers get every metric, a resumed run continues the same run there, and one that fails costs a warning.
+With the real packages."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from tests.helpers.training import make_trainer
 
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
     sets = [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev")]
-    return make_trainer(tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options)
+    return make_trainer(
+        tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options
+    )
 
 
 class Broken(Tracker):
@@ -64,7 +67,9 @@ def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.Log
 def test_a_tracker_that_cannot_be_opened_refuses_a_new_run_and_costs_a_resumed_one_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ConfigError, match="Broken cannot be opened: no route to host; mend that, or leave out callbacks"):
+    with pytest.raises(
+        ConfigError, match="Broken cannot be opened: no route to host; mend that, or leave out callbacks"
+    ):
         trainer(tmp_path, Broken(refused=None)).train()
     assert not list((tmp_path / "run").glob("dpr_biencoder*"))
     trainer(tmp_path, Broken(refused=0), max_steps=4).train()
@@ -89,15 +94,23 @@ def test_mlflow_has_one_run_over_a_restart(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     from mlflow import MlflowClient
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")  # the kind of store that MLflow makes unasked
+    # the kind of store that MLflow makes unasked
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     trainer(tmp_path, MLflow(project="test"), max_steps=4).train()
     client = MlflowClient()
     (experiment,) = [each.experiment_id for each in client.search_experiments() if each.name == "test"]
     (first,) = client.search_runs([experiment])
     trainer(tmp_path, MLflow(project="test")).train()
     (stored,) = client.search_runs([experiment])
-    assert stored.info.run_id == first.info.run_id and stored.info.run_name == "run" and stored.info.status == "FINISHED"
-    history = {name: client.get_metric_history(stored.info.run_id, name) for name in ("train/loss", "eval/nll_loss", "perf/mfu")}
+    assert (
+        stored.info.run_id == first.info.run_id
+        and stored.info.run_name == "run"
+        and stored.info.status == "FINISHED"
+    )
+    history = {
+        name: client.get_metric_history(stored.info.run_id, name)
+        for name in ("train/loss", "eval/nll_loss", "perf/mfu")
+    }
     assert [each.step for each in history["train/loss"]] == [1, 2, 3, 4, 5, 6]
     assert [each.step for each in history["eval/nll_loss"]] == [3, 4, 6]
     assert stored.data.params["train.batch_size"] == "8" and len(stored.data.params) > 90
@@ -116,7 +129,9 @@ def test_a_server_of_mlflow_that_is_not_there_is_told_within_seconds(
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{unused.getsockname()[1]}")
         start = time.monotonic()
-        with pytest.raises(ConfigError, match=r"^MLflow cannot be opened: .*; mend that, or leave out tracking.mlflow=true$") as caught:
+        with pytest.raises(
+            ConfigError, match=r"^MLflow cannot be opened: .*; mend that, or leave out tracking.mlflow=true$"
+        ) as caught:
             trainer(tmp_path, MLflow(project="test"), name="other").train()
         assert "\n" not in str(caught.value)
         trainer(tmp_path, MLflow(project="test"), max_steps=4).train()
@@ -194,16 +209,26 @@ def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     config = BiEncoderTrainConfig(output_dir=str(tmp_path))
     assert make_trackers(config) == []
     usual = [type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path)]
-    config.tracking.tensorboard, config.train.early_stopping.patience, config.train.load_best_at_end = True, 2, True
-    found = [type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path, make_trackers(config))]
+    config.tracking.tensorboard, config.train.early_stopping.patience, config.train.load_best_at_end = (
+        True,
+        2,
+        True,
+    )
+    found = [
+        type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path, make_trackers(config))
+    ]
     place = usual.index("LogEvery")
     assert found == [*usual[:place], "TensorBoard", "EarlyStopping", "LoadBest", *usual[place:]]
     config.tracking.wandb_mode = "later"
-    with pytest.raises(ConfigError, match=r"tracking\.wandb_mode=later is not known; choose one of online, offline"):
+    with pytest.raises(
+        ConfigError, match=r"tracking\.wandb_mode=later is not known; choose one of online, offline"
+    ):
         config.check()
 
 
 def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install -e "\.\[wandb\]"'):
+    with pytest.raises(
+        ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install -e "\.\[wandb\]"'
+    ):
         WeightsAndBiases()

@@ -49,7 +49,12 @@ class Recorder(Callback):
 
 
 def trainer(
-    folder: Path, *callbacks: Callback, name: str = "run", dev: bool = True, dropout: float = 0.0, **options: Any
+    folder: Path,
+    *callbacks: Callback,
+    name: str = "run",
+    dev: bool = True,
+    dropout: float = 0.0,
+    **options: Any,
 ) -> BiEncoderTrainer:
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout)
     devs = [ListSource(make_samples(9, seed=1), "dev")] if dev else []
@@ -110,12 +115,18 @@ def test_accumulation_takes_the_mean_over_pools_and_drops_an_epochs_tail(tmp_pat
 def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
     job = trainer(tmp_path, keep_last=2, eval_every_steps=1, dev=True)
     job.train()
-    kept = [int(folder.name.rpartition("step")[2]) for folder in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")]
+    kept = [
+        int(folder.name.rpartition("step")[2])
+        for folder in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+    ]
     best = int(str(job.progress.best_checkpoint).rpartition("step")[2])
     assert kept == sorted({10, 9, best}, reverse=True)
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["last_checkpoint"] == "dpr_biencoder.step10"
-    assert BiEncoder.load(tmp_path / "run").fingerprint == BiEncoder.load(tmp_path / "run" / run["best_checkpoint"]).fingerprint
+    assert (
+        BiEncoder.load(tmp_path / "run").fingerprint
+        == BiEncoder.load(tmp_path / "run" / run["best_checkpoint"]).fingerprint
+    )
 
 
 @pytest.mark.parametrize("left", ["nothing", "the one before", "damaged"])
@@ -125,7 +136,13 @@ def test_run_json_follows_where_a_save_was_killed_between_the_two(tmp_path: Path
     text = file.read_text()
     file.unlink()
     if left != "nothing":
-        before = json.dumps({**json.loads(text), "last_checkpoint": "dpr_biencoder.step5", "best_checkpoint": "dpr_biencoder.step5"})
+        before = json.dumps(
+            {
+                **json.loads(text),
+                "last_checkpoint": "dpr_biencoder.step5",
+                "best_checkpoint": "dpr_biencoder.step5",
+            }
+        )
         file.write_text(before if left == "the one before" else before[:30])
     trainer(tmp_path, eval_every_steps=5, dev=True).train()
     assert file.read_text() == text
@@ -164,7 +181,15 @@ def test_the_pool_of_the_first_start_is_kept(tmp_path: Path, caplog: pytest.LogC
 
 def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], list[tuple[int, ...]]]:
     recorder = Recorder()
-    job = trainer(folder, recorder, name=name, dev=False, global_batch_size=8, max_steps=max_steps, lr_schedule="constant")
+    job = trainer(
+        folder,
+        recorder,
+        name=name,
+        dev=False,
+        global_batch_size=8,
+        max_steps=max_steps,
+        lr_schedule="constant",
+    )
     job.resume()
     rows = [batch.rows for batch in job.micro_batches()]
     job.train()
@@ -229,7 +254,15 @@ def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
 
     def step(*arguments: Any) -> Any:
         norms.append(
-            float(torch.stack([parameter.grad.norm() for parameter in job.model.parameters() if parameter.grad is not None]).norm())
+            float(
+                torch.stack(
+                    [
+                        parameter.grad.norm()
+                        for parameter in job.model.parameters()
+                        if parameter.grad is not None
+                    ]
+                ).norm()
+            )
         )
         return original(*arguments)
 
@@ -277,11 +310,15 @@ def test_a_best_metric_that_a_validation_lacks_keeps_the_best_and_costs_no_check
 
 
 def test_a_best_metric_that_no_validation_has_is_refused_before_the_first_update(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.best_metric=eval/in_batch_ac is not a metric.*eval/in_batch_acc"):
+    with pytest.raises(
+        ConfigError, match=r"train\.best_metric=eval/in_batch_ac is not a metric.*eval/in_batch_acc"
+    ):
         trainer(tmp_path, best_metric="eval/in_batch_ac").train()
 
 
-def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", logger="dpr"):
         trainer(tmp_path, name="run").train()
     assert [line["epoch"] for line in lines_of(tmp_path / "run", "train/loss")] == [0] * 5 + [1] * 5
@@ -290,14 +327,24 @@ def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "period", ["log_batch_step", "eval_per_epoch", "eval_every_steps", "sanity_validation", "save_every_steps", "keep_last"]
+    "period",
+    [
+        "log_batch_step",
+        "eval_per_epoch",
+        "eval_every_steps",
+        "sanity_validation",
+        "save_every_steps",
+        "keep_last",
+    ],
 )
 def test_a_period_of_0_is_off(tmp_path: Path, period: str) -> None:
     job = trainer(tmp_path, max_steps=6, **{period: 0})
     job.train()
     assert job.progress.step == 6
     assert bool(lines_of(tmp_path / "run", "train/loss")) == (period != "log_batch_step")
-    assert [line["step"] for line in lines_of(tmp_path / "run", "eval/nll_loss")] == ([6] if period == "eval_per_epoch" else [5, 6])
+    assert [line["step"] for line in lines_of(tmp_path / "run", "eval/nll_loss")] == (
+        [6] if period == "eval_per_epoch" else [5, 6]
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,14 +358,20 @@ def test_a_period_of_0_is_off(tmp_path: Path, period: str) -> None:
     ],
 )
 def test_a_temperature_that_keeps_the_loss_high_is_warned_of(
-    tmp_path: Path, settings: dict[str, Any], options: TowerOptions, warned: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    settings: dict[str, Any],
+    options: TowerOptions,
+    warned: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = tiny_model(tmp_path / "encoder", options=options, **settings)
     make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / "run", max_steps=1).train()
     assert ("stays near" in caplog.text) == bool(warned) and warned in caplog.text
 
 
-@pytest.mark.parametrize(("batch_size", "hard_negatives", "warned"), [(2, 1, True), (4, 0, True), (4, 1, False), (2, 3, False)])
+@pytest.mark.parametrize(
+    ("batch_size", "hard_negatives", "warned"), [(2, 1, True), (4, 0, True), (4, 1, False), (2, 3, False)]
+)
 def test_few_negatives_are_warned_of(
     tmp_path: Path, batch_size: int, hard_negatives: int, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

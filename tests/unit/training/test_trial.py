@@ -17,11 +17,18 @@ from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
-SIZE: dict[str, Any] = {"vocab_size": len(VOCABULARY), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZE: dict[str, Any] = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 LAYERS: dict[str, Any] = {**SIZE, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}
 CONFIGS: dict[str, Any] = {
     "longformer": LongformerConfig(**LAYERS, attention_window=[8, 8]),
-    "xlnet": XLNetConfig(vocab_size=len(VOCABULARY), d_model=16, n_layer=2, n_head=2, d_inner=32, pad_token_id=0),
+    "xlnet": XLNetConfig(
+        vocab_size=len(VOCABULARY), d_model=16, n_layer=2, n_head=2, d_inner=32, pad_token_id=0
+    ),
     "squeezebert": SqueezeBertConfig(**{**LAYERS, "embedding_size": 16}, q_groups=2, k_groups=2, v_groups=2),
     "bert": BertConfig(**LAYERS),
 }
@@ -40,13 +47,17 @@ def resumed(folder: Path, name: str) -> list[dict[str, torch.Tensor]]:
     for run, stops in (("whole", [3]), ("stopped", [1, 3])):
         for stop in stops:
             model = model_of(folder / "encoder", name)
-            make_trainer(model, [ListSource(make_samples(24))], [], folder / run, global_batch_size=8, max_steps=stop).train()
+            make_trainer(
+                model, [ListSource(make_samples(24))], [], folder / run, global_batch_size=8, max_steps=stop
+            ).train()
         found.append(model.weights())
     return found
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "bert"])
-def test_a_model_with_unneeded_parameters_trains_and_resumes(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_with_unneeded_parameters_trains_and_resumes(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     encoder_folder(tmp_path / "encoder")
     with caplog.at_level("INFO", logger="dpr"):
         whole, stopped = resumed(tmp_path, name)
@@ -60,8 +71,12 @@ def test_a_model_with_unneeded_parameters_trains_on_two_ranks(tmp_path: Path) ->
     assert all(torch.equal(first[0][key], weights[key]) for weights in (*first, *second) for key in weights)
 
 
-@pytest.mark.parametrize("options", [TowerOptions(), TowerOptions(fix_ctx_encoder=True), TowerOptions(learn_temperature=True)])
-def test_what_vectors_depend_on_keeps_learning(tmp_path: Path, options: TowerOptions, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "options", [TowerOptions(), TowerOptions(fix_ctx_encoder=True), TowerOptions(learn_temperature=True)]
+)
+def test_what_vectors_depend_on_keeps_learning(
+    tmp_path: Path, options: TowerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tiny_model(encoder_folder(tmp_path / "encoder"), options=options, projection_dim=4)
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     state = torch.get_rng_state()

@@ -1,4 +1,5 @@
-"""A disk that refuses checkpoints: the best is one that can be opened, and a run without its last step is not a success."""
+"""A disk that refuses checkpoints: the best is one that can be opened, and a run without its last step is not
+a success."""
 
 from __future__ import annotations
 
@@ -52,13 +53,27 @@ class FullDisk(Callback):
         self.patch.setattr(checkpoints, "write_tensors", refused)
 
 
-def job(folder: Path, patch: pytest.MonkeyPatch, full_at: tuple[int, ...], values: dict[int, float], **options: Any) -> BiEncoderTrainer:
+def job(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    full_at: tuple[int, ...],
+    values: dict[int, float],
+    **options: Any,
+) -> BiEncoderTrainer:
     validation = Falling(values)
-    settings = {"batch_size": 5, "num_train_epochs": 1, "eval_every_steps": 1, "sanity_validation": 0, "best_metric": "eval/falling"}
+    settings = {
+        "batch_size": 5,
+        "num_train_epochs": 1,
+        "eval_every_steps": 1,
+        "sanity_validation": 0,
+        "best_metric": "eval/falling",
+    }
     model = tiny_model(folder / "encoder")
     sets = [ListSource(make_samples(20))]
     full = FullDisk(validation, full_at, patch)
-    return make_trainer(model, sets, [], folder / "run", full, validations=[validation], **(settings | options))
+    return make_trainer(
+        model, sets, [], folder / "run", full, validations=[validation], **(settings | options)
+    )
 
 
 VALUES = {1: 3.0, 2: 2.0, 3: 1.0, 4: 2.5}
@@ -71,7 +86,10 @@ def test_the_best_is_the_best_that_was_saved(tmp_path: Path, monkeypatch: pytest
     assert run["best_checkpoint"] == trainer.progress.best_checkpoint == "dpr_biencoder.step2"
     kept = {path.name for path in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")}
     assert kept == {"dpr_biencoder.step2", "dpr_biencoder.step4"}
-    assert BiEncoder.load(tmp_path / "run").fingerprint == BiEncoder.load(tmp_path / "run" / "dpr_biencoder.step2").fingerprint
+    assert (
+        BiEncoder.load(tmp_path / "run").fingerprint
+        == BiEncoder.load(tmp_path / "run" / "dpr_biencoder.step2").fingerprint
+    )
 
 
 def test_a_best_checkpoint_that_was_removed_is_said_and_chosen_anew(
@@ -109,9 +127,14 @@ def _with_file(manifest: Path, file: Path) -> str:
 def test_a_run_whose_last_step_is_not_saved_fails_and_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: tuple[int, ...], left: list[int]
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"at its end, step 4, but that step could not be saved.*rerun the same command"):
+    with pytest.raises(
+        CheckpointError, match=r"at its end, step 4, but that step could not be saved.*rerun the same command"
+    ):
         job(tmp_path, monkeypatch, full_at, VALUES).train()
-    steps = [int(path.name.rpartition("step")[2]) for path in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")]
+    steps = [
+        int(path.name.rpartition("step")[2])
+        for path in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+    ]
     assert steps == left
     monkeypatch.undo()
     assert job(tmp_path, monkeypatch, (), VALUES).train() == 1.0

@@ -154,15 +154,30 @@ def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Pa
     settings = TrainingSettings(train=train, loss=LossSettings(name="user_module:Doubled"))
     sets = [ListSource(make_samples(8))], [ListSource(make_samples(4, seed=1), "dev")]
     given = Callback()
-    trainer = make_trainer(tiny_model(tmp_path / "encoder", dtype=torch.float32), *sets, tmp_path / "run", given, settings=settings)
+    trainer = make_trainer(
+        tiny_model(tmp_path / "encoder", dtype=torch.float32),
+        *sets,
+        tmp_path / "run",
+        given,
+        settings=settings,
+    )
     names = [type(callback).__name__ for callback in trainer.callbacks]
-    assert names[names.index("ReportPage") + 1 : names.index("LogEvery")] == ["Mine", "Callback", "EarlyStopping", "LoadBest"]
+    assert names[names.index("ReportPage") + 1 : names.index("LogEvery")] == [
+        "Mine",
+        "Callback",
+        "EarlyStopping",
+        "LoadBest",
+    ]
     assert next(vars(each) for each in trainer.callbacks if type(each).__name__ == "Mine") == {"size": 5}
     trainer.train()
     assert type(trainer.loss).__name__ == "Doubled"
     assert trainer.progress.last_metrics["eval/one"] == 1.0 and "eval/mrr" in trainer.progress.last_metrics
     stopping = next(each for each in trainer.callbacks if isinstance(each, EarlyStopping))
-    assert (stopping.patience, stopping.metric, stopping.state_dict()["watched"]) == (2, "eval/one", "eval/one")
+    assert (stopping.patience, stopping.metric, stopping.state_dict()["watched"]) == (
+        2,
+        "eval/one",
+        "eval/one",
+    )
 
 
 def test_a_metric_given_and_named_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from tests.helpers.training import make_trainer
 
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
     sets = [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev")]
-    return make_trainer(tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options)
+    return make_trainer(
+        tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options
+    )
 
 
 def logged(folder: Path, *callbacks: Callback, **options: Any) -> list[Metrics]:
@@ -35,30 +37,49 @@ def test_the_arithmetic_counted_is_that_of_torchs_counter(tmp_path: Path, poolin
 
     from dpr.core.batch import TokenBatch
 
-    folder = encoder_folder(tmp_path / "encoder", hidden_size=64, num_attention_heads=4, intermediate_size=128)
+    folder = encoder_folder(
+        tmp_path / "encoder", hidden_size=64, num_attention_heads=4, intermediate_size=128
+    )
     model = tiny_model(folder, dtype=torch.float32, pooling=pooling)
     lengths = [20, 20, 20]
     batch = TokenBatch(torch.full((60,), 12), torch.tensor(lengths), torch.zeros(3, dtype=torch.int64))
     model.train()
     # The fused kernel of the CPU is not known to the counter.
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with (
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
         model.question_model(batch).sum().backward()
     own = TowerCost(model.question_model).of(batch.lengths)
-    # Computed on the way and not used: queries of all 60 tokens, keys and values of the 3 that are read, forward only.
+    # Computed on the way and not used: queries of all 60 tokens, keys and values of the 3 that are read,
+    # forward only.
     unused = 2 * 64 * 64 * (60 + 2 * 3) if pooling == "cls" else 0
     assert own + unused == counter.get_total_flops()
     model.question_model.requires_grad_(False)
     assert TowerCost(model.question_model).of(batch.lengths) == pytest.approx(own / 3)
 
 
-def test_a_log_line_has_all_metrics_and_they_are_plausible(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_has_all_metrics_and_they_are_plausible(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", logger="dpr"):
         last = logged(tmp_path)[-1]
     assert 0 < last["perf/mfu"] < 1
     assert 0.05 < last["perf/mem_gb"] < 64
     assert last["perf/eta_s"] == 0
     line = next(message for message in caplog.messages if "step 6/6" in message)
-    for word in ("loss", "acc", "lr", "grad", "questions/s", "tokens/s", "padding", "peak share", "memory", "left"):
+    for word in (
+        "loss",
+        "acc",
+        "lr",
+        "grad",
+        "questions/s",
+        "tokens/s",
+        "padding",
+        "peak share",
+        "memory",
+        "left",
+    ):
         assert word in line
     assert matrix_peak(torch.device("cpu"), torch.float32) > 1e8
 
@@ -74,7 +95,9 @@ class Spoiled(Callback):
 
         class Scaled(BiEncoderNllLoss):
             def __call__(self, questions: torch.Tensor, *rest: Any) -> Any:
-                return super().__call__(questions * (1e4 if trainer.progress.step + 1 == callback.step else 1.0), *rest)
+                return super().__call__(
+                    questions * (1e4 if trainer.progress.step + 1 == callback.step else 1.0), *rest
+                )
 
         trainer.step.loss = Scaled()  # type: ignore[attr-defined]
 
@@ -86,11 +109,19 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
                 trainer.step.scaler.load_state_dict({**trainer.step.scaler.state_dict(), "scale": 2.0**100})
 
     weights: list[dict[str, torch.Tensor]] = []
-    keep = FunctionCallback(lambda trainer: weights.append({name: tensor.clone() for name, tensor in trainer.model.weights().items()}))
-    scales = [log["optim/loss_scale"] for log in logged(tmp_path, keep, Overflow(), precision="fp16", max_steps=4)]
+    keep = FunctionCallback(
+        lambda trainer: weights.append(
+            {name: tensor.clone() for name, tensor in trainer.model.weights().items()}
+        )
+    )
+    scales = [
+        log["optim/loss_scale"] for log in logged(tmp_path, keep, Overflow(), precision="fp16", max_steps=4)
+    ]
     assert scales[:2] == [2.0**16, 2.0**100]
     assert scales[2] == 2.0**99, "the step that overflowed halves the scale"
-    assert all(torch.equal(weights[1][name], weights[2][name]) for name in weights[1]), "and changes no weight"
+    assert all(torch.equal(weights[1][name], weights[2][name]) for name in weights[1]), (
+        "and changes no weight"
+    )
     assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
@@ -111,8 +142,12 @@ def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:
     ("options", "validations", "checkpoints"),
     [({"eval_at_start": True}, 5, 4), ({"keep": "better"}, 5, 5)],
 )
-def test_a_dry_run_counts_the_start(tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int) -> None:
-    found = dry_run(trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2, **options))
+def test_a_dry_run_counts_the_start(
+    tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int
+) -> None:
+    found = dry_run(
+        trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2, **options)
+    )
     assert (found.num_validations, found.num_checkpoints) == (validations, checkpoints)
 
 
@@ -127,8 +162,9 @@ def test_a_dry_run_from_the_command_line_writes_nothing(
     encoder_folder(Path("tiny"))
     write_training_set("train.json", make_samples(12))
     arguments = (
-        "encoder.pretrained_model_cfg=tiny encoder.pretrained=false encoder.sequence_length=24 train.batch_size=4 train.num_workers=0 "
-        "device=cpu train_datasets=train.json dev_datasets=train.json output_dir=run train.dry_run=true train.num_train_epochs=5"
+        "encoder.pretrained_model_cfg=tiny encoder.pretrained=false encoder.sequence_length=24"
+        " train.batch_size=4 train.num_workers=0 device=cpu train_datasets=train.json dev_datasets=train.json"
+        " output_dir=run train.dry_run=true train.num_train_epochs=5"
     )
     assert main(arguments.split()) == 0
     out = capsys.readouterr().out

@@ -26,17 +26,27 @@ Params = Callable[..., dict[str, Any]]
 def some_weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     base = torch.randn(6, 4)
-    return {"question_model.a": base[1:3], "ctx_model.a": base.T, "ctx_model.b": torch.randn(3).half(), "ctx_model.c": torch.tensor(5)}
+    return {
+        "question_model.a": base[1:3],
+        "ctx_model.a": base.T,
+        "ctx_model.b": torch.randn(3).half(),
+        "ctx_model.c": torch.tensor(5),
+    }
 
 
 @pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "sequence"])
 @pytest.mark.parametrize("params", [flat_params, nested_params])
 def test_weights_and_settings_are_read_bit_for_bit(tmp_path: Path, params: Params, as_zip: bool) -> None:
     weights = some_weights()
-    file = write_original(tmp_path / "x.cp", original_extras(weights, 4), params("bert-tiny", projection_dim=3), as_zip=as_zip)
+    file = write_original(
+        tmp_path / "x.cp", original_extras(weights, 4), params("bert-tiny", projection_dim=3), as_zip=as_zip
+    )
     read = read_dpr_checkpoint(file)
     assert read.weights.keys() == weights.keys()  # poolers and position numbers are gone
-    assert all(torch.equal(read.weights[name], tensor) and read.weights[name].dtype == tensor.dtype for name, tensor in weights.items())
+    assert all(
+        torch.equal(read.weights[name], tensor) and read.weights[name].dtype == tensor.dtype
+        for name, tensor in weights.items()
+    )
     assert (read.pretrained_model_cfg, read.do_lower_case, read.sequence_length) == ("bert-tiny", True, 24)
     assert read.settings["projection_dim"] == 3
 
@@ -45,7 +55,14 @@ def test_what_is_written_is_plain_and_comes_back(tmp_path: Path) -> None:
     weights = some_weights()
     write_dpr_checkpoint(tmp_path / "x.cp", weights, flat_params("bert-tiny"))
     loaded = torch.load(tmp_path / "x.cp", weights_only=True)
-    assert set(loaded) == {"model_dict", "optimizer_dict", "scheduler_dict", "offset", "epoch", "encoder_params"}
+    assert set(loaded) == {
+        "model_dict",
+        "optimizer_dict",
+        "scheduler_dict",
+        "offset",
+        "epoch",
+        "encoder_params",
+    }
     read = read_dpr_checkpoint(tmp_path / "x.cp")
     assert all(torch.equal(read.weights[name], tensor) for name, tensor in weights.items())
 
@@ -90,7 +107,14 @@ def test_nothing_is_run(tmp_path: Path, name: str, protocol: int, as_zip: bool) 
     assert not witness.exists()
 
 
-def packed(folder: Path, stream: bytes, *, as_zip: bool = True, data: bytes = b"", compression: int = zipfile.ZIP_STORED) -> Path:
+def packed(
+    folder: Path,
+    stream: bytes,
+    *,
+    as_zip: bool = True,
+    data: bytes = b"",
+    compression: int = zipfile.ZIP_STORED,
+) -> Path:
     """The container of torch.save around any pickle."""
     file = folder / "evil.cp"
     if as_zip:
@@ -98,8 +122,17 @@ def packed(folder: Path, stream: bytes, *, as_zip: bool = True, data: bytes = b"
             archive.writestr("archive/data.pkl", stream)
             archive.writestr("archive/data/0", data)
     else:
-        head = [0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}]
-        file.write_bytes(b"".join(pickle.dumps(item, protocol=2) for item in head) + stream + pickle.dumps(["0"], protocol=2) + data)
+        head = [
+            0x1950A86A20F9469CFC6C,
+            1001,
+            {"protocol_version": 1001, "little_endian": True, "type_sizes": {}},
+        ]
+        file.write_bytes(
+            b"".join(pickle.dumps(item, protocol=2) for item in head)
+            + stream
+            + pickle.dumps(["0"], protocol=2)
+            + data
+        )
     return file
 
 
@@ -151,17 +184,25 @@ def test_hand_made_streams_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_allowed_names_are_never_looked_up() -> None:
     """Even a name that passes is not imported: it becomes a class that keeps what it is given."""
-    record = StructureReader(io.BytesIO(b"\x80\x02cos\nabort\nK\x01\x85R."), lambda name: True, lambda value: None).load()
+    record = StructureReader(
+        io.BytesIO(b"\x80\x02cos\nabort\nK\x01\x85R."), lambda name: True, lambda value: None
+    ).load()
     assert (record.of, record.arguments) == ("os.abort", (1,))
 
 
 def test_deep_nesting_and_cycles_do_no_harm(tmp_path: Path) -> None:
-    for stream in (b"(" + b"]" * 100000 + b"a" * 99999 + b".", b")" * 1 + b"\x85" * 200000 + b".", b"]q\x00h\x00a."):
+    for stream in (
+        b"(" + b"]" * 100000 + b"a" * 99999 + b".",
+        b")" * 1 + b"\x85" * 200000 + b".",
+        b"]q\x00h\x00a.",
+    ):
         with pytest.raises(CheckpointError):
             read_dpr_checkpoint(packed(tmp_path, stream))
 
 
-def tensor_stream(*, offset: int = 0, shape: tuple[int, ...] = (2,), stride: tuple[int, ...] = (1,), count: int = 2) -> bytes:
+def tensor_stream(
+    *, offset: int = 0, shape: tuple[int, ...] = (2,), stride: tuple[int, ...] = (1,), count: int = 2
+) -> bytes:
     """A checkpoint with one tensor of the given claims."""
 
     def number(value: int) -> bytes:
@@ -170,9 +211,24 @@ def tensor_stream(*, offset: int = 0, shape: tuple[int, ...] = (2,), stride: tup
     def numbers(values: tuple[int, ...]) -> bytes:
         return b"(" + b"".join(number(value) for value in values) + b"t"
 
-    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + number(count) + b"tQ"
-    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(offset) + numbers(shape) + numbers(stride) + b"\x89}tR"
-    return b"\x80\x02}(X\x0a\x00\x00\x00model_dict}X\x01\x00\x00\x00a" + tensor + b"sX\x0e\x00\x00\x00encoder_params}u."
+    storage = (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+        + number(count)
+        + b"tQ"
+    )
+    tensor = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n("
+        + storage
+        + number(offset)
+        + numbers(shape)
+        + numbers(stride)
+        + b"\x89}tR"
+    )
+    return (
+        b"\x80\x02}(X\x0a\x00\x00\x00model_dict}X\x01\x00\x00\x00a"
+        + tensor
+        + b"sX\x0e\x00\x00\x00encoder_params}u."
+    )
 
 
 def test_the_hand_made_tensor_reads(tmp_path: Path) -> None:
@@ -203,14 +259,18 @@ def test_tensors_cannot_claim_more_than_their_data(tmp_path: Path, claims: dict[
 
 
 def test_compressed_archives_are_refused_before_they_grow(tmp_path: Path) -> None:
-    file = packed(tmp_path, tensor_stream(count=1 << 22), data=bytes(1 << 24), compression=zipfile.ZIP_DEFLATED)
+    file = packed(
+        tmp_path, tensor_stream(count=1 << 22), data=bytes(1 << 24), compression=zipfile.ZIP_DEFLATED
+    )
     with pytest.raises(CheckpointError, match="compressed"):
         read_dpr_checkpoint(file)
 
 
 @pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "sequence"])
 def test_a_file_that_was_cut_is_refused_at_every_length(tmp_path: Path, as_zip: bool) -> None:
-    whole = write_original(tmp_path / "x.cp", some_weights(), nested_params("bert-tiny"), as_zip=as_zip).read_bytes()
+    whole = write_original(
+        tmp_path / "x.cp", some_weights(), nested_params("bert-tiny"), as_zip=as_zip
+    ).read_bytes()
     for length in range(0, len(whole) - 1, max(1, len(whole) // 60)):
         (tmp_path / "cut.cp").write_bytes(whole[:length])
         with pytest.raises(CheckpointError):
@@ -220,13 +280,17 @@ def test_a_file_that_was_cut_is_refused_at_every_length(tmp_path: Path, as_zip: 
 @pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "sequence"])
 def test_any_damage_is_read_or_refused(tmp_path: Path, as_zip: bool) -> None:
     rng = random.Random(int(as_zip))
-    whole = write_original(tmp_path / "x.cp", some_weights(), nested_params("bert-tiny"), as_zip=as_zip).read_bytes()
+    whole = write_original(
+        tmp_path / "x.cp", some_weights(), nested_params("bert-tiny"), as_zip=as_zip
+    ).read_bytes()
     refused = 0
     for _ in range(400):
         damaged = bytearray(whole)
         for _ in range(rng.randint(1, 4)):
             place = rng.randrange(len(damaged))
-            damaged[place : place + rng.randint(0, 3)] = bytes(rng.randrange(256) for _ in range(rng.randint(0, 3)))
+            damaged[place : place + rng.randint(0, 3)] = bytes(
+                rng.randrange(256) for _ in range(rng.randint(0, 3))
+            )
         (tmp_path / "damaged.cp").write_bytes(damaged)
         try:
             read_dpr_checkpoint(tmp_path / "damaged.cp")
@@ -258,7 +322,10 @@ def test_dictionaries_that_share_each_other_are_walked_once(tmp_path: Path, as_z
     shared: Any = 1
     for _ in range(60):
         shared = {"a": shared, "b": shared}
-    stream = pickle.dumps({"model_dict": {}, "encoder_params": {"encoder": shared, "projection_dim": shared, "x": shared}}, protocol=2)
+    stream = pickle.dumps(
+        {"model_dict": {}, "encoder_params": {"encoder": shared, "projection_dim": shared, "x": shared}},
+        protocol=2,
+    )
     if as_zip:
         assert read_dpr_checkpoint(packed(tmp_path, stream)).settings == {}
     else:

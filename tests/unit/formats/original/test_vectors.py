@@ -52,7 +52,12 @@ class Evil:
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
     witness = tmp_path / "witness"
-    for value in (Evil(witness), [("a", Evil(witness))], [(Evil(witness), VECTORS[0])], np.array([Evil(witness)], dtype=object)):
+    for value in (
+        Evil(witness),
+        [("a", Evil(witness))],
+        [(Evil(witness), VECTORS[0])],
+        np.array([Evil(witness)], dtype=object),
+    ):
         with pytest.raises(InputError, match="nothing in it was run"):
             PickledVectors(dumped(tmp_path / "x_0", value, protocol))
     assert not witness.exists()
@@ -132,7 +137,9 @@ def test_hand_made_streams_are_refused_before_anything_grows(tmp_path: Path, nam
 def test_any_damage_is_read_or_refused(tmp_path: Path) -> None:
     for protocol in (3, 4, 5):
         rng = random.Random(protocol)
-        whole = dumped(tmp_path / "x_0", [(f"p{row}", vector) for row, vector in enumerate(VECTORS[:8])], protocol).read_bytes()
+        whole = dumped(
+            tmp_path / "x_0", [(f"p{row}", vector) for row, vector in enumerate(VECTORS[:8])], protocol
+        ).read_bytes()
         for _ in range(300):
             damaged = bytearray(whole)
             for _ in range(rng.randint(1, 4)):

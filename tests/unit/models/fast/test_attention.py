@@ -1,4 +1,5 @@
-"""Packed attention in training as it is used: windows, dropout, shared key heads; and which backbones the trial lets through."""
+"""Packed attention in training as it is used: windows, dropout, shared key heads; and which backbones the
+trial lets through."""
 
 from __future__ import annotations
 
@@ -19,8 +20,21 @@ from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import SMALL, batch_of
 
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MODERN: dict[str, Any] = {**SMALL, **TOKENS, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8, "global_attn_every_n_layers": 2}
-GEMMA = {**SMALL, **TOKENS, "head_dim": 16, "use_bidirectional_attention": True, "layer_types": ["sliding_attention", "full_attention"]}
+MODERN: dict[str, Any] = {
+    **SMALL,
+    **TOKENS,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "local_attention": 8,
+    "global_attn_every_n_layers": 2,
+}
+GEMMA = {
+    **SMALL,
+    **TOKENS,
+    "head_dim": 16,
+    "use_bidirectional_attention": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 WINDOWED: dict[str, Any] = {
     "modernbert": ModernBertConfig(**MODERN),
     "gemma, one key head": Gemma3TextConfig(**GEMMA, num_key_value_heads=1, sliding_window=8),
@@ -29,7 +43,9 @@ WINDOWED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_window_that_leaves_padding_without_any_key_gives_finite_gradients(name: str, dropout: float) -> None:
+def test_a_window_that_leaves_padding_without_any_key_gives_finite_gradients(
+    name: str, dropout: float
+) -> None:
     """Padding of the shorter sequences lies farther from every real token than the window reaches."""
     torch.manual_seed(0)
     tower = Encoder(backbone_from_config(WINDOWED[name], dropout=dropout), pooling="mean").train()
@@ -37,16 +53,29 @@ def test_a_window_that_leaves_padding_without_any_key_gives_finite_gradients(nam
     tower(batch_of([40, 12, 3])).square().sum().backward()
     gradients = {key: value.grad for key, value in tower.named_parameters() if value.grad is not None}
     assert not [key for key, gradient in gradients.items() if not gradient.isfinite().all()]
-    assert float(gradients["backbone.embed_tokens.weight" if "gemma" in name else "backbone.embeddings.tok_embeddings.weight"].norm()) > 0
+    assert (
+        float(
+            gradients[
+                "backbone.embed_tokens.weight"
+                if "gemma" in name
+                else "backbone.embeddings.tok_embeddings.weight"
+            ].norm()
+        )
+        > 0
+    )
 
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("num_queries", ["all", "one"])
-def test_windows_with_dropout_are_softmax_then_dropout_then_values(window: int | None, causal: bool, num_queries: str) -> None:
+def test_windows_with_dropout_are_softmax_then_dropout_then_values(
+    window: int | None, causal: bool, num_queries: str
+) -> None:
     """Against every sequence by itself, in values and in gradients, with the same masks of dropout."""
     lengths, longest, heads = [9, 6, 2], 9, 2
-    states = [torch.randn(1, heads, sum(lengths), 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    states = [
+        torch.randn(1, heads, sum(lengths), 4, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    ]
     position = torch.tensor([8, 1, 0])
     starts = torch.tensor([0, 9, 15])
     layout = PackedLayout.build(lengths, torch.device("cpu"))
@@ -59,7 +88,9 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(window: int |
 
     def plain() -> Tensor:
         queries = longest if num_queries == "all" else 1
-        bits = draw_bits(torch.Size([len(lengths) * heads, queries, longest])).view(len(lengths), heads, queries, longest)
+        bits = draw_bits(torch.Size([len(lengths) * heads, queries, longest])).view(
+            len(lengths), heads, queries, longest
+        )
         keep = keep_mask(bits, 0.3, torch.float64) * keep_scale(0.3)
         outputs = []
         for row, (start, length) in enumerate(zip(starts.tolist(), lengths, strict=True)):
@@ -99,7 +130,9 @@ def test_heads_that_share_keys_train_packed_with_dropout(key_heads: int) -> None
 
 
 @pytest.mark.parametrize("deviation", [0.02, 1e-4, 1e-6])
-def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the_weights_are(deviation: float) -> None:
+def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the_weights_are(
+    deviation: float,
+) -> None:
     torch.manual_seed(0)
     config = ModernBertDecoderConfig(**MODERN, initializer_range=deviation, initializer_cutoff_factor=2.0)
     backbone: Any = backbone_from_config(config)
@@ -118,7 +151,9 @@ def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the
 
 
 @pytest.mark.parametrize("kind", ["packed", "padded", "varlen"])
-def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     allowed: list[bool] = []
 
     def spy(function: Any) -> Any:
@@ -129,8 +164,14 @@ def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(kind:
         return spied
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    tower = Encoder(backbone_from_config(WINDOWED["modernbert"], dropout=0.0), attention="varlen" if kind == "varlen" else "sdpa")
-    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy(torch.nn.functional.scaled_dot_product_attention))
+    tower = Encoder(
+        backbone_from_config(WINDOWED["modernbert"], dropout=0.0),
+        attention="varlen" if kind == "varlen" else "sdpa",
+    )
+    monkeypatch.setattr(
+        "torch.nn.functional.scaled_dot_product_attention",
+        spy(torch.nn.functional.scaled_dot_product_attention),
+    )
     batch = batch_of([9, 5, 3])
     with on_any_device(monkeypatch, dtypes=(torch.float32,)), monkeypatch.context() as inside:
         inside.setattr("torch.nn.attention.varlen.varlen_attn", spy(torch.nn.attention.varlen.varlen_attn))
@@ -144,10 +185,13 @@ def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(kind:
 
 
 def test_a_window_of_another_reach_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences of the trial are longer than the window, so that a backbone which counts its reach differently is found out."""
+    """Sequences of the trial are longer than the window, so that a backbone which counts its reach
+    differently is found out."""
     original = AttentionOptions.mask
     assert Encoder(backbone_from_config(WINDOWED["modernbert"]), pooling="mean").is_packed
-    monkeypatch.setattr(AttentionOptions, "mask", lambda self, *where: original(self._replace(window=self.window - 1), *where))
+    monkeypatch.setattr(
+        AttentionOptions, "mask", lambda self, *where: original(self._replace(window=self.window - 1), *where)
+    )
     wide = ModernBertConfig(**{**MODERN, "local_attention": 40})
     assert not Encoder(backbone_from_config(wide), pooling="mean").is_packed
 
@@ -158,9 +202,13 @@ def test_a_trial_leaves_weights_and_mode_as_they_were_even_if_it_fails() -> None
 
     def fail() -> None:
         with trial(backbone):
-            assert not backbone.training and any(not torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+            assert not backbone.training and any(
+                not torch.equal(value, before[key]) for key, value in backbone.state_dict().items()
+            )
             raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
         fail()
-    assert backbone.training and all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+    assert backbone.training and all(
+        torch.equal(value, before[key]) for key, value in backbone.state_dict().items()
+    )

@@ -1,4 +1,5 @@
-"""Decoders packed: every sequence as if it were encoded alone, in vectors and in gradients, whatever its attention sees.
+"""Decoders packed: every sequence as if it were encoded alone, in vectors and in gradients, whatever its
+attention sees.
 
 Each family is judged by its own attention over one sequence at a time, without any padding.
 """
@@ -49,7 +50,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", HEADS),
     "qwen3, windows": ("Qwen3", HEADS | MIXED | {"use_sliding_window": True}),
     "qwen3, bidirectional": ("Qwen3", HEADS | {"is_causal": False}),
-    "qwen3, bidirectional windows": ("Qwen3", HEADS | MIXED | {"use_sliding_window": True, "is_causal": False}),
+    "qwen3, bidirectional windows": (
+        "Qwen3",
+        HEADS | MIXED | {"use_sliding_window": True, "is_causal": False},
+    ),
     "gemma": ("Gemma", HEADS),
     "gemma3": ("Gemma3Text", HEADS | MIXED),
     "gemma3, bidirectional": ("Gemma3Text", HEADS | MIXED | {"use_bidirectional_attention": True}),
@@ -59,9 +63,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", GROUPED),
     "smollm3": ("SmolLM3", GROUPED),
     "starcoder2": ("Starcoder2", GROUPED | {"sliding_window": 8}),
-    "modernbert decoder": ("ModernBertDecoder", SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2}),
+    "modernbert decoder": (
+        "ModernBertDecoder",
+        SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
+    ),
     "gpt_neox": ("GPTNeoX", SIZES),
-    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 100, "n_positions": 80, "bos_token_id": 1, "eos_token_id": 2}),
+    "gpt2": (
+        "GPT2",
+        {
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 4,
+            "vocab_size": 100,
+            "n_positions": 80,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
 }
 
 
@@ -94,13 +112,17 @@ def gradients(tower: Encoder, vectors: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("name", "pooling"), list(itertools.product(FAMILIES, ["last", "mean"])))
 @pytest.mark.parametrize("tokens", [60, 10_000], ids=["packs", "one pack"])
-def test_packed_equals_one_by_one(name: str, pooling: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_equals_one_by_one(
+    name: str, pooling: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", tokens)
     packed = tower_of(config_of(name), pooling=pooling)
     padded = tower_of(config_of(name), pooling=pooling, packed=False)
     padded.load_state_dict(packed.state_dict())
     assert packed.is_packed
-    assert packed.fast.prunes_last_layer == (pooling == "last" and name != "gpt2"), "GPT-2 counts on a state for every token"
+    assert packed.fast.prunes_last_layer == (pooling == "last" and name != "gpt2"), (
+        "GPT-2 counts on a state for every token"
+    )
     batch = batch_of(LENGTHS)
     found, expected = packed(batch), alone(padded, batch)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
@@ -108,12 +130,16 @@ def test_packed_equals_one_by_one(name: str, pooling: str, tokens: int, monkeypa
     assert mine.keys() == theirs.keys()
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     worst = max(float((mine[key] - theirs[key]).abs().max()) for key in theirs)
-    assert worst < 2 * torch.finfo(torch.float32).eps * largest, "norms compute in float32, all else in float64"
+    assert worst < 2 * torch.finfo(torch.float32).eps * largest, (
+        "norms compute in float32, all else in float64"
+    )
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("name", ["llama", "qwen3, windows", "gemma3, bidirectional"])
-def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(
+    name: str, pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tower, batch = tower_of(config_of(name), pooling=pooling), batch_of(LENGTHS)
     expected = tower(batch)
     theirs = gradients(tower, expected)
@@ -121,8 +147,14 @@ def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(name: str, poolin
     with on_any_device(monkeypatch, dtypes=(torch.float64,)) as calls:
         found = tower(batch)
         mine = gradients(tower, found)
-    windows = {"llama": [(-1, 0)] * 3, "qwen3, windows": [(7, 0), (-1, 0), (7, 0)], "gemma3, bidirectional": [(4, 4), (-1, -1), (4, 4)]}
-    assert [call.window for call in calls] == windows[name][: 2 if pooling == "last" else 3], "what one token sees is SDPA's"
+    windows = {
+        "llama": [(-1, 0)] * 3,
+        "qwen3, windows": [(7, 0), (-1, 0), (7, 0)],
+        "gemma3, bidirectional": [(4, 4), (-1, -1), (4, 4)],
+    }
+    assert [call.window for call in calls] == windows[name][: 2 if pooling == "last" else 3], (
+        "what one token sees is SDPA's"
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
     for key, gradient in theirs.items():
         torch.testing.assert_close(mine[key], gradient, rtol=1e-5, atol=1e-5, msg=key)
@@ -133,7 +165,9 @@ def test_nobody_waits_for_the_device(name: str, attention: str, monkeypatch: pyt
     """On the meta device, which has shapes and no values, so that whoever asks it for one fails."""
     monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     for pooling in ("last", "mean"):
-        tower = Encoder(backbone_from_config(config_of(name), dropout=0.0), pooling=pooling, attention=attention).to(torch.bfloat16)
+        tower = Encoder(
+            backbone_from_config(config_of(name), dropout=0.0), pooling=pooling, attention=attention
+        ).to(torch.bfloat16)
         tower.to("meta")(batch_of(LENGTHS).to("meta")).sum().backward()
 
 
@@ -143,7 +177,8 @@ def test_capped_scores_are_padded_with_one_warning(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         towers = [tower_of(config) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [
-        "Gemma2Model cannot be packed (its attention has a softcap); its batches are padded to the longest sequence"
+        "Gemma2Model cannot be packed (its attention has a softcap); its batches are padded to the longest"
+        " sequence"
     ]
     assert not towers[0].is_packed
     found, expected = towers[0].float()(batch_of(LENGTHS)), alone(towers[1].float(), batch_of(LENGTHS))
@@ -152,7 +187,9 @@ def test_capped_scores_are_padded_with_one_warning(caplog: pytest.LogCaptureFixt
 
 def test_states_that_pass_from_one_sequence_to_the_next_are_never_packed() -> None:
     """A convolution over the pack would mix the end of a sequence into the beginning of the next."""
-    config = transformers.Lfm2Config(**{**GROUPED, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3})
+    config = transformers.Lfm2Config(
+        **{**GROUPED, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+    )
     assert not tower_of(config).is_packed
 
 
@@ -180,7 +217,9 @@ def test_dropout_and_checkpointed_activations(name: str) -> None:
         vectors = tower(batch_of(LENGTHS))
         results.append((vectors, gradients(tower, vectors)))
         checkpoint_activations([tower])
-    assert torch.equal(results[0][0], results[1][0]) and not torch.equal(results[0][0], tower(batch_of(LENGTHS)))
+    assert torch.equal(results[0][0], results[1][0]) and not torch.equal(
+        results[0][0], tower(batch_of(LENGTHS))
+    )
     for key, gradient in results[0][1].items():
         torch.testing.assert_close(results[1][1][key], gradient, rtol=1e-6, atol=1e-6, msg=key)
 

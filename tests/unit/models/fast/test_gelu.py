@@ -15,7 +15,9 @@ from dpr.models.encoder import Encoder
 from dpr.models.fast import cpu_modules
 from dpr.models.fast.cpu_modules import Gelu, replace_gelu
 
-CONFIG = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100)
+CONFIG = BertConfig(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100
+)
 
 
 class Calls(TorchDispatchMode):
@@ -33,14 +35,18 @@ class Calls(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (1, 37, 64), (2, 1, 8)])
-def test_values_are_those_of_torch_and_stand_in_the_place_of_the_argument(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_values_are_those_of_torch_and_stand_in_the_place_of_the_argument(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     states = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 3
     expected = nn.functional.gelu(states.double())
     with torch.no_grad():
         found = Gelu()(states)
     assert found.data_ptr() == states.data_ptr()
     assert found.shape == shape
-    torch.testing.assert_close(found.double(), expected, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=2e-6)
+    torch.testing.assert_close(
+        found.double(), expected, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=2e-6
+    )
 
 
 def test_large_arguments_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +93,12 @@ def test_backbones_get_it_and_compute_the_same() -> None:
 
 def test_every_tower_has_it() -> None:
     modern = ModernBertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100, pad_token_id=0
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        vocab_size=100,
+        pad_token_id=0,
     )
     for config in (CONFIG, modern):
         tower = Encoder(backbone_from_config(config))

@@ -1,4 +1,5 @@
-"""Where vectors are read at one token, the last layer computes that token only, and nothing that is learnt or embedded changes."""
+"""Where vectors are read at one token, the last layer computes that token only, and nothing that is learnt or
+embedded changes."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def tower_of(name: str, pooling: str = "cls") -> Encoder:
 
 
 def widest_products(tower: Encoder) -> list[int]:
-    """Tokens that came to the last linear layer of the backbone, one number a pack, filled by every forward."""
+    """Tokens that came to the last linear layer of the backbone, one number a pack, filled by every
+    forward."""
     seen: list[int] = []
     linear = [module for module in tower.backbone.modules() if isinstance(module, nn.Linear)][-1]
     linear.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
@@ -79,7 +81,9 @@ def test_a_layer_that_is_called_several_times_stays_whole() -> None:
     backbone = backbone_from_config(AlbertConfig(**SMALL, embedding_size=32), dropout=0.0)
     packed, padded = Encoder(copy.deepcopy(backbone)).double(), Encoder(backbone, packed=False).double()
     assert packed.is_packed and not packed.fast.prunes_last_layer
-    assert not any(module._forward_pre_hooks for module in packed.modules()), "what failed its trial was left in place"
+    assert not any(module._forward_pre_hooks for module in packed.modules()), (
+        "what failed its trial was left in place"
+    )
     torch.testing.assert_close(packed(batch_of(LENGTHS)), padded(batch_of(LENGTHS)), rtol=0, atol=1e-6)
 
 

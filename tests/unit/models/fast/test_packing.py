@@ -1,4 +1,5 @@
-"""Packed = padded, in vectors and in gradients, for every kind of backbone that can be packed; the others say so and pad."""
+"""Packed = padded, in vectors and in gradients, for every kind of backbone that can be packed; the others say
+so and pad."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, MPNetConfig, RobertaConfig
+from transformers import (
+    BertConfig,
+    DistilBertConfig,
+    ElectraConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    RobertaConfig,
+)
 
 from dpr.core.batch import TokenBatch
 from dpr.core.logs import warn_once
@@ -30,7 +38,9 @@ SMALL: dict[str, Any] = {
 CONFIGS = {
     "bert": BertConfig(**SMALL),
     "roberta": RobertaConfig(**SMALL),
-    "distilbert": DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=100, max_position_embeddings=80),
+    "distilbert": DistilBertConfig(
+        dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=100, max_position_embeddings=80
+    ),
     "electra": ElectraConfig(**SMALL, embedding_size=32),
     "modernbert": ModernBertConfig(
         **SMALL,
@@ -65,7 +75,9 @@ def both(name: str, pooling: str, dtype: torch.dtype = torch.float64) -> tuple[E
 
 @pytest.mark.parametrize("min_unpadded", [10, 1000])
 @pytest.mark.parametrize(("name", "pooling"), list(itertools.product(CONFIGS, ["cls", "mean"])))
-def test_packed_equals_padded_in_vectors_and_gradients(name: str, pooling: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_equals_padded_in_vectors_and_gradients(
+    name: str, pooling: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     monkeypatch.setattr("dpr.models.fast.packed.CPU_UNPADDED", min_unpadded)
     monkeypatch.setattr(attention, "plan_buckets", partial(plan_buckets, min_tokens=10))
@@ -100,17 +112,22 @@ def test_a_vector_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_attention_dropout_stays_on_when_packed() -> None:
-    tower = Encoder(backbone_from_config(BertConfig(**SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5))).train()
+    tower = Encoder(
+        backbone_from_config(BertConfig(**SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5))
+    ).train()
     assert tower.is_packed
     assert not torch.equal(tower(batch_of(LENGTHS)), tower(batch_of(LENGTHS)))
 
 
 @pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.5)], ids=["hidden", "attention"])
 def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attention: float) -> None:
-    """Mean and variance of every element of the vectors, over many copies of three sequences each with its own masks."""
+    """Mean and variance of every element of the vectors, over many copies of three sequences each with its
+    own masks."""
     copies, lengths = 2000, [12, 7, 3]
     torch.manual_seed(0)
-    backbone = backbone_from_config(BertConfig(**SMALL, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention))
+    backbone = backbone_from_config(
+        BertConfig(**SMALL, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention)
+    )
     towers = [Encoder(copy.deepcopy(backbone), packed=True).train(), Encoder(backbone, packed=False).train()]
     one = batch_of(lengths)
     many = TokenBatch(one.tokens.repeat(copies), one.lengths.repeat(copies), one.position.repeat(copies))
@@ -124,12 +141,15 @@ def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attentio
     assert float((variances[0] / variances[1]).log().abs().max()) < 6 * (4 / copies) ** 0.5
 
 
-def test_a_backbone_that_computes_something_else_is_padded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backbone_that_computes_something_else_is_padded_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         towers = [Encoder(backbone_from_config(MPNetConfig(**SMALL))).eval() for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [
-        "MPNetModel cannot be packed (its attention cannot be replaced); its batches are padded to the longest sequence"
+        "MPNetModel cannot be packed (its attention cannot be replaced); its batches are padded to the"
+        " longest sequence"
     ]
     assert not towers[0].is_packed
     batch = batch_of([6, 3])
@@ -154,5 +174,10 @@ def test_packs_and_buckets_cover_all_tokens_in_order() -> None:
 
 def test_long_sequences_share_a_bucket_with_their_equals_alone() -> None:
     buckets = plan_buckets([40, 40, 39, 25, 24, 23, 22], min_tokens=1000, min_unpadded=25)
-    assert [(bucket.num_sequences, bucket.longest) for bucket in buckets] == [(2, 40), (1, 39), (1, 25), (3, 24)]
+    assert [(bucket.num_sequences, bucket.longest) for bucket in buckets] == [
+        (2, 40),
+        (1, 39),
+        (1, 25),
+        (3, 24),
+    ]
     assert [bucket.stop for bucket in buckets] == [80, 119, 144, 213]
