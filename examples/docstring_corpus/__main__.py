@@ -14,6 +14,7 @@ from dpr.cli.endings import exit_code_of
 from dpr.core.logs import configure_logging
 from dpr.core.machine import usable_cores
 from examples.docstring_corpus.corpus import prepare_docstrings
+from examples.docstring_corpus.docstrings import default_packages
 
 EXAMPLE = """examples:
   python -m examples.docstring_corpus --out runs/quickstart/data
@@ -25,9 +26,12 @@ def main(argv: list[str]) -> int:
     """Writes the folder and prints what it holds."""
     options = _parser().parse_args(argv)
     configure_logging()
+    packages = options.packages or default_packages()
+    if packages == ["all"]:
+        packages = None
     counts = prepare_docstrings(
         options.out,
-        packages=None if options.packages == ["all"] else options.packages,
+        packages=packages,
         seed=options.seed,
         num_dev=options.dev,
         num_test=options.test,
@@ -47,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
-    packages = "top-level names, stdlib for the standard library (default: all)"
-    parser.add_argument("--packages", nargs="+", default=["all"], metavar="NAME", help=packages)
+    packages = "top-level names, stdlib for the standard library, or all (default: a fixed list)"
+    parser.add_argument("--packages", nargs="+", metavar="NAME", help=packages)
     parser.add_argument(
         "--seed",
         type=int,

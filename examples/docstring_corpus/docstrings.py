@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import importlib.util
 import inspect
 import multiprocessing
 import os
@@ -32,6 +33,18 @@ STANDARD_LIBRARY = "stdlib"
 """The name that stands for the standard library among package names."""
 
 THIS_PROJECT = "dpr"
+
+# Read by default, where they are installed: an extra that one adds to an environment changes nothing.
+PACKAGES = (
+    "PIL _hypothesis_ftz_detector _hypothesis_pytestplugin _pytest absl accelerate annotated_doc "
+    "annotated_types antlr4 anyio bm25s click datasets dateutil dill execnet faiss filelock fsspec "
+    "functorch google.protobuf grpc h11 httpcore2 httpx2 huggingface_hub hydra hypothesis idna iniconfig "
+    "ir_measures isympy jinja2 markdown markdown_it markupsafe mpmath multiprocess mypy mypyc "
+    "networkx numpy omegaconf packaging pandas pathspec peft pluggy psutil pyarrow pydantic "
+    "pydantic_core pygments pytest_timeout pytrec_eval regex rich ruff safetensors scipy setuptools "
+    "shellingham sortedcontainers sympy tensorboard tensorboard_data_server tokenizers torch torchgen "
+    "tqdm transformers truststore typer typing_extensions typing_inspection werkzeug xdist yaml"
+).split()
 
 # Tests say little, and copies of other people's packages say the same thing twice.
 SKIPPED_FOLDERS = frozenset(
@@ -86,6 +99,9 @@ def find_sources(
         for path in _python_files(root):
             parts = path.relative_to(root).with_suffix("").parts
             package = STANDARD_LIBRARY if is_standard else parts[0]
+            # several projects put their packages into one namespace, such as google
+            if not is_standard and len(parts) > 2 and not (root / parts[0] / "__init__.py").exists():
+                package = ".".join(parts[:2])
             if parts[0] == THIS_PROJECT or (packages is not None and package not in packages):
                 continue
             packages_seen.add(package)
@@ -98,6 +114,11 @@ def find_sources(
             f" {STANDARD_LIBRARY}"
         )
     return [found[module] for module in sorted(found)]
+
+
+def default_packages() -> list[str]:
+    """The standard library and those of ``PACKAGES`` that are installed."""
+    return [STANDARD_LIBRARY, *(name for name in PACKAGES if importlib.util.find_spec(name))]
 
 
 def read_docstrings(sources: Sequence[SourceFile], *, processes: int = 1) -> list[Docstring]:

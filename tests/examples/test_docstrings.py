@@ -11,6 +11,7 @@ from dpr.core.errors import ConfigError
 from dpr.formats.documents.restructured_text import clean_markup
 from examples.docstring_corpus.docstrings import (
     MAX_PASSAGE_WORDS,
+    default_packages,
     find_sources,
     read_docstrings,
     split_docstring,
@@ -176,3 +177,17 @@ def test_markup_goes_and_prose_stays() -> None:
         == "Calls os.path.join and a thing with code, see the site. mind this Examples After the session"
         " comes prose."
     )
+
+
+def test_packages_of_one_namespace_are_told_apart(tmp_path: Path) -> None:
+    code = documented("def", "plain(x)", "Returns what was given to it.")
+    write_package(tmp_path, {"shared/one/__init__.py": code, "shared/two/__init__.py": code})
+    found = find_sources(["shared.one"], roots=[(tmp_path, False)])
+    assert [source.module for source in found] == ["shared.one"]
+
+
+def test_what_an_environment_has_besides_is_read_only_when_it_is_named() -> None:
+    read = {source.module.split(".")[0] for source in find_sources(default_packages())}
+    assert {"torch", "numpy", "argparse"} <= read
+    assert "matplotlib" not in read
+    assert "matplotlib" in {source.module.split(".")[0] for source in find_sources(["matplotlib"])}
