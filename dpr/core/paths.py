@@ -54,8 +54,8 @@ def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:
 
 
 def as_text(name: str) -> str:
-    """The name of a file as a text that every output can hold: escapes stand for bytes that are not UTF-8."""
-    return name.encode(errors="backslashreplace").decode()
+    """The name of a file as a text that every output can hold: ``\\xe9`` stands for a byte that is not UTF-8."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def texts_in(value: Any) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.paths import as_text
 from dpr.formats.documents.document import Document
 from dpr.formats.documents.registry import READERS, read_document
 
@@ -78,11 +79,8 @@ def read_documents(folder: Path, files: Sequence[Path]) -> Iterator[ReadFile | B
 
 
 def name_in(folder: Path, path: Path) -> str:
-    """The path from the folder, with slashes on every system; bytes that are not UTF-8 are shown as
-    ``\\xe9``."""
-    return (
-        path.relative_to(folder).as_posix().encode(errors="surrogateescape").decode(errors="backslashreplace")
-    )
+    """The path from the folder, with slashes on every system, as a text."""
+    return as_text(path.relative_to(folder).as_posix())
 
 
 def _files(folder: Path) -> Iterator[Path]:
