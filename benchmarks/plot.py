@@ -3,11 +3,12 @@ dark or light screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from benchmarks.page import Ratio, Section
-from dpr.evaluation.report.charts import Axis, nice_ticks, number_text
 
 WIDTH, ROW, HEAD, TOP, BOTTOM = 790, 24, 26, 12, 44
 LEFT, RIGHT = 330, 60
@@ -19,6 +20,28 @@ STYLE = (
     " #303948 } .even { stroke: #a3aec0 } .bar { fill: #7aa7ff } .bar.missed { fill: #ff9a62 } .spread {"
     " stroke: #e6eaf1 } .wanted { stroke: #84e0ae } }"
 )
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values ``low`` to ``high`` on ``start`` to ``end`` of the drawing."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def place(self, value: float) -> float:
+        """Where a value lies."""
+        return self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low)
+
+
+def nice_ticks(values: Sequence[float]) -> list[float]:
+    """About five round numbers from zero that reach beyond the values."""
+    rough = max(values) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next((power * factor for factor in (1, 2, 2.5, 5) if power * factor >= rough * 0.999), power * 10)
+    return [number * step for number in range(math.ceil(max(values) / step - 1e-9) + 1)]
 
 
 class Markup(str):
@@ -55,7 +78,7 @@ def bars(sections: Iterable[Section]) -> str:
     for value in sorted({*ticks, 1.0}):
         x = _n(axis.place(value))
         parts.append(tag("line", x1=x, y1=TOP, x2=x, y2=base, class_="even" if value == 1 else "grid"))
-        parts.append(tag("text", number_text(value), x=x, y=base + 17, text_anchor="middle", class_="soft"))
+        parts.append(tag("text", f"{value:.4g}", x=x, y=base + 17, text_anchor="middle", class_="soft"))
     parts.append(
         tag(
             "text",

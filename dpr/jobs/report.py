@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,6 +38,7 @@ def run(config: ReportSettings) -> None:
     from dpr.evaluation.report.write import write_report
     from dpr.jobs.compare import labelled
     from dpr.storage.outputs import require_writable
+    from dpr.training.command_settings import BiEncoderTrainConfig
 
     folder, out = Path(str(config.folder)), None if config.out is None else Path(config.out)
     if not folder.is_dir():
@@ -46,5 +47,6 @@ def run(config: ReportSettings) -> None:
         )
     if out is not None:
         require_writable(out)
-    target = write_report(folder, labelled(config.runs), out=out, title=config.title)
+    defaults = asdict(BiEncoderTrainConfig())
+    target = write_report(folder, labelled(config.runs), out=out, title=config.title, defaults=defaults)
     print(f"{target} ({target.stat().st_size / 1000:.0f} kB)")

@@ -323,7 +323,7 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSet
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "metrics.json", metrics, note={})
-            write_report(folder)
+            write_report(folder, defaults=asdict(BiEncoderTrainConfig()))
 
         on_main(write)
     return metrics.get("eval/nll_loss", next(iter(metrics.values())))

@@ -15,8 +15,7 @@ import numpy as np
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.evaluation.report.charts import line_chart
-from dpr.evaluation.report.page import render
+from dpr.evaluation.report.figures import curves_svg
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.recall import DEPTH, held_back, recall_values
 from dpr.indexer.registry import Index, IndexChoice
@@ -105,14 +104,13 @@ def _table(name: str, points: list[CurvePoint], exact: Timed) -> list[str]:
 
 def _write(file: Path, facts: dict[str, object], points: list[CurvePoint], exact: Timed) -> None:
     title = f"{facts['kind']}: recall against time, {facts['questions']} questions"
-    series = [
-        (name, [(1000 * point.time.together, point.recall[name]) for point in points])
+    curves = {
+        name: [(1000 * point.time.together, point.recall[name]) for point in points]
         for name in ("recall@10", _AT)
-    ]
-    series.append(("exact search", [(1000 * exact.together, 1.0)]))
-    chart = line_chart(title, series, x_label="ms per question, all asked together (log scale)", log_x=True)
+    }
+    x_label = f"ms per question, all asked together (exact search: {1000 * exact.together:.3g})"
     with durable_file(file, note={}) as out:
-        out.write(render("chart.svg", {"chart": chart}))
+        out.write(curves_svg(title, curves, x_label=x_label, log_x=True))
     write_json(file.with_suffix(".json"), {**facts, "points": [point.as_dict() for point in points]}, note={})
     logger.info("curve written to %s, its numbers to %s", file, file.with_suffix(".json"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +303,7 @@ def _example(
     kept = [index for index, (passage, _) in enumerate(ranking[:NUM_HITS]) if passage in passages]
     right = None if judged.right is None else [[judged.right[row][index] for index in kept]]
     (result,) = to_results([question], [text], [[ranking[index] for index in kept]], passages, right)
-    return asdict(replace(example_of(result), first_right_rank=judged.first_right_rank(row)))
+    return {**example_of(result), "first_right_rank": judged.first_right_rank(row)}
 
 
 def weight_values(

@@ -54,6 +54,7 @@ ROOMS = {
     "pytrec_eval": ("dpr/evaluation/",),
     "scipy": ("dpr/evaluation/", "dpr/preparation/corpus_rows.py"),
     "jinja2": ("dpr/evaluation/",),
+    "matplotlib": ("dpr/evaluation/",),
     "regex": ("dpr/evaluation/", "dpr/data/", "dpr/indexer/"),
     "fastapi": ("dpr/serving/",),
     "starlette": ("dpr/serving/",),

@@ -3,9 +3,7 @@ page."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from typing import Any
 
 from dpr.formats.results import RetrievedQuestion
@@ -14,27 +12,6 @@ NUM_EXAMPLES = 10
 NUM_HITS = 5
 TEXT_LIMIT = 500
 _TITLE_LIMIT = 120
-
-
-@dataclass(frozen=True)
-class ExampleHit:
-    """A hit as shown. ``right``: it is judged relevant or holds an answer; None where nothing was judged."""
-
-    title: str
-    text: str
-    score: float
-    right: bool | None
-
-
-@dataclass(frozen=True)
-class Example:
-    """A question with its first hits. ``first_right_rank``: 1 for the first; None where no hit is right."""
-
-    question: str
-    id: str
-    answers: tuple[str, ...]
-    first_right_rank: int | None
-    hits: tuple[ExampleHit, ...]
 
 
 def cut(text: str, limit: int) -> str:
@@ -55,49 +32,36 @@ def spread(items: Iterable[Any], number: int) -> list[Any]:
             continue
         kept.append(item)
         if len(kept) == 2 * number:
-            kept, stride = kept[::2], 2 * stride
+            kept = kept[::2]
+            stride *= 2
     return [kept[index * len(kept) // number] for index in range(number)] if len(kept) > number else kept
 
 
-def example_of(result: RetrievedQuestion) -> Example:
-    """The example that a results record gives."""
-    first = next((rank for rank, hit in enumerate(result.hits, 1) if hit.has_answer), None)
-    hits = [
-        ExampleHit(hit.title or hit.id, hit.text, hit.score, hit.has_answer) for hit in result.hits[:NUM_HITS]
-    ]
-    return _cut_example(result.question, result.id, result.answers, first, hits)
+def example_of(result: RetrievedQuestion) -> dict[str, Any]:
+    """The example that a results record gives, as metrics files hold it. ``first_right_rank``: 1 for the
+    first; None where no hit is right. ``right`` is None where nothing was judged."""
+    return {
+        "question": cut(result.question, TEXT_LIMIT),
+        "id": cut(result.id, _TITLE_LIMIT),
+        "answers": [cut(answer, _TITLE_LIMIT) for answer in result.answers[:5]],
+        "first_right_rank": next((rank for rank, hit in enumerate(result.hits, 1) if hit.has_answer), None),
+        "hits": [
+            {
+                "title": cut(hit.title or hit.id, _TITLE_LIMIT),
+                "text": cut(hit.text, TEXT_LIMIT),
+                "score": hit.score,
+                "right": hit.has_answer,
+            }
+            for hit in result.hits[:NUM_HITS]
+        ],
+    }
 
 
-def example_record(value: Any) -> Example | None:
-    """An example read back from a metrics file; None where it is not one."""
-    if (
-        not isinstance(value, dict)
-        or not isinstance(value.get("hits"), list)
-        or not isinstance(value.get("question"), str)
-    ):
-        return None
-    rank, answers = value.get("first_right_rank"), value.get("answers")
-    rank = rank if isinstance(rank, int) and not isinstance(rank, bool) else None
-    texts = [str(answer) for answer in answers] if isinstance(answers, list) else []
-    hits = [_hit(hit) for hit in value["hits"][:NUM_HITS] if isinstance(hit, dict)]
-    return _cut_example(value["question"], str(value.get("id", "")), texts, rank, hits)
-
-
-def _hit(value: dict[str, Any]) -> ExampleHit:
-    score, right = value.get("score"), value.get("right")
-    return ExampleHit(
-        title=str(value.get("title", "")),
-        text=str(value.get("text", "")),
-        score=float(score) if isinstance(score, int | float) else math.nan,
-        right=right if isinstance(right, bool) else None,
-    )
-
-
-def _cut_example(
-    question: str, name: str, answers: Sequence[str], rank: int | None, hits: Iterable[ExampleHit]
-) -> Example:
-    shown = tuple(
-        replace(hit, title=cut(hit.title, _TITLE_LIMIT), text=cut(hit.text, TEXT_LIMIT)) for hit in hits
-    )
-    answers = tuple(cut(answer, _TITLE_LIMIT) for answer in answers[:5])
-    return Example(cut(question, TEXT_LIMIT), cut(name, _TITLE_LIMIT), answers, rank, shown)
+def is_example(value: Any) -> bool:
+    """Whether a value of a metrics file, which somebody may have changed, is an example."""
+    try:
+        hits = [(hit["title"] + hit["text"], hit["score"], hit["right"]) for hit in value["hits"]]
+        texts = [value["question"] + value["id"], *value["answers"], *(text for text, _, _ in hits)]
+        return all(isinstance(text, str) for text in texts) and "first_right_rank" in value
+    except (TypeError, KeyError):
+        return False

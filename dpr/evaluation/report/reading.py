@@ -7,13 +7,15 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import DprError, InputError
-from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
+from dpr.evaluation.report.examples import NUM_EXAMPLES, example_of, is_example, spread
 from dpr.formats.checkpoints import (
     CONFIG_FILE,
     METRICS_LINES,
@@ -24,7 +26,7 @@ from dpr.formats.checkpoints import (
     metrics_problems,
 )
 from dpr.formats.json_records import is_finite_number
-from dpr.formats.metrics_files import PerQuestion, per_question, require_consistent
+from dpr.formats.metrics_files import PerQuestion, read_metrics
 from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
 from dpr.storage.durable import read_json
@@ -53,7 +55,6 @@ class Training:
     validations: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     saved_step: float = 0
     verdict: dict[str, Any] = field(default_factory=dict)
@@ -67,8 +68,8 @@ class Training:
 
 @dataclass
 class Retrieval:
-    """Metrics of one retrieval run. ``rank_counts[r]``: questions whose first right passage has rank r +
-    1."""
+    """Metrics of one retrieval run. ``rank_counts[r]``: questions whose first right passage has rank r + 1;
+    None where ranks were not kept."""
 
     label: str
     question_set: str
@@ -76,11 +77,9 @@ class Retrieval:
     metrics: dict[str, float]
     rank_counts: list[int] | None = None
     num_without: int = 0
-    examples: list[Example] = field(default_factory=list)
+    examples: list[dict[str, Any]] = field(default_factory=list)
     fingerprint: str = ""
     """Of the questions, where the set has no name: runs over the same questions are compared."""
-    way: str = ""
-    """How it searched, ``bm25``, ``dense`` or ``hybrid``, where it is known."""
     each: PerQuestion | None = None
 
     @property
@@ -88,26 +87,12 @@ class Retrieval:
         """The questions that the metrics are taken over."""
         return self.num_questions if self.rank_counts is None else sum(self.rank_counts) + self.num_without
 
-    def accuracy_curve(self) -> list[tuple[float, float]]:
-        """(k, share of questions with a right passage among the first k); from the stored cut-offs where
-        ranks were not kept."""
-        if self.rank_counts is None:
-            return self.metric_curve("accuracy")
-        total = max(sum(self.rank_counts) + self.num_without, 1)
-        right, curve = 0, []
-        for rank, count in enumerate(self.rank_counts, 1):
-            right += count
-            curve.append((float(rank), right / total))
-        return curve
-
-    def metric_curve(self, name: str) -> list[tuple[float, float]]:
-        """(k, value) of ``name@k``."""
-        points = []
-        for key, value in self.metrics.items():
-            metric, _, depth = key.partition("@")
-            if metric == name and depth.isdigit():
-                points.append((float(depth), value))
-        return sorted(points)
+    def accuracy_curve(self) -> list[tuple[int, float]]:
+        """(k, share of questions with a right passage among the first k), for every k of ``rank_counts``."""
+        return [
+            (rank, right / max(self.num_judged, 1))
+            for rank, right in enumerate(accumulate(self.rank_counts or ()), 1)
+        ]
 
 
 def read_training(folder: Path) -> Training | None:
@@ -126,15 +111,16 @@ def read_training(folder: Path) -> Training | None:
 
 def _read_evaluation(folder: Path) -> Training | None:
     """The result of evaluation-only mode: one validation, no steps."""
-    notes: list[str] = []
+    stored = _object(folder / METRICS_FILE, [])
     metrics = {
-        key: value for key, value in _object(folder / METRICS_FILE, notes).items() if key.startswith("eval/")
+        key: float(value)
+        for key, value in stored.items()
+        if key.startswith("eval/") and is_finite_number(value)
     }
     if not metrics:
         return None
-    numbers = {key: float(value) if is_finite_number(value) else math.nan for key, value in metrics.items()}
-    notes.append("an evaluation without training, so there are no curves")
-    return Training(folder.resolve().name, validations=[{"step": 0.0, **numbers}], notes=notes)
+    notes = ["an evaluation without training, so there are no curves"]
+    return Training(folder.resolve().name, validations=[{"step": 0.0, **metrics}], notes=notes)
 
 
 def _read_run(folder: Path) -> Training:
@@ -159,10 +145,12 @@ def _read_run(folder: Path) -> Training:
     run.best = {key: facts.get(key) for key in ("best_metric", "best_value", "best_checkpoint")}
     if (folder / VERDICT_FILE).is_file():
         run.verdict = _object(folder / VERDICT_FILE, run.notes)
-        numbers = "before", "after"
-        compared = [each for each in _list(run.verdict.get("comparisons")) if isinstance(each, dict)]
         run.verdict["comparisons"] = [
-            each for each in compared if all(is_finite_number(each.get(name)) for name in numbers)
+            each
+            for each in _list(run.verdict.get("comparisons"))
+            if isinstance(each, dict)
+            and is_finite_number(each.get("before"))
+            and is_finite_number(each.get("after"))
         ]
     name = facts.get("last_checkpoint")
     if is_below(name) and leads_inside(folder, folder / name):
@@ -176,22 +164,16 @@ def _read_run(folder: Path) -> Training:
 
 def _read_settings(checkpoint: Path, run: Training) -> None:
     identity = _object(checkpoint / STATE_FILE, run.notes).get("identity")
-    fixed, free = (
-        (identity.get(part) or {}) if isinstance(identity, dict) else {} for part in ("fixed", "free")
-    )
+    parts = identity if isinstance(identity, dict) else {}
+    fixed = parts.get("fixed") or {}
+    free = parts.get("free") or {}
     config = _object(checkpoint / CONFIG_FILE, run.notes)
     # A run started from Python has no configuration; its identity names the settings that matter.
     chosen = {key: value for key, value in config.items() if key not in _CATALOGUES} or {**fixed, **free}
-    run.settings = {
-        key: value for key, value in flatten(chosen).items() if not key.startswith("environment.")
-    }
-    run.environment = {
-        key.removeprefix("environment."): value
-        for key, value in flatten(free).items()
-        if key.startswith("environment.")
-    }
-    if pool := fixed.get("train.global_batch_size"):
-        run.settings["train.global_batch_size"] = printable(pool)  # what a 0 in the configuration came to
+    chosen |= {key: value for key, value in free.items() if key.startswith("environment.")}
+    if "train.global_batch_size" in fixed:
+        chosen["train.global_batch_size"] = fixed["train.global_batch_size"]  # what a 0 there came to
+    run.settings = flatten(chosen)
 
 
 def read_retrieval(label: str, file: Path) -> Retrieval:
@@ -204,79 +186,48 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
         is_results = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     if is_results:
         return from_results(label, iter_results(file))
-    report = read_json(file)
-    metrics = report.get("metrics") if isinstance(report, dict) else None
-    if not isinstance(metrics, dict):
-        raise InputError(
-            "not a metrics file",
-            file=file,
-            expected="what dpr retrieve metrics_file=... or out_file=... writes",
-        )
-    metrics = {str(key): float(value) for key, value in metrics.items() if is_finite_number(value)}
-    each = _each(report, file)
-    require_consistent({**report, "metrics": metrics}, each, file)
-    counts, without = _rank_counts(report.get("first_right_rank"))
+    stored = read_metrics(file)
+    counts, without = _rank_counts(stored.report.get("first_right_rank"))
     return Retrieval(
         label=label,
-        question_set=str(report.get("question_set", "")),
-        num_questions=int(report["num_questions"]) if is_finite_number(report.get("num_questions")) else 0,
-        metrics=metrics,
+        question_set=stored.question_set,
+        num_questions=stored.num_questions,
+        metrics=stored.metrics,
         rank_counts=counts,
         num_without=without,
-        examples=[
-            example
-            for entry in _list(report.get("examples"))
-            if (example := example_record(entry)) is not None
-        ],
-        way=_way(report),
-        each=each,
+        examples=[value for value in _list(stored.report.get("examples")) if is_example(value)],
+        each=stored.each,
     )
-
-
-def _way(report: dict[str, Any]) -> str:
-    if report.get("hybrid") not in ("none", None):
-        return "hybrid"
-    kind = report.get("indexer")
-    return "" if not isinstance(kind, str) else "bm25" if kind == "bm25" else "dense"
-
-
-def _each(report: dict[str, Any], file: Path) -> PerQuestion | None:
-    try:
-        return per_question(report["per_question"], file)
-    except (KeyError, InputError):
-        return None
 
 
 def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
     """Metrics and examples by the ``has_answer`` marks of the hits."""
-    counts: list[int] = []
-    total = without = judged = 0
+    ranks: Counter[int | None] = Counter()  # 0: none is right; None: nothing is judged; -1: no hits
+    depth = 0
     digest = hashlib.sha256()
 
     def counted() -> Iterator[RetrievedQuestion]:
-        nonlocal total, without, judged
+        nonlocal depth
         for result in results:
-            total += 1
             digest.update(result.question.encode() + b"\0")
-            is_judged = any(hit.has_answer is not None for hit in result.hits)
-            judged += is_judged
-            first = next((rank for rank, hit in enumerate(result.hits) if hit.has_answer), None)
-            counts.extend([0] * (len(result.hits) - len(counts)))
-            if first is None:
-                without += is_judged or not result.hits
+            marks = [hit.has_answer for hit in result.hits]
+            depth = max(depth, len(marks))
+            if True in marks:
+                ranks[marks.index(True) + 1] += 1
+            elif False in marks:
+                ranks[0] += 1
             else:
-                counts[first] += 1
+                ranks[None if marks else -1] += 1
             yield result
 
     examples = [example_of(result) for result in spread(counted(), NUM_EXAMPLES)]
-    retrieval = Retrieval(
-        label, "", total, {}, counts if judged else None, without, examples, digest.hexdigest()
-    )
-    if judged:
-        retrieval.metrics = {
-            f"accuracy@{k:.0f}": value for k, value in retrieval.accuracy_curve() if k in (1, 5, 10, 20, 100)
-        }
-    return retrieval
+    found = Retrieval(label, "", ranks.total(), {}, examples=examples, fingerprint=digest.hexdigest())
+    if ranks.keys() - {None, -1}:
+        found.rank_counts = [ranks[rank] for rank in range(1, depth + 1)]
+        found.num_without = ranks[0] + ranks[-1]
+    shown = (1, 5, 10, 20, 100)
+    found.metrics = {f"accuracy@{k}": share for k, share in found.accuracy_curve() if k in shown}
+    return found
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -328,14 +279,13 @@ def _object(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _rank_counts(value: Any) -> tuple[list[int] | None, int]:
-    if not isinstance(value, dict):
+    """Counts by rank, and the questions without; None where none were kept, or they are damaged."""
+    counts = _list(value.get("counts")) if isinstance(value, dict) else []
+    numbers = [*counts, value.get("not_found")] if counts else []
+    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
         return None, 0
-    counts, without = value.get("counts"), value.get("not_found")
-    numbers = [*_list(counts), without]
-    if not isinstance(counts, list) or not all(isinstance(number, int) and number >= 0 for number in numbers):
-        return None, 0
-    return counts, int(without or 0)
+    return counts, numbers[-1]
 
 
-def _list(value: Any) -> Sequence[Any]:
+def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

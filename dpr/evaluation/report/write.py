@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dpr.core.lazy import version_of
 from dpr.core.version import __version__
 from dpr.evaluation.report.page import Report, build_page
-from dpr.evaluation.report.reading import read_retrieval, read_training
+from dpr.evaluation.report.reading import flatten, read_retrieval, read_training
 from dpr.storage.durable import durable_file
 from dpr.storage.outputs import require_writable
 
@@ -28,10 +29,15 @@ _PACKAGES = (
 
 
 def write_report(
-    folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Path | None = None, title: str | None = None
+    folder: Path,
+    runs: Sequence[tuple[str, Path]] = (),
+    *,
+    out: Path | None = None,
+    title: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes ``report.html`` about a run folder and the retrieval runs given as (label, file); returns its
-    path.
+    path. Settings that are as in ``defaults`` are not shown.
 
     Raises:
         InputError: a retrieval file is missing or is not one.
@@ -46,6 +52,7 @@ def write_report(
         training=training,
         retrievals=[read_retrieval(label, file) for label, file in runs],
         environment=versions(),
+        defaults=flatten(dict(defaults or {})),
     )
     if training is None:
         report.notes.append(

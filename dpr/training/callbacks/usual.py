@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.verdict import Verdict, validations_ahead
+from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
 from dpr.training.period_settings import Periods
 from dpr.training.run import Run
@@ -73,7 +75,7 @@ class ReportPage(Callback):
     def on_train_end(self, run: Run) -> None:
         if run.ranks.is_main:
             try:
-                write_report(self.folder)
+                write_report(self.folder, defaults=asdict(BiEncoderTrainConfig()))
             except Exception as error:  # no reason to lose a run
                 logger.warning("report.html is not written: %s", error)
 

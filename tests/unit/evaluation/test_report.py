@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.evaluation.report.charts import finite, line_chart, nice_ticks, number_text
 from dpr.evaluation.report.examples import cut, example_of, spread
-from dpr.evaluation.report.overview import duel, headline, interval
-from dpr.evaluation.report.page import LARGEST, Report, build_page, rank_histogram, render
+from dpr.evaluation.report.figures import curves_svg
+from dpr.evaluation.report.page import LARGEST, Report, build_page
 from dpr.evaluation.report.reading import Retrieval, Training, flatten, printable, read_retrieval
 from dpr.evaluation.report.write import write_report
+from dpr.evaluation.significance import estimate
 from dpr.formats.metrics_files import PerQuestion, write_metrics
 from dpr.formats.results import Hit, RetrievedQuestion, write_results
 from dpr.storage.durable import append_jsonl, write_json
@@ -38,14 +38,16 @@ HOSTILE = [
     "<base href=//evil.example>",
     "{{7*7}} ${7*7} %s",
 ]
+SVG = "{http://www.w3.org/2000/svg}"
+LINK = "{http://www.w3.org/1999/xlink}href"
 ELEMENTS = set(
-    "html head meta title style body main h1 h2 h3 p dl dt dd div section figure figcaption ul ol li svg g"
-    " line path rect circle text table thead tbody tr th td details summary span b mark nav a".split()
-)
+    "html head meta title style body main h1 h2 h3 p dl dt dd div section figure ol li table thead tbody tr"
+    " th td details summary span b".split()
+) | {f"{SVG}{name}" for name in "svg defs style g path clipPath rect use text tspan".split()}
 ATTRIBUTES = set(
-    "charset http-equiv content name lang class viewBox role aria-label aria-hidden x y x1 x2 y1 y2 dy cx cy"
-    " r d width height text-anchor scope tabindex open dir preserveAspectRatio id href".split()
-)
+    "charset http-equiv content name lang class scope tabindex open dir id type style version viewBox x y"
+    " width height d transform clip-path".split()
+) | {LINK}
 
 
 def elements(page: str) -> list[ElementTree.Element]:
@@ -55,10 +57,9 @@ def elements(page: str) -> list[ElementTree.Element]:
     assert {name for element in found for name in element.attrib} <= ATTRIBUTES
     anchors = [f"#{element.get('id')}" for element in found if element.get("id")]
     assert len(anchors) == len(set(anchors))
-    assert {element.get("href") for element in found if element.tag == "a"} <= set(anchors), (
-        "links lead to parts of the page alone"
+    assert {element.get(LINK) for element in found if element.get(LINK)} <= set(anchors), (
+        "marks of a picture are taken from the page itself"
     )
-    assert {element.tag for element in found if element.get("href")} <= {"a"}
     return found
 
 
@@ -136,7 +137,7 @@ def test_a_run_and_its_retrieval_are_on_one_page(tmp_path: Path, capsys: pytest.
         "Learning rate",
         "Padding share",
         "Accuracy@k",
-        "Rank of the first right passage",
+        "top-1",
         "who?",
         "a text",
         "BM25",
@@ -150,10 +151,11 @@ def test_a_run_and_its_retrieval_are_on_one_page(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path, text: str) -> None:
     config = {"seed": text, text: text, "train": {text: {text: text}}}
-    training = Training(text, settings=flatten(config), environment={text: text}, notes=[text])
-    training.logs = [{"step": 1.0, "train/loss": 2.0}]
+    training = Training(text, settings=flatten(config), notes=[text])
+    training.logs = [{"step": step, "train/loss": 2.0, f"train/{text}/loss": 2.0} for step in (1.0, 2.0)]
     training.validations = [{"step": 1.0, f"eval/{text}/nll_loss": 1.0, "eval/other/nll_loss": 1.0}]
     training.best = {"best_metric": text, "best_value": 1.0}
+    training.verdict = {"line": text}
     record = RetrievedQuestion(
         text, text, (text,), [Hit(text, text, text, 1.0, True), Hit("b", "", text, math.nan, None)]
     )
@@ -181,23 +183,12 @@ def test_nothing_is_fetched_and_nothing_runs(tmp_path: Path) -> None:
     page = write_report(
         run_folder(tmp_path), [("a", metrics_file(tmp_path / "a.json", text="see https://example.org/x"))]
     ).read_text()
-    assert not re.search(r"(?i)<script|\bsrc=|\bhref=[\"'](?!#)|@import|url\(|<link|<iframe|\bon\w+=", page)
+    assert not re.search(
+        r"(?i)<script|\bsrc=|\bhref=[\"'](?!#)|@import|url\((?!#)|<link|<iframe|\bon\w+=", page
+    )
     assert page.count("https://") == page.count("see https://"), "addresses occur as text of passages only"
     (policy,) = [element for element in elements(page) if element.get("http-equiv")]
     assert policy.get("content", "").startswith("default-src 'none'")
-
-
-def test_a_long_page_has_contents_and_settings_are_folded(tmp_path: Path) -> None:
-    path = write_report(
-        run_folder(tmp_path),
-        [("a", metrics_file(tmp_path / "a.json")), ("b", metrics_file(tmp_path / "b.json"))],
-    )
-    found = elements(path.read_text(encoding="utf-8"))
-    wanted = ["#retrieval-1", "#examples", "#training", "#configuration", "#environment"]
-    assert [element.get("href") for element in found if element.tag == "a"] == wanted
-    assert len([element for element in found if element.tag == "details" and element.get("open")]) == 1, (
-        "the first example"
-    )
 
 
 def test_large_inputs_give_a_small_file(tmp_path: Path) -> None:
@@ -226,11 +217,14 @@ def test_large_inputs_give_a_small_file(tmp_path: Path) -> None:
     elements(path.read_text(encoding="utf-8"))
 
 
-def test_curves_are_thinned_without_losing_their_peaks() -> None:
+def test_a_long_curve_is_a_small_picture_that_keeps_its_peak_and_the_same_bytes() -> None:
     points = [(float(step), 100.0 if step == 777 else math.sin(step)) for step in range(10_000)]
-    kept = finite(points)
-    assert len(kept) <= 250
-    assert (777.0, 100.0) in kept and kept[0] == points[0] and kept[-1] == points[-1]
+    drawing = curves_svg("title", {"a": points})
+    assert len(drawing) < 50_000
+    assert drawing == curves_svg("title", {"a": points})
+    curve = max((element.get("d", "") for element in elements(drawing)), key=len)
+    heights = [float(y) for _, y in re.findall(r"([\d.]+) ([\d.]+)", curve)]
+    assert min(heights) < 0.25 * max(heights), "the axis, and the curve up to its end"
 
 
 def measured(path: Path, ranks: list[int], *, indexer: str = "exact", hybrid: str = "none") -> Path:
@@ -262,68 +256,24 @@ def measured(path: Path, ranks: list[int], *, indexer: str = "exact", hybrid: st
     return path
 
 
-def test_the_page_opens_with_a_sentence_and_a_picture(tmp_path: Path) -> None:
+def test_several_runs_are_a_table_with_intervals_and_one_picture(tmp_path: Path) -> None:
     files = [
         ("words", measured(tmp_path / "a.json", [1, 30, 0, 2] * 50, indexer="bm25")),
         ("model", measured(tmp_path / "b.json", [1, 30, 0, 0] * 50)),
         ("both", measured(tmp_path / "c.json", [1, 3, 0, 2] * 50, hybrid="linear")),
     ]
     page = write_report(run_folder(tmp_path / "model").parent, files).read_text()
-    sentence = "Of 100 questions, both has a right passage among its first 20 for 75, words for 50."
-    assert sentence in page
-    assert (
-        page.index(sentence)
-        < page.index("<svg")
-        < page.index("Accuracy@k")
-        < page.index("wins and loses")
-        < page.index("Learning rate")
-    )
-    assert "both against words on 200 questions: +25.0 points, 95 % interval +18.9 to +31.1." in page
-    widths = [
-        float(width) for width in re.findall(r'<rect x="0" y="0" width="([\d.]+)" height="10" class="f', page)
-    ]
-    assert widths == [50, 25, 75]
-    assert len([one for one in elements(page) if one.get("class", "").startswith("band")]) == 3
-    alone = headline([read_retrieval("model", files[1][1])])
-    assert (
-        alone is not None
-        and alone["sentence"] == "Of 100 questions, model has a right passage among its first 20 for 25."
-    )
-    same = headline([read_retrieval(label, files[0][1]) for label in ("a", "b")])
-    assert same is not None and "can be chance" in same["note"]
-    assert headline([Retrieval("x", "s", 3, {"map": 0.5})]) is None
-
-
-def test_the_page_shows_where_the_model_wins_and_loses(tmp_path: Path) -> None:
-    words = read_retrieval(
-        "words", measured(tmp_path / "a.json", [2, 1, 1, 0, 50] + [0] * 20, indexer="bm25")
-    )
-    model = read_retrieval("model", measured(tmp_path / "b.json", [1, 1, 4, 90, 0] + [1] * 20))
-    both = read_retrieval("both", measured(tmp_path / "c.json", [1] * 25, hybrid="rrf"))
-    found = duel([both, words, model])
-    assert found is not None and (found["first"], found["model"], found["counts"]) == (
-        "words",
-        "model",
-        (22, 2, 1),
-    )
-    (ahead, wins), (behind, losses) = found["sides"]
-    assert (ahead, behind) == ("model is ahead", "words is ahead")
-    assert losses == [("question q2", "1", "4"), ("question q4", "50", "-")]
-    assert len(wins) == 10 and set(wins[0][1:]) == {"-", "1"}
-    assert wins[-1][0] > "question q20", "of those that tie, some from everywhere"
-    assert duel([words]) is None
-    report = json.loads((tmp_path / "b.json").read_text())
-    write_json(tmp_path / "b.json", report | {"per_question": {"ids": 3}})
-    assert duel([words, read_retrieval("model", tmp_path / "b.json")]) is None
-
-
-def test_intervals_of_shares_are_wilsons() -> None:
-    from scipy.stats import binomtest
-
-    for hits, count in ((0, 10), (3, 7), (50, 200), (200, 200), (1, 1)):
-        expected = binomtest(hits, count).proportion_ci(method="wilson")
-        assert interval(hits / count, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
-    assert interval(0.0, 0) == (0.0, 1.0)
+    found = elements(page)
+    lines = [list(line.iter("td")) for line in found if line.tag == "tr"]
+    rows = {"".join(cells[0].itertext()): cells[1:] for cells in lines if cells}
+    top20 = estimate([1.0, 0.0, 0.0, 1.0] * 50)
+    shown = " ".join("".join(rows["words"][2].itertext()).split())
+    assert shown == f"0.500 {top20.low:.3f} to {top20.high:.3f}"
+    assert page.count("Accuracy@k") == 1
+    assert page.index("<svg") < page.index("Learning rate")
+    assert {"words", "model", "both"} <= {
+        "".join(element.itertext()) for element in found if "text" in element.tag
+    }
 
 
 def test_an_empty_folder_gives_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
@@ -344,7 +294,7 @@ def test_the_steps_are_those_of_the_run_and_not_of_its_last_log_line(tmp_path: P
 def test_memory_is_not_said_to_be_that_of_a_gpu(tmp_path: Path) -> None:
     append_jsonl(tmp_path / "metrics.jsonl", {"step": 1, "train/loss": 1.0, "perf/mem_gb": 0.5})
     shown = texts(write_report(tmp_path).read_text())
-    assert "peak memory" in shown and "GPU" not in shown
+    assert "GPU" not in shown
 
 
 def test_questions_without_a_judgement_are_not_counted_as_judged(tmp_path: Path) -> None:
@@ -379,56 +329,53 @@ def test_damaged_and_absent_files_of_a_run_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        [],
-        [math.nan],
-        [math.inf, -math.inf],
-        [1.0],
-        [0.0],
-        [-3.0],
-        [5.0, 5.0],
+        [math.nan, math.nan],
+        [0.0, 0.0],
+        [-3.0, 3.0],
         [1e-30, 2e-30],
         [1e300, -1e300],
         [math.nan, 2.0, 3.0],
+        [math.inf, 2.0, 3.0],
     ],
 )
 @pytest.mark.parametrize(("log_x", "percent"), [(False, False), (True, True)])
 def test_any_numbers_can_be_drawn(values: list[float], log_x: bool, percent: bool) -> None:
     points = [(float(place), value) for place, value in enumerate(values, 1)]
-    drawing = line_chart("title", [("a", points), ("b", [])], log_x=log_x, percent=percent)
-    chart = render("figure.html", {"chart": drawing})
-    found = elements(chart)
-    drawn = [value for value in values if math.isfinite(value)]
-    assert ("No metrics yet." in chart) == (not drawn)
-    assert len([element for element in found if element.tag == "circle"]) == len(drawn)
+    chart = curves_svg("title", {"a": points}, log_x=log_x, percent=percent)
+    elements(chart)
     assert not re.search(r'"[^"]*\b(?:nan|inf)\b[^"]*"', chart)
 
 
-def test_values_that_were_not_finite_leave_a_gap(tmp_path: Path) -> None:
+def test_a_metric_with_one_value_is_no_picture_and_those_that_are_no_numbers_are_left_out(
+    tmp_path: Path,
+) -> None:
     for step, loss in enumerate([1.0, math.nan, 3.0], 1):
         append_jsonl(tmp_path / "metrics.jsonl", {"step": step, "train/loss": loss})
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 3, "eval/nll_loss": 1.5})
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 3, "train/loss": 2.0, "optim/lr": 1.0})
+    page = write_report(tmp_path).read_text()
+    assert page.count("<svg") == 1 and "Learning rate" not in page
+    assert "nll_loss" in page and "1.5" in page, "in the table"
+
+
+def test_what_was_measured_before_the_first_step_alone_is_a_level(tmp_path: Path) -> None:
+    begun = {"step": 0, "eval/dev/ndcg@10": 0.25, "eval/dev/bm25/ndcg@10": 0.5}
+    for metrics in (begun, {"step": 9, "eval/dev/ndcg@10": 0.75}):
+        append_jsonl(tmp_path / "metrics.jsonl", metrics)
     found = elements(write_report(tmp_path).read_text())
-    assert len([element for element in found if element.tag == "circle"]) == 2
+    assert "eval/dev/bm25/ndcg@10" in {
+        "".join(element.itertext()) for element in found if "text" in element.tag
+    }
 
 
-def test_ticks_enclose_the_values_and_are_round() -> None:
-    assert nice_ticks([0.0, 97.0]) == [0, 25, 50, 75, 100]
-    assert nice_ticks([0.2, 0.9])[0] == 0.0
-    assert [number_text(value) for value in nice_ticks([1e-5, 2e-5])] == [
-        "0",
-        "5e-6",
-        "1e-5",
-        "1.5e-5",
-        "2e-5",
-    ]
-    assert number_text(12_345.0) == "12.35k" and number_text(0.0) == "0"
+def test_a_matplotlibrc_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib
 
-
-def test_histogram_counts_every_question_once() -> None:
-    counts = [0] * 20
-    counts[0], counts[4], counts[9], counts[19] = 4, 3, 2, 1
-    names, (shares,) = rank_histogram([Retrieval("a", "s", 20, {}, counts, 10)])
-    assert names == ["1", "2-5", "6-10", "11-20", "none"]
-    assert shares == pytest.approx([0.2, 0.15, 0.1, 0.05, 0.5])
+    plain = curves_svg("title", {"$x$": [(1.0, 1.0), (2.0, 3.0)]})
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": True}):
+        assert curves_svg("title", {"$x$": [(1.0, 1.0), (2.0, 3.0)]}) == plain
+        assert matplotlib.rcParams["font.size"] == 30
+    assert "$x$" in plain, "labels are text, not formulas"
 
 
 def test_results_of_dpr_give_curve_histogram_and_examples(tmp_path: Path) -> None:
@@ -441,23 +388,41 @@ def test_results_of_dpr_give_curve_histogram_and_examples(tmp_path: Path) -> Non
     found = read_retrieval("DPR", tmp_path / "results.json")
     assert (found.rank_counts, found.num_without, found.num_questions) == ([20, 0, 10, 0, 0], 10, 40)
     assert found.accuracy_curve() == [(1, 0.5), (2, 0.5), (3, 0.75), (4, 0.75), (5, 0.75)]
-    assert len(found.examples) == 10 and {example.first_right_rank for example in found.examples} >= {1}
+    assert len(found.examples) == 10 and {example["first_right_rank"] for example in found.examples} >= {1}
     write_results(tmp_path / "other.json", [result(number, None) for number in range(40, 80)])
     page = build_page(Report("r", None, [found, read_retrieval("again", tmp_path / "results.json")]))
-    assert "<mark>42</mark>" in page
-    assert page.count("Accuracy@k") == 2, "one chart, whose name is its label too: the same questions"
-    assert (
-        build_page(Report("r", None, [found, read_retrieval("other", tmp_path / "other.json")])).count(
-            "Accuracy@k"
-        )
-        == 4
+    assert page.count("Accuracy@k") == 1, "one picture: the same questions"
+    other = read_retrieval("other", tmp_path / "other.json")
+    assert build_page(Report("r", None, [found, other])).count("Accuracy@k") == 2
+
+
+def test_examples_that_somebody_changed_are_left_out(tmp_path: Path) -> None:
+    file = metrics_file(tmp_path / "a.json")
+    stored = json.loads(file.read_text())
+    bad = [
+        {**stored["examples"][0], "hits": [{"title": 3, "text": "x", "score": 1, "right": True}]},
+        {**stored["examples"][0], "question": None},
+        {"question": "q"},
+        "x",
+    ]
+    write_json(
+        file, {**stored, "examples": [*bad, stored["examples"][0]], "first_right_rank": {"counts": "x"}}
     )
+    found = read_retrieval("a", file)
+    assert found.examples == stored["examples"][:1] and found.rank_counts is None
 
 
 def test_examples_are_spread_evenly() -> None:
     assert spread(range(5), 10) == [0, 1, 2, 3, 4]
     assert spread(range(1000), 4) == [0, 256, 512, 768]
     assert len(spread(range(39), 10)) == 10
+
+
+def test_settings_that_are_as_ever_are_not_shown(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, config={"seed": 1, "train": {"batch_size": 8, "adam_eps": 1e-8}})
+    defaults = {"seed": 1, "train": {"batch_size": 2, "adam_eps": 1e-8}}
+    page = write_report(folder, defaults=defaults).read_text()
+    assert "train.batch_size" in page and "adam_eps" not in page
 
 
 def test_what_a_page_should_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

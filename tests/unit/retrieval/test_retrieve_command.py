@@ -520,13 +520,13 @@ def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World
     examples = read_retrieval("dense", file).examples
     assert len(examples) == 10
     for example in examples:
-        hits = results[example.id].hits
-        assert [hit.text for hit in example.hits] == [hit.text for hit in hits[:5]]
-        assert [hit.right for hit in example.hits] == [hit.has_answer for hit in hits[:5]]
-        assert example.first_right_rank == next(
+        hits = results[example["id"]].hits
+        assert [hit["text"] for hit in example["hits"]] == [hit.text for hit in hits[:5]]
+        assert [hit["right"] for hit in example["hits"]] == [hit.has_answer for hit in hits[:5]]
+        assert example["first_right_rank"] == next(
             (rank for rank, hit in enumerate(hits, 1) if hit.has_answer), None
         )
-    assert {example.first_right_rank for example in examples} - {
+    assert {example["first_right_rank"] for example in examples} - {
         None,
         1,
     }, "ranks that are all 1 would agree by themselves"

@@ -64,12 +64,12 @@ def test_every_training_run_has_its_page_from_the_first_checkpoint_on(tmp_path: 
     assert "2 steps" in first and "4 steps" in last
     end = (tmp_path / "run" / "report.html").read_text()
     for words in (
-        "best NLL",
+        "best eval/nll_loss",
         "4711",
         torch.__version__,
         "Learning rate",
         "Padding share",
-        "validation (NLL)",
+        "eval/nll_loss",
     ):
         assert words in end
     assert str(tmp_path) not in end and "is missing" not in end
