@@ -11,7 +11,7 @@ MAX_ID_BYTES = 1024
 """Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as
 the longest."""
 
-_UNITS = {"pdf": "page", "csv": "row", "tsv": "row"}
+_UNITS = {"pdf": "page", "csv": "row", "tsv": "row", "xlsx": "row"}
 
 
 @dataclass(frozen=True, slots=True)

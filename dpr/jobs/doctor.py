@@ -30,7 +30,7 @@ _EXTRAS = {
     "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
     "mteb": ("mteb", "mteb's tasks (dpr evaluate suite=mteb:...)"),
     "pytest": ("dev", "the tests (make test)"),
-    "pypdf": ("pdf", "PDFs among the documents of a folder (dpr quickstart, dpr prepare-folder)"),
+    "markitdown": ("documents", "HTML, PDF, Word and other documents of a folder (dpr quickstart FOLDER)"),
     "ray": ("ray", "a cluster of machines (dpr embed cluster=ray)"),
     "fastapi": ("serve", "the service and its page (dpr serve)"),
 }

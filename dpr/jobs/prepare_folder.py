@@ -27,9 +27,9 @@ class FolderOfDocuments(FolderSettings):
 
 @dataclass
 class PrepareFolderSettings(FolderOfDocuments):
-    """Reads Markdown, text, HTML, reStructuredText, docstrings of Python, CSV and PDF (extra pdf), cuts
-    passages at headings and paragraphs, and makes questions of FAQs, headings and first sentences. Files that
-    cannot be read are listed in unread.jsonl."""
+    """Reads Markdown, text, reStructuredText, docstrings of Python and CSV, with the extra documents also HTML,
+    PDF, Word, PowerPoint, Excel and EPUB, cuts passages at headings and paragraphs, and makes questions of
+    FAQs, headings and first sentences. Files that cannot be read are listed in unread.jsonl."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr prepare-folder docs out=data/docs

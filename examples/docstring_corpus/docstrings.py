@@ -25,8 +25,7 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.formats.documents.python_source import documented, parse
-from dpr.formats.documents.restructured_text import RULE, clean_markup
+from dpr.formats.documents.python_source import RULE, clean_markup, documented, parse
 from dpr.preparation.passages import first_sentence
 
 STANDARD_LIBRARY = "stdlib"

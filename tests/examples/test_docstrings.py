@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.formats.documents.restructured_text import clean_markup
+from dpr.formats.documents.python_source import clean_markup
 from examples.docstring_corpus.docstrings import (
     MAX_PASSAGE_WORDS,
     default_packages,

@@ -1,2 +1,2 @@
-"""Documents of people: Markdown, reStructuredText, HTML, text, Python, PDF and tables, read as headings with
-what stands under them."""
+"""Documents of people: Markdown, text, Python and tables, and what libraries read: HTML, PDF, Word, PowerPoint,
+Excel, EPUB; as headings with what stands under them."""

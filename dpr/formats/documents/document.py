@@ -47,6 +47,8 @@ class DocumentBuilder:
     """Collects headings and blocks in the order of the text."""
 
     def __init__(self) -> None:
+        self._title = ""
+        """A first heading under which nothing stands."""
         self._open: list[tuple[int, str]] = []
         self._blocks: list[Block] = []
         self._line = 1
@@ -56,6 +58,8 @@ class DocumentBuilder:
         """Ends the section before, and all headings of this level and below it."""
         self._end_section()
         text = one_line(text)
+        if not self._sections and self._open and level <= self._open[0][0]:
+            self._title = self._title or self._open[0][1]
         self._open = [entry for entry in self._open if entry[0] < level] + ([(level, text)] if text else [])
         self._line = line
 
@@ -74,7 +78,7 @@ class DocumentBuilder:
         """The document. Without a title, the outermost heading is it where there is only one and the text
         begins with it."""
         self._end_section()
-        title = one_line(title)
+        title = one_line(title) or self._title
         outermost = {headings[0] for headings, _, _ in self._sections if headings}
         starts = [headings[:1] for headings, _, _ in self._sections]
         drop = 0

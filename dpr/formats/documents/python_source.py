@@ -1,4 +1,4 @@
-"""Docstrings of Python files. The code is parsed, never run."""
+"""Docstrings of Python files, without their reStructuredText. The code is parsed, never run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from dpr.formats.documents.document import Block, Document, Section, one_line
-from dpr.formats.documents.restructured_text import clean_markup
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_TARGET = re.compile(r"`([^`<]+?)\s*<[^`>]+>`_{1,2}")
+RULE = re.compile(r"[-=~^*+#\"'`.:_|\s]{3,}")
+"""A line of signs only: a row under a title, or of a table."""
+_VERSION_NOTE = re.compile(
+    r"\.\. *(versionadded|versionchanged|deprecated|index|currentmodule|module|autosummary|plot)::"
+)
+_DIRECTIVE = re.compile(r"\.\. *[\w:-]+::|^:(param|type|return|returns|rtype|raises|keyword|arg)\b")
+_ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
 
 
 def read_python(code: str | bytes, path: PurePath) -> Document:
@@ -74,3 +81,21 @@ def name_as_words(name: str) -> str:
     """``pandas.io.parsers.TextFileReader.get_chunk`` -> ``pandas io parsers Text File Reader get chunk``."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
     return " ".join(re.split(r"[\W_]+", apart)).strip()
+
+
+def clean_markup(text: str) -> str:
+    """Keeps the prose: takes out interpreter sessions, reStructuredText roles, directives and rules, and
+    back-quotes."""
+    lines = []
+    in_session = False
+    for line in text.split("\n"):
+        stripped = line.strip()
+        in_session = bool(stripped) and (in_session or stripped.startswith((">>>", "In [")))
+        if in_session or RULE.fullmatch(stripped) or _VERSION_NOTE.match(stripped):
+            continue
+        lines.append(_DIRECTIVE.sub("", stripped))
+    lines = [
+        line if line.isprintable() else "".join(sign if sign.isprintable() else " " for sign in line)
+        for line in lines
+    ]
+    return _TARGET.sub(r"\1", _ROLE.sub(r"\1", "\n".join(lines))).replace("`", "")

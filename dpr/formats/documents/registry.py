@@ -1,31 +1,26 @@
-"""Which reader belongs to which file, and how bytes become text; the readers of plain text and of PDF."""
+"""Which reader belongs to which file, and how bytes become text; the reader of plain text."""
 
 from __future__ import annotations
 
 import codecs
-import io
-import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePath
 
 from dpr.core.errors import DprError, InputError, first_line
-from dpr.core.lazy import require
 from dpr.core.paths import odd_kind
-from dpr.formats.documents.document import Block, Document, DocumentBuilder, Section, one_line, paragraphs
-from dpr.formats.documents.markup import read_html, read_markdown
-from dpr.formats.documents.python_source import read_python
-from dpr.formats.documents.restructured_text import read_restructured_text
+from dpr.formats.documents.converted import read_excel, read_html, read_office, read_pdf
+from dpr.formats.documents.document import BELOW_ALL, Document, DocumentBuilder, paragraphs
+from dpr.formats.documents.markdown import read_markdown
+from dpr.formats.documents.python_source import clean_markup, read_python
 from dpr.formats.documents.tables import read_table
 
 MOST_BYTES = 32 * 2**20
 _BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
-_RULE = re.compile(r"\s*([=\-~*#])\1{2,}\s*")
+_RULE = re.compile(r"\s*([=\-~^*+#\"'`.:_])\1{2,}\s*")
 _NOT_LETTERS = re.compile(r"[^A-Za-z]")
 _MOST_SHOUTED_WORDS = 10
-_HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
 _MOST_ACCENTS = 0.3
 _HEAD_BYTES = 2**14
 _HTML_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
@@ -57,21 +52,31 @@ _AS_IN_BROWSERS = {
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
-def read_text(text: str) -> Document:
+def read_text(text: str, *, is_restructured: bool = False) -> Document:
     """Plain text: paragraphs between blank lines.
 
-    A heading is a line over a row of ``=`` (outer) or of other signs (inner), or a line of capitals that
-    stands alone.
+    A heading is a line over, or between, rows of signs, those that occur first being the outermost, or a line of
+    capitals that stands alone. Of reStructuredText the marks of roles and directives are left out, and comments
+    and targets.
     """
     builder = DocumentBuilder()
+    levels: dict[tuple[str, bool], int] = {}
     for number, lines in paragraphs(text.split("\n")):
-        if len(lines) >= 2 and (rule := _RULE.fullmatch(lines[1])) and not _RULE.fullmatch(lines[0]):
-            builder.heading(1 if rule[1] == "=" else 2, lines[0], number)
-            lines = lines[2:]
-        elif len(lines) == 1 and _is_shouted(lines[0]):
-            builder.heading(3, lines[0].capitalize(), number)
+        is_between = len(lines) > 2 and bool(_RULE.fullmatch(lines[0]) and _RULE.fullmatch(lines[2]))
+        title, *below = lines[is_between:]
+        if below and (rule := _RULE.fullmatch(below[0])) and not _RULE.fullmatch(title):
+            level = levels.setdefault((rule[1], is_between), len(levels) + 1)
+            builder.heading(level, clean_markup(title) if is_restructured else title, number)
+            lines = below[1:]
+        elif len(lines) == 1 and _is_shouted(title):
+            builder.heading(BELOW_ALL - 1, title.capitalize(), number)
             continue
-        builder.add(" ".join(line for line in lines if not _RULE.fullmatch(line)), line=number)
+        if is_restructured and lines and lines[0].startswith(".. ") and "::" not in lines[0]:
+            continue
+        body = "\n".join(line for line in lines if not _RULE.fullmatch(line))
+        builder.add(
+            clean_markup(body).replace("**", "").replace("::", ":") if is_restructured else body, line=number
+        )
     return builder.finish()
 
 
@@ -81,61 +86,34 @@ def _is_shouted(line: str) -> bool:
     )
 
 
-def read_pdf(data: bytes) -> Document:
-    """PDF, by the package pypdf (extra ``pdf``): a section for every page that has text, headed by its
-    number.
-
-    Words that a line end cut in two are joined.
-
-    Raises:
-        ConfigError: pypdf is not installed.
-        InputError: it is damaged or needs a password.
-    """
-    pypdf = require("pypdf", extra="pdf", purpose="reading a PDF")
-    try:
-        with _quiet():
-            reader = pypdf.PdfReader(io.BytesIO(data))
-            texts = [page.extract_text() or "" for page in reader.pages]
-            title = str((reader.metadata and reader.metadata.title) or "")
-    except Exception as error:  # a damaged file ends its parser in many ways
-        raise InputError(f"not a readable PDF: {first_line(error)}") from None
-    sections = []
-    for number, text in enumerate(texts, 1):
-        joined = [one_line(_HYPHEN.sub(r"\1", "\n".join(lines))) for _, lines in paragraphs(text.split("\n"))]
-        if blocks := tuple(Block(part) for part in joined if part):
-            sections.append(Section((f"page {number}",), blocks, number))
-    return Document(one_line(title), tuple(sections), has_written_headings=False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Its remarks on files that it repairs are of no use to anyone here."""
-    logger = logging.getLogger("pypdf")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
 def _of_text(read: Callable[[str], Document]) -> Callable[[bytes, PurePath], Document]:
     return lambda data, path: read(decoded(data))
 
 
-_markdown, _plain = _of_text(read_markdown), _of_text(read_text)
+def _page(data: bytes, path: PurePath) -> Document:
+    return read_html(decoded(data, declared_charset(data)))
+
+
+def _office(data: bytes, path: PurePath) -> Document:
+    return read_office(data, path.suffix.lower())
+
+
 READERS: dict[str, Callable[[bytes, PurePath], Document]] = {
-    ".md": _markdown,
-    ".markdown": _markdown,
-    ".txt": _plain,
-    ".text": _plain,
-    ".rst": _of_text(read_restructured_text),
-    ".html": lambda data, path: read_html(decoded(data, declared_charset(data))),
-    ".htm": lambda data, path: read_html(decoded(data, declared_charset(data))),
+    ".md": _of_text(read_markdown),
+    ".markdown": _of_text(read_markdown),
+    ".txt": _of_text(read_text),
+    ".text": _of_text(read_text),
+    ".rst": _of_text(partial(read_text, is_restructured=True)),
+    ".html": _page,
+    ".htm": _page,
     ".py": read_python,
-    ".pdf": lambda data, path: read_pdf(data),
     ".csv": _of_text(partial(read_table, delimiter=",")),
     ".tsv": _of_text(partial(read_table, delimiter="\t")),
+    ".pdf": lambda data, path: read_pdf(data),
+    ".docx": _office,
+    ".pptx": _office,
+    ".epub": _office,
+    ".xlsx": lambda data, path: read_excel(data),
 }
 """Reader by the ending of the file's name: bytes, and the path from the folder that is read."""
 

@@ -29,6 +29,15 @@ def read_table(text: str, *, delimiter: str) -> Document:
         numbered = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except csv.Error as error:
         raise InputError(f"not a table: {error}", line=reader.line_num) from None
+    return Document("", tuple(rows_as_sections(numbered)))
+
+
+def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Section]:
+    """A section for every row under the first, which is the header; each row with its number.
+
+    Raises:
+        InputError: there is no row under the header.
+    """
     if len(numbered) < 2:
         raise InputError("no row under the header")
     header = [name.strip() for name in numbered[0][1]]
@@ -49,7 +58,7 @@ def read_table(text: str, *, delimiter: str) -> Document:
             sections.append(
                 Section(tuple(filter(None, headings)), blocks, line, is_question and bool(headings[0]))
             )
-    return Document("", tuple(sections))
+    return sections
 
 
 def column(header: Sequence[str], names: Sequence[str]) -> int | None:

@@ -3,18 +3,24 @@ sentence."""
 
 from __future__ import annotations
 
+import io
+import socket
 import sys
+import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.formats.documents import converted
+from dpr.formats.documents.converted import read_html
 from dpr.formats.documents.document import Document
-from dpr.formats.documents.markup import read_html, read_markdown
+from dpr.formats.documents.markdown import read_markdown
 from dpr.formats.documents.python_source import read_python
 from dpr.formats.documents.registry import READERS, decoded, read_document, read_text
-from dpr.formats.documents.restructured_text import read_restructured_text
 from dpr.formats.documents.tables import read_table
 
 Outline = list[tuple[tuple[str, ...], list[str]]]
@@ -84,10 +90,28 @@ def test_html_keeps_what_a_reader_sees() -> None:
     document = read_html(HTML)
     assert document.title == "Page"
     assert outline(document) == [
-        ((), ["Some bold text.", "Next line."]),
+        ((), ["Some bold text. Next line."]),
         (("List",), ["one", "two"]),
         (("List", "Can I?"), ["Yes, you can.", "a b"]),
     ]
+
+
+def test_signs_of_a_page_are_no_markdown() -> None:
+    page = (
+        "<p># 3 of <code>&lt;head&gt;</code> &amp;amp; a_b*c <!-- x --> <a href='x/y.html'>x/y.html</a></p>"
+    )
+    page += "<pre>```\n&lt;b&gt;\n```\n# no heading</pre><p>- no item</p><table><tr><td>a|b<td>c</table>"
+    page += "<form>a form</form><input type=checkbox>"
+    assert outline(read_html(page)) == [
+        (
+            (),
+            ["# 3 of <head> &amp; a_b*c x/y.html", "''' <b> ''' # no heading", "- no item", "a|b c"],
+        )
+    ]
+
+
+def test_a_bar_in_a_cell_and_escaped_signs_are_themselves() -> None:
+    assert outline(read_markdown("| a\\|b | \\~c |")) == [((), ["a|b ~c"])]
 
 
 RST = """.. _target:
@@ -119,11 +143,15 @@ Part
 """
 
 
-def test_restructured_text_has_directives_that_are_shown_and_no_others() -> None:
-    assert outline(read_restructured_text(RST)) == [
-        ((), ["Some a.b.text and code:", "literal = 1"]),
-        (("Part",), ["Take care. It is hot.", "x = 1"]),
-    ]
+def test_restructured_text_is_text_without_its_marks() -> None:
+    document = read_text(RST, is_restructured=True)
+    assert document.title == "Title"
+    found = outline(document)
+    assert found[0] == ((), ["Some a.b.text and code:", "literal = 1"])
+    assert found[1][0] == ("Part",)
+    assert found[1][1][0] == "Take care. It is hot."
+    assert "x = 1" in found[1][1]
+    assert not any("target" in block or "a comment" in block for _, blocks in found for block in blocks)
 
 
 def test_text_has_underlined_and_shouted_headings_and_questions() -> None:
@@ -248,7 +276,7 @@ def test_any_bytes_are_read_or_refused_by_every_reader(tmp_path: Path) -> None:
         b"\xff\xfe\x00",
         b"[" * 5000,
     ]
-    for suffix in READERS.keys() - {".pdf"}:
+    for suffix in READERS:
         for content in junk:
             (tmp_path / f"x{suffix}").write_bytes(content)
             with suppress(InputError):
@@ -278,7 +306,6 @@ def pdf(lines: list[str]) -> bytes:
 
 
 def test_a_pdf_is_read_page_by_page(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf", reason="the extra pdf is not installed")
     (tmp_path / "a.pdf").write_bytes(pdf(["A sentence that is inter-", "rupted by a line end."]))
     document = read_document(tmp_path / "a.pdf", PurePosixPath("a.pdf"))
     assert outline(document) == [(("page 1",), ["A sentence that is interrupted by a line end."])]
@@ -287,10 +314,161 @@ def test_a_pdf_is_read_page_by_page(tmp_path: Path) -> None:
         read_document(tmp_path / "b.pdf", PurePosixPath("b.pdf"))
 
 
-def test_a_pdf_without_its_package_says_what_to_install(
+def drawn_pdf(path: Path) -> None:
+    """By matplotlib."""
+    import matplotlib
+    from matplotlib.backends.backend_pdf import PdfPages
+    from matplotlib.figure import Figure
+
+    with (
+        matplotlib.rc_context({"pdf.fonttype": 42}),
+        PdfPages(path, metadata={"Title": "The guide"}) as pages,
+    ):
+        for text in ("The old bridge crosses the river.", "The ferry runs until ten."):
+            figure = Figure()
+            figure.text(0.1, 0.5, text)
+            pages.savefig(figure)
+
+
+def slides(path: Path) -> None:
+    """By python-pptx."""
+    import pptx
+
+    deck = pptx.Presentation()
+    for title, text in (("Bridges", "The old bridge crosses the river."), ("Ferries", "It runs until ten.")):
+        slide = deck.slides.add_slide(deck.slide_layouts[1])
+        slide.shapes.title.text = title
+        slide.placeholders[1].text = text
+    deck.save(str(path))
+
+
+def workbook(path: Path, rows: list[tuple[Any, ...]] | None = None) -> None:
+    """By openpyxl."""
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for row in rows or [("Question", "Answer"), ("Is it open?", "Until ten."), (), ("What is it?", 3)]:
+        book.active.append(row)
+    book.save(path)
+
+
+MADE: dict[str, tuple[Callable[[Path], None], str, Outline]] = {
+    "a.pdf": (
+        drawn_pdf,
+        "The guide",
+        [(("page 1",), ["The old bridge crosses the river."]), (("page 2",), ["The ferry runs until ten."])],
+    ),
+    "a.pptx": (
+        slides,
+        "",
+        [(("Bridges",), ["The old bridge crosses the river."]), (("Ferries",), ["It runs until ten."])],
+    ),
+    "a.xlsx": (workbook, "", [(("Is it open?",), ["Until ten."]), (("What is it?",), ["3"])]),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_other_programs_write_is_read(tmp_path: Path, name: str) -> None:
+    make, title, expected = MADE[name]
+    make(tmp_path / name)
+    document = read_document(tmp_path / name, PurePosixPath(name))
+    assert (document.title, outline(document)) == (title, expected)
+
+
+@pytest.mark.parametrize("suffix", ["docx", "epub"])
+def test_what_pandoc_wrote_has_the_sections_of_what_it_was_made_of(suffix: str) -> None:
+    """The same text as Markdown, and as pandoc 2.17 wrote it."""
+    fixtures = Path(__file__).parents[2] / "fixtures" / "documents"
+    source = read_document(fixtures / "guide.md", PurePosixPath("guide.md"))
+    document = read_document(fixtures / f"guide.{suffix}", PurePosixPath(f"guide.{suffix}"))
+    assert document.title == source.title == "The river guide"
+    bridges, ferries = outline(document)
+    assert bridges == outline(source)[0]
+    assert ferries[0] == ("Ferries",) and ferries[1][:5] == outline(source)[1][1][:5]
+    assert {section.line for section in document.sections} == {0}, "it has no lines"
+
+
+def test_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was fetched")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    secret = tmp_path / "secret.txt"
+    secret.write_text("a secret")
+    page = f"""<!DOCTYPE html [<!ENTITY s SYSTEM "file://{secret}">]><base href="http://a.example/">
+        <link rel=stylesheet href="http://a.example/x.css"><p>Text &s;<img src="http://a.example/i.png" alt=drawn>
+        <a href="http://a.example/">there</a><iframe src="file://{secret}"></iframe>"""
+    assert "drawn" in str(outline(read_html(page))) and "a secret" not in str(outline(read_html(page)))
+    source = Path(__file__).parents[2] / "fixtures" / "documents" / "guide.docx"
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(tmp_path / "a.docx", "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "word/_rels/document.xml.rels":
+                kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/image"
+                link = f'<Relationship Id="rX" Type="{kind}" TargetMode="External" Target="file://{secret}"/>'
+                content = content.replace(b"</Relationships>", f"{link}</Relationships>".encode())
+            new.writestr(name, content)
+    assert "a secret" not in str(outline(read_document(tmp_path / "a.docx", PurePosixPath("a.docx"))))
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".epub", ".xlsx", ".pdf"])
+def test_what_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    import zlib
+
+    monkeypatch.setattr(converted, "MOST_UNPACKED", 2**20)
+    file = tmp_path / f"bomb{suffix}"
+    if suffix == ".pdf":
+        stream = zlib.compress(bytes(2**22), 9)
+        file.write_bytes(
+            b"%%PDF-1.4\n1 0 obj<</Length %d/Filter/FlateDecode>>stream\n" % len(stream) + stream
+        )
+    else:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("word/document.xml", bytes(2**22))
+    assert file.stat().st_size < 10_000
+    with pytest.raises(InputError, match="unpacks to more than 1 MB"):
+        read_document(file, PurePosixPath(file.name))
+
+
+def test_a_cell_far_away_costs_nothing_and_many_cells_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pypdf", None)
-    (tmp_path / "a.pdf").write_bytes(pdf(["x"]))
-    with pytest.raises(ConfigError, match=r"pip install .*pdf"):
-        read_document(tmp_path / "a.pdf", PurePosixPath("a.pdf"))
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.append(["a", "b"])
+    book.active["B1048576"] = "far"
+    book.active["XFD9"] = "far, under no heading"
+    book.save(tmp_path / "far.xlsx")
+    (row,) = read_document(tmp_path / "far.xlsx", PurePosixPath("far.xlsx")).sections
+    assert row.line == 1_048_576
+    monkeypatch.setattr(converted, "MOST_CELLS", 1000)
+    with pytest.raises(InputError, match="more than 1,000 cells"):
+        read_document(tmp_path / "far.xlsx", PurePosixPath("far.xlsx"))
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".epub", ".xlsx", ".pdf"])
+def test_a_damaged_document_is_one_sentence(tmp_path: Path, suffix: str) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("word/document.xml", "<x>")
+    for bad in (b"", b"not an archive", content.getvalue(), content.getvalue()[:-30]):
+        (tmp_path / f"a{suffix}").write_bytes(bad)
+        with pytest.raises(InputError) as found:
+            read_document(tmp_path / f"a{suffix}", PurePosixPath(f"a{suffix}"))
+        assert len(str(found.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("suffix", [".html", ".pdf", ".docx", ".xlsx"])
+def test_a_document_without_its_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    for name in ("bs4", "markitdown", "openpyxl", "pdfminer.high_level"):
+        monkeypatch.setitem(sys.modules, name, None)
+    file = tmp_path / f"a{suffix}"
+    file.write_bytes(b"PK\x05\x06" + bytes(18) if suffix in (".docx", ".xlsx") else pdf(["x"]))
+    with pytest.raises(ConfigError, match=r"pip install .*\[documents\]"):
+        read_document(file, PurePosixPath(file.name))

@@ -1,14 +1,9 @@
-"""Markdown and HTML.
-
-Markdown: headings of both kinds, front matter, code, tables, lists and the HTML inside. HTML: headings,
-paragraphs, lists and tables of a page, without its navigation, scripts and styles.
-"""
+"""Markdown: headings of both kinds, front matter, code, tables, lists and the HTML inside."""
 
 from __future__ import annotations
 
 import html
 import re
-from html.parser import HTMLParser
 
 from dpr.formats.documents.document import BELOW_ALL, Document, DocumentBuilder
 
@@ -23,6 +18,7 @@ _UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*")
 _RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _TABLE_RULE = re.compile(r"\s*\|?[\s:|-]*-[\s:|-]*")
+_CELL_END = re.compile(r"(?<!\\)\|")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,3}[.)])[ \t]+")
 _NOT_TITLE = re.compile(rf"{_ITEM.pattern}|\s*[|>]")
 _REFERENCE = re.compile(r" {0,3}\[[^\]]+\]:\s*\S+.*")
@@ -30,27 +26,16 @@ _IMAGE = re.compile(r"!\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
 _LINK = re.compile(r"\[([^\[\]]+)\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|(?<!\w)__|(?<!\w)_)(?=\S)(.+?)(?<=\S)(?:\1)(?!\w)")
-_ESCAPE = re.compile(r"\\([\\`*_{}\[\]()#+.!|<>-])")
+_ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 _MAX_SETEXT_LINES = 2
 
-_SKIPPED_TAGS = frozenset(
-    "script style noscript template svg nav footer aside form select button head".split()
-)
-_BLOCK_TAGS = frozenset(
-    "p div section article main header li ul ol dl dd blockquote table tr caption figure figcaption details"
-    " br hr pre".split()
-)
-_HEADING_TAGS = {f"h{level}": level for level in range(1, 7)} | {"dt": BELOW_ALL, "summary": BELOW_ALL}
-_NOT_PROSE_TAGS = frozenset(("li", "tr", "pre", "td"))
-_CELL_TAGS = frozenset(("td", "th"))
 
-
-def read_markdown(text: str) -> Document:
-    """The document of a Markdown text. Every text is one: nothing is refused."""
-    builder, title = DocumentBuilder(), ""
+def read_markdown(text: str, title: str = "") -> Document:
+    """The document of a Markdown text, which may state another title. Every text is one: nothing is refused."""
+    builder = DocumentBuilder()
     if front := _FRONT_MATTER.match(text):
         stated = _FRONT_TITLE.search(front[1])
-        title = stated[1] if stated else ""
+        title = stated[1] if stated else title
         text = "\n" * front[0].count("\n") + text[front.end() :]
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
     _Reader(builder).read(text.split("\n"))
@@ -114,7 +99,9 @@ class _Reader:
             self.flush()
             if not _TABLE_RULE.fullmatch(line):
                 self.builder.add(
-                    plain_text(" ".join(line.strip().strip("|").split("|"))), is_prose=False, line=number
+                    plain_text(" ".join(_CELL_END.split(line.strip().strip("|")))),
+                    is_prose=False,
+                    line=number,
                 )
         else:
             if item := _ITEM.match(line):
@@ -132,68 +119,3 @@ def _heading(line: str) -> tuple[int, str] | None:
         return int(match[1]), match[2]
     match = _SUMMARY.fullmatch(line) or _BOLD_QUESTION.fullmatch(line)
     return None if match is None else (BELOW_ALL, match[1])
-
-
-def read_html(text: str) -> Document:
-    """The document of a page. A broken page is read as far as its tags make sense."""
-    parser = _Page()
-    parser.feed(text)
-    parser.close()
-    parser.flush()
-    return parser.builder.finish(parser.title if not parser.has_main_heading else "")
-
-
-class _Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.builder = DocumentBuilder()
-        self.title = ""
-        self.has_main_heading = False
-        self._words: list[str] = []
-        self._skipped: list[str] = []
-        self._heading = ""
-        self._in_title = False
-        self._is_prose = True
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "title":
-            self._in_title = not self.title
-        elif tag in _SKIPPED_TAGS or ("class", "headerlink") in attrs:
-            self._skipped.append(tag)
-        elif tag in _HEADING_TAGS:
-            self.flush()
-            self._heading = tag
-        elif tag in _BLOCK_TAGS and not self._heading:
-            self.flush()
-            self._is_prose = tag not in _NOT_PROSE_TAGS
-        elif tag in _CELL_TAGS:
-            self._words.append(" ")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "title":
-            self._in_title = False
-        elif self._skipped:
-            if tag in self._skipped:
-                del self._skipped[self._skipped.index(tag) :]
-        elif tag == self._heading or (tag in _BLOCK_TAGS and not self._heading):
-            self.flush()
-
-    def handle_data(self, data: str) -> None:
-        if self._in_title:
-            self.title += data
-        elif not self._skipped:
-            self._words.append(data)
-
-    def flush(self) -> None:
-        """Ends the block or heading that is open."""
-        text, heading = "".join(self._words), self._heading
-        self._words, self._heading = [], ""
-        if not text.strip():
-            return
-        line = self.getpos()[0]
-        if heading:
-            self.has_main_heading |= heading == "h1"
-            self.builder.heading(_HEADING_TAGS[heading], text.rstrip().removesuffix("\N{PILCROW SIGN}"), line)
-        else:
-            self.builder.add(text, is_prose=self._is_prose, line=line)
-            self._is_prose = True

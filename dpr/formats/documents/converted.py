@@ -1,0 +1,187 @@
+"""Documents that libraries read, all of the extra ``documents``: HTML, Word, PowerPoint and EPUB, which markitdown
+writes as Markdown; Excel row by row; PDF page by page.
+
+Nothing is fetched: the converters are given bytes and no address, and the link to another file in a document is
+text. An archive, or the streams of a PDF, may unpack to ``MOST_UNPACKED`` bytes.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import logging
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from dpr.core.errors import InputError, first_line
+from dpr.core.lazy import require
+from dpr.formats.documents.document import Block, Document, Section, one_line, paragraphs
+from dpr.formats.documents.markdown import read_markdown
+from dpr.formats.documents.tables import rows_as_sections
+
+MOST_UNPACKED = 256 * 2**20
+MOST_CELLS = 5_000_000
+_CHUNK = 2**16
+_CONVERTERS = {
+    ".docx": "DocxConverter",
+    ".epub": "EpubConverter",
+    ".html": "HtmlConverter",
+    ".pptx": "PptxConverter",
+}
+_NOT_CONTENT = (
+    "script style input noscript template svg nav footer aside form select button head a.headerlink"
+)
+_HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
+_STREAM = re.compile(rb"(?<!end)stream\r?\n")
+
+
+def read_html(text: str) -> Document:
+    """What a reader of a page sees, without its navigation, forms and scripts."""
+    bs4 = _package("bs4", "HTML")
+    with _quietly():
+        soup = bs4.BeautifulSoup(text, "lxml")
+    has_heading = soup.find("h1") is not None
+    title = soup.title.get_text() if soup.title is not None and not has_heading else ""
+    for node in soup.find_all(string=lambda node: isinstance(node, bs4.element.PreformattedString)):
+        node.extract()  # comments and declarations
+    for tag in soup.select(", ".join(_NOT_CONTENT.split())):
+        tag.decompose()
+    for tag in soup("a"):
+        tag.unwrap()
+    for node in soup.find_all(string=re.compile("[<&]|```")):
+        if node.find_parent("pre") is None:
+            node.replace_with(html.escape(node, quote=False))  # its signs are no tags of the Markdown
+        else:
+            node.replace_with(node.replace("```", "'''"))  # nor the end of the code
+    for tag in soup(["dt", "summary"]):  # what is defined, and a question that can be opened
+        tag.name = "h6"
+    for tag in soup("dd"):
+        tag.name = "p"
+    markdown, _ = _markdown(str(soup).encode(errors="replace"), ".html")
+    return _without_lines(read_markdown(markdown, title))
+
+
+def read_office(data: bytes, suffix: str) -> Document:
+    """Word, PowerPoint and EPUB."""
+    _require_small_archive(data, suffix)
+    markdown, title = _markdown(data, suffix)
+    if suffix == ".epub":
+        markdown = markdown.partition("\n\n")[2]  # title, authors and dates come first
+    return _without_lines(read_markdown(markdown, title))
+
+
+def read_excel(data: bytes) -> Document:
+    """A section for every row under the header of its sheet, as in a CSV file; several sheets are headings."""
+    _require_small_archive(data, ".xlsx")
+    openpyxl = _package("openpyxl", "Excel")
+    sections: list[Section] = []
+    num_cells = 0
+    try:
+        workbook = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+        for sheet in workbook.worksheets:
+            sheet.reset_dimensions()  # what a file says of its size need not be so
+            rows = []
+            for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+                num_cells += 1 + len(row)
+                if num_cells > MOST_CELLS:
+                    raise InputError(f"more than {MOST_CELLS:,} cells")
+                if any(cell is not None for cell in row):
+                    rows.append((number, ["" if cell is None else str(cell) for cell in row]))
+            above = (one_line(sheet.title),) if len(workbook.worksheets) > 1 else ()
+            if len(rows) > 1:
+                sections += [
+                    replace(section, headings=above + section.headings) for section in rows_as_sections(rows)
+                ]
+    except Exception as error:  # a damaged file ends its parser in many ways
+        raise _unreadable(error, "Excel file") from None
+    return Document("", tuple(sections))
+
+
+def read_pdf(data: bytes) -> Document:
+    """A section for every page that has text, headed by its number. Words that a line end cut in two are
+    joined."""
+    left = MOST_UNPACKED
+    for stream in _STREAM.finditer(data):
+        inflate = zlib.decompressobj()
+        for start in range(stream.end(), len(data), _CHUNK):
+            try:
+                left -= len(inflate.decompress(data[start : start + _CHUNK], left + 1))
+            except zlib.error:
+                break  # not compressed, or by other means
+            if left < 0:
+                raise InputError(f"unpacks to more than {MOST_UNPACKED // 2**20} MB")
+            if inflate.eof:
+                break
+    pdfminer = _package("pdfminer.high_level", "PDF")
+    pdfplumber = _package("pdfplumber", "PDF")
+    logging.getLogger("pdfminer").setLevel(logging.CRITICAL)  # its remarks on files that it repairs
+    try:
+        with pdfplumber.open(io.BytesIO(data)) as pdf:
+            title = str(pdf.metadata.get("Title") or "")
+        texts = pdfminer.extract_text(io.BytesIO(data)).split("\f")
+    except Exception as error:
+        raise _unreadable(error, "PDF") from None
+    sections = []
+    for number, text in enumerate(texts, 1):
+        joined = [one_line(_HYPHEN.sub(r"\1", "\n".join(lines))) for _, lines in paragraphs(text.split("\n"))]
+        if blocks := tuple(Block(part) for part in joined if part):
+            sections.append(Section((f"page {number}",), blocks, number))
+    return Document(one_line(title), tuple(sections), has_written_headings=False)
+
+
+def _markdown(data: bytes, suffix: str) -> tuple[str, str]:
+    """The Markdown of a document and the title that it states."""
+    markitdown = _package("markitdown", suffix[1:])
+    converters = _package("markitdown.converters", suffix[1:])
+    # Its own choice of a converter would look at the content and might take another, such as one of pictures.
+    converter = getattr(converters, _CONVERTERS[suffix])()
+    information = markitdown.StreamInfo(extension=suffix, charset="utf-8")
+    options: dict[str, Any] = {"autolinks": False, "escape_misc": True}
+    if suffix == ".docx":
+        options["style_map"] = "p[style-name='Title'] => h1:fresh"
+    try:
+        with _quietly():
+            found = converter.convert(io.BytesIO(data), information, **options)
+    except Exception as error:  # a damaged file ends its parser in many ways
+        raise _unreadable(error, f"{suffix[1:]} file") from None
+    return found.markdown, found.title or ""
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Remarks of libraries on other people's files are of no use to anyone here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _require_small_archive(data: bytes, suffix: str) -> None:
+    try:
+        members = zipfile.ZipFile(io.BytesIO(data)).infolist()
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise _unreadable(error, f"{suffix[1:]} file") from None
+    # No member gives more than it states: zipfile ends there.
+    if sum(member.file_size for member in members) > MOST_UNPACKED:
+        raise InputError(f"unpacks to more than {MOST_UNPACKED // 2**20} MB")
+
+
+def _package(name: str, kind: str) -> Any:
+    return require(name, extra="documents", purpose=f"reading {kind}")
+
+
+def _unreadable(error: Exception, kind: str) -> InputError:
+    return (
+        error if isinstance(error, InputError) else InputError(f"not a readable {kind}: {first_line(error)}")
+    )
+
+
+def _without_lines(document: Document) -> Document:
+    """Lines of the Markdown are not those of the file."""
+    sections: Sequence[Section] = document.sections
+    return replace(document, sections=tuple(replace(section, line=0) for section in sections))
