@@ -222,7 +222,7 @@ class Retriever:
                 side.dense, side.lexical, replace(side.fusion, method="linear", weight=weight)
             )
         if where is not None or ids is not None:
-            chosen = self._chosen(where, ids)
+            chosen = self.chosen(where, ids)
             side = self.among(side, chosen) if side and len(chosen) else None
         hits = iter(
             self._ranked(side, [self.corpus.asked(item) for item in questions if item.strip()], k, texts)
@@ -256,14 +256,6 @@ class Retriever:
         narrowed.index = among(index, ids)
         return narrowed
 
-    def can_filter(self, mode: str) -> bool:
-        """Whether the vectors are there that a filter needs."""
-        side = self.side(mode)
-        return all(
-            self.corpus.filterable(each) is not None
-            for each in ((side.dense, side.lexical) if isinstance(side, HybridRetriever) else (side,))
-        )
-
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out."""
         return self.corpus.get(ids)
@@ -290,23 +282,35 @@ class Retriever:
             f" {self.modes[0]})"
         )
 
-    def _chosen(self, where: Mapping[str, Any] | None, ids: Iterable[str] | np.ndarray | None) -> np.ndarray:
-        """Ids (n,), ascending and distinct."""
-        listed = (
-            ids if ids is None or (isinstance(ids, np.ndarray) and ids.dtype.kind == "S") else chosen_ids(ids)
-        )
+    def chosen(
+        self,
+        where: Mapping[str, Any] | None,
+        ids: Iterable[str] | np.ndarray | None,
+        fields: PassageFields | None = None,
+    ) -> np.ndarray:
+        """Ids (n,), ascending and distinct, that ``where`` and ``ids`` let through; they are what ``search``
+        takes as ``ids``.
+
+        Args:
+            fields: read before, with the kinds that values must have. Without them the fields that ``where``
+                names are read when they are first asked for, and have the kinds of its values.
+        """
+        is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
+        listed: Any = ids if ids is None or is_encoded else chosen_ids(ids)
         if where is None:
-            return listed if listed is not None else chosen_ids(())
+            return chosen_ids(()) if listed is None else listed
         if not isinstance(where, Mapping):
             raise ConfigError(
                 f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
             )
-        kinds = {name: _kind_of(name, value) for name, value in where.items()}
-        with self._lock:
+        if fields is None:
+            kinds = {name: _kind_of(name, value) for name, value in where.items()}
             key = tuple(sorted(kinds.items()))
-            if key not in self._fields:
-                self._fields[key] = self.corpus.fields(kinds)
-        matching = self._fields[key].matching(where)
+            with self._lock:
+                if key not in self._fields:
+                    self._fields[key] = self.corpus.fields(kinds)
+                fields = self._fields[key]
+        matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
 
     def _ranked(self, side: Side | None, asked: list[str], k: int, texts: bool) -> list[list[Hit]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,13 +21,13 @@ class ServeCommand(ServeSettings):
 
     A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one is served for
     its vectors alone. label=folder gives it another name than its own. Ctrl-C or SIGTERM ends the service
-    once what it has is answered; SIGHUP or POST /reload opens the files again."""
+    once what it has is answered."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr serve runs/quickstart
 dpr serve runs/first second=runs/other/best port=9000
 dpr serve exported/e5
-dpr serve runs/first host=0.0.0.0 token_file=token.txt workers=2
+dpr serve runs/first host=0.0.0.0 token_file=token.txt
 """
     folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]", path="input")
     """Folders with a search.json, or models (whatever model_file takes elsewhere)."""
@@ -42,10 +40,7 @@ def run(config: ServeCommand) -> int:
     require_packages("dpr serve")
     from dpr.serving.server import serve
 
-    told = json.dumps(
-        {"runs": {name: str(folder) for name, folder in runs.items()}, "settings": asdict(given)}
-    )
-    return serve(given, [sys.executable, "-m", "dpr.serving.engine", told])
+    return serve(given, runs)
 
 
 def require_packages(purpose: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from dpr.indexer.bm25 import lexical_spans
 
+EXCERPT = 320
+"""Characters of the part of a text that is shown."""
 _MOST_READ = 200_000
 _SNAP = 30
 Span = tuple[int, int, str]

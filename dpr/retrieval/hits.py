@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpr.core.records import Origin, Passage
-from dpr.retrieval.explaining import QuestionWords
-
-_EXCERPT = 320  # characters
+from dpr.retrieval.explaining import EXCERPT, QuestionWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class Hits(list[Hit]):
                 hit.id,
             ]
             title = f"<b>{html.escape(hit.title)}</b><br>" if hit.title else ""
-            pieces = [html.escape(piece) for piece in words.excerpt(hit.text, _EXCERPT)]
+            pieces = [html.escape(piece) for piece in words.excerpt(hit.text, EXCERPT)]
             text = "".join(
                 f"<mark>{piece}</mark>" if index % 2 else piece for index, piece in enumerate(pieces)
             )

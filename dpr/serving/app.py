@@ -1,57 +1,69 @@
-"""The service's addresses, and the bodies of requests. What searches is behind ``Service``; what is refused
-before, in ``Guard``."""
+"""The addresses of a service, and what a request has to pass before it is looked at. Every refusal is one
+sentence."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import fields
+import hmac
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
+import numpy as np
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from starlette.exceptions import HTTPException
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from starlette.exceptions import HTTPException as StarletteException
+from starlette.requests import ClientDisconnect
 
-from dpr.core.errors import DprError, first_line
+from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.version import __version__
-from dpr.serving.figures import Figures
-from dpr.serving.guard import FAILED, NOT_JSON, OPENAI, Guard
-from dpr.serving.queueing import Service, Unavailable
+from dpr.retrieval.explaining import EXCERPT, QuestionWords
+from dpr.retrieval.hits import Hits
+from dpr.serving.engine import Engine, ServedIndex
 from dpr.serving.settings import LimitSettings, ServeSettings
 
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
-_OPENING = "the indexes are being opened"
+OPENAI = "/v1/embeddings"
+HEALTH = ("/healthz", "/readyz")
+"""Always answered, to anybody."""
+_STATE = (*HEALTH, "/metrics")  # a full service must be able to say so
+_PATHS = ("/", "/search", "/retrieve", OPENAI, "/info", *_STATE)
 _EXPLAINED = 10  # an explained passage takes as long as so many others
 _TOPK = 3  # what trainers of search agents take where they state none
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+}
 
 
-def _encodable(text: str) -> str:
-    text.encode()  # halves of surrogate pairs, which JSON can write, are no text
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
-Value = Text | bool | int | float
+Parsed = TypeVar("Parsed", bound=BaseModel)
+Texts = Annotated[list[str], Field(min_length=1)]
+Value = str | bool | int | float
 
 
 class Filter(BaseModel):
-    """Which passages are searched at all."""
+    """Which passages are searched at all: those with these ids, and with one of the values of each field."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True, extra="forbid")
 
-    ids: list[Text] | None = Field(None, min_length=1, max_length=10_000, description="Only these passages.")
-    metadata: dict[Text, Value | list[Value]] | None = Field(
-        None,
-        min_length=1,
-        description="Only passages whose fields have these values, or one of a list of them.",
-    )
+    ids: list[str] | None = Field(None, min_length=1, max_length=10_000)
+    metadata: dict[str, Value | list[Value]] | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def says_something(self) -> Filter:
@@ -64,16 +76,14 @@ class Filter(BaseModel):
 class SearchBody(BaseModel):
     """Questions, and how to search."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True, extra="forbid")
 
-    queries: list[Text] = Field(min_length=1)
-    index: Text | None = Field(None, description="A name of /info; absent = the first.")
-    k: int = Field(10, ge=1, description="Passages per question.")
+    queries: Texts
+    index: str | None = None
+    k: int = Field(10, ge=1)
     filter: Filter | None = None
-    texts: bool = Field(True, description="Give title and text of each passage.")
-    explain: bool = Field(
-        False, description="Give the part of the text around the question's words, and these words."
-    )
+    texts: bool = True
+    explain: bool = False
 
 
 class RetrieveBody(BaseModel):
@@ -81,22 +91,17 @@ class RetrieveBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[Text] = Field(min_length=1)
+    queries: Texts
     topk: int | None = Field(None, ge=1)
     return_scores: bool = False
-    index: Text | None = None
+    index: str | None = None
 
 
 def _only_texts(value: Any) -> Any:
     if isinstance(value, list) and any(not isinstance(item, str) for item in value):
-        raise ValueError(
-            "holds something else than texts; token numbers are those of one tokenizer, so send the texts"
-            " themselves"
-        )
+        said = "token numbers are those of one tokenizer, so send the texts themselves"
+        raise ValueError(f"holds something else than texts; {said}")
     return [value] if isinstance(value, str) else value
-
-
-Texts = Annotated[list[Text], BeforeValidator(_only_texts), Field(min_length=1)]
 
 
 class EmbeddingsBody(BaseModel):
@@ -104,212 +109,231 @@ class EmbeddingsBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    input: Texts
-    model: Text | None = Field(None, description="A name of /info; absent = the first.")
+    input: Annotated[Texts, BeforeValidator(_only_texts)]
+    model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, description="The first so many numbers; absent = all.")
-    input_type: Text | None = Field(
-        None, description="query, passage, or the name of one of the model's prompts."
-    )
-
-
-class EmbedBody(BaseModel):
-    """What clients of text-embeddings-inference send."""
-
-    model_config = ConfigDict(strict=True)
-
-    inputs: Texts
-    prompt_name: Text | None = Field(None, description="As input_type of /v1/embeddings.")
     dimensions: int | None = Field(None, ge=1)
-    normalize: bool = Field(False, description="Give vectors length 1 also where the model's have another.")
-    truncate: Literal[True] = Field(True, description="Texts are always cut to the model's length.")
-
-
-def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The first thing that is wrong with a request."""
-    error = errors[0]
-    where = ".".join(str(part) for part in error["loc"][1:])
-    if error["type"] == "json_invalid":
-        return f"the body is not JSON: {error.get('ctx', {}).get('error', error['msg'])}"
-    if error["type"] == "extra_forbidden":
-        return f"{where} is not known"
-    if error["type"] == "missing":
-        return f"{where or 'the body'} is missing"
-    if "surrogates not allowed" in error["msg"]:
-        return f"{where} holds half of a surrogate pair, which is no text"
-    said = error["msg"].removeprefix("Value error, ")
-    return f"{where or 'the body'}: {said[:1].lower()}{said[1:]}"
+    input_type: str | None = None
 
 
 def make_app(
     settings: ServeSettings,
-    service: Service,
+    opened: Callable[[], Iterator[ServedIndex]],
     *,
-    figures: Figures | None = None,
     token: str | None = None,
-    page: Path = PAGE,
     on_failure: Callable[[Exception], None] = lambda error: None,
-) -> Guard:
-    """The application: its addresses behind its guard.
+) -> tuple[FastAPI, Engine]:
+    """The application, and what answers its requests.
 
     Args:
-        service: not started yet.
-        token: that requests must carry.
-        page: folder with index.html and the files it names.
-        on_failure: called where the indexes cannot be opened at the start.
+        opened: makes the indexes, once the application has started.
+        token: that requests must carry; None = none. Health and the page's own files are without secrets and
+        need none.
+        on_failure: called where the indexes cannot be opened.
     """
-    figures = figures or Figures()
+    registry = CollectorRegistry()
+    count = Counter("dpr_requests", "Answers by path and status.", ["path", "status"], registry=registry)
+    about = "Time of a stage of a batch; queue is one request's."
+    stages = Histogram("dpr_stage_seconds", about, ["stage"], buckets=_SECONDS, registry=registry)
+    waiting = Gauge("dpr_requests_waiting", "Requests that no batch has taken yet.", registry=registry)
+    engine = Engine(opened, lambda stage, seconds: stages.labels(stage).observe(seconds), on_failure)
+    waiting.set_function(engine.num_waiting)
+    num_requests = 0  # at work or waiting
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async def first() -> None:
-            try:
-                await service.reload()
-                logger.info("ready: %s", ", ".join(index["name"] for index in service.indexes))
-            except Exception as error:
-                on_failure(error)
-
-        opening = asyncio.create_task(first())
+        engine.start()
         yield
-        opening.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await opening
-        await service.close()
 
-    app = FastAPI(title="dpr", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    _add_searches(app, settings, service)
-    guard = Guard(app, settings, token=token, observe=figures.answered)
-    _add_state(app, settings, service, lambda: figures.text(**_gauges(guard, service)))
-    app.mount("/page", StaticFiles(directory=page), name="page")
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    app.mount("/page", StaticFiles(directory=PAGE), name="page")
 
-    @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return FileResponse(page / "index.html")
+    @app.middleware("http")
+    async def guard(request: Request, go_on: Callable[[Request], Any]) -> Response:
+        nonlocal num_requests
+        path = request.scope["path"]
+        is_counted = path not in _STATE
+        num_requests += is_counted
+        try:
+            if is_counted and num_requests > settings.max_concurrent:
+                said = f"{settings.max_concurrent} requests are at work or waiting; try again later"
+                raise HTTPException(429, said, headers={"Retry-After": "1"})
+            _check_origin(request, settings, token)
+            response: Response = await go_on(request)
+        except HTTPException as refused:
+            response = _refusal(request, refused.status_code, refused.detail, refused.headers)
+        except Exception:
+            logger.exception("a request failed")
+            said = "the service has failed at this request; its log says why"
+            response = _refusal(request, 500, said)
+        finally:
+            num_requests -= is_counted
+        response.headers.update(_HEADERS)
+        # Paths that are not ours are one, so that nobody can fill the memory with names.
+        count.labels(path if path in _PATHS else "other", str(response.status_code)).inc()
+        return response
 
-    _add_refusals(app)
-    return guard
-
-
-def _add_refusals(app: FastAPI) -> None:
-    """Every error is one sentence as JSON."""
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _error(422, sentence(error.errors()))
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        return _error(500, FAILED)
-
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
+    @app.exception_handler(StarletteException)
+    async def refused(request: Request, error: StarletteException) -> Response:
         known = {
             "Not Found": f"there is nothing at {request.scope['path'][:200]}",
             "Method Not Allowed": f"{request.method} is not allowed here",
-            "There was an error parsing the body": NOT_JSON,
         }
-        return _error(error.status_code, known.get(str(error.detail), str(error.detail)), error.headers)
+        return _refusal(request, error.status_code, known.get(error.detail, error.detail), error.headers)
 
+    @app.exception_handler(ValidationError)
+    async def invalid(request: Request, error: ValidationError) -> Response:
+        return _refusal(request, 422, sentence(error.errors()))
 
-def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> None:
-    async def ask(value: dict[str, Any], questions: list[str], k: int) -> Response:
-        _check_limits(settings, questions, k, may_be_empty=value["do"] == "retrieve")
-        if value.get("explain") and len(questions) * k * _EXPLAINED > settings.max_passages:
-            raise HTTPException(
-                422,
-                f"explain=true for {len(questions) * k} passages, expected at most max_passages /"
-                f" {_EXPLAINED}",
-            )
-        return await _asked(service, value | {"queries": questions, "k": k}, len(questions), settings.timeout)
+    async def changed(request: Request, error: Exception) -> Response:
+        logger.error("the files of an index are not what they were: %s", error)
+        what = f"{error.file}: {error.found}" if isinstance(error, InputError) else first_line(error)
+        said = f"the files of the index are not what they were ({what}); restart the service"
+        return _refusal(request, 500, said)
+
+    app.add_exception_handler(DprError, changed)
+    app.add_exception_handler(OSError, changed)
+
+    async def read(request: Request, kind: type[Parsed]) -> Parsed:
+        body = bytearray()
+        close = {"Connection": "close"}  # what still arrives of the body is no request
+        try:
+            async with asyncio.timeout(settings.timeout):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > settings.max_body:
+                        said = (
+                            f"the body is larger than {settings.max_body} bytes; send fewer texts at a time"
+                        )
+                        raise HTTPException(413, said, headers=close)
+        except (TimeoutError, ClientDisconnect):
+            said = f"the body did not arrive within {settings.timeout:g} s"
+            raise HTTPException(408, said, headers=close) from None
+        return kind.model_validate_json(bytes(body))
+
+    def index_of(name: str | None) -> ServedIndex:
+        if not engine.indexes:
+            raise HTTPException(503, "the indexes are being opened", headers={"Retry-After": "2"})
+        for index in engine.indexes:
+            if name in (None, index.name, f"{index.info['run']}:{index.info['mode']}"):
+                return index
+        known = ", ".join(sorted(index.name for index in engine.indexes))
+        raise HTTPException(404, f"there is no index {str(name)[:200]!r}; /info lists {known}")
+
+    def check(texts: list[str], k: int = 1, cost: int = 1) -> None:
+        counted = "" if cost == 1 else f", where each explained one counts as {cost}"
+        for limit, found, what in (
+            ("max_queries", len(texts), "texts in a request"),
+            ("max_k", k, "passages per question"),
+            ("max_passages", len(texts) * k * cost, f"passages in all{counted}"),
+            ("max_question", max(map(len, texts)), "characters in a text"),
+        ):
+            if found > getattr(settings, limit):
+                said = f"{found} {what}, expected at most {limit}={getattr(settings, limit)}"
+                raise HTTPException(422, said)
+
+    async def arrived(answer: Future[bytes]) -> Response:
+        try:
+            body = await asyncio.wait_for(asyncio.wrap_future(answer), settings.timeout)
+        except TimeoutError:
+            said = f"there was no answer within {settings.timeout:g} s"
+            raise HTTPException(503, said, headers={"Retry-After": "1"}) from None
+        return Response(body, media_type="application/json")
+
+    async def searched(
+        index: ServedIndex,
+        questions: list[str],
+        k: int,
+        shape: Callable[[list[Hits]], Any],
+        wanted: dict[str, Any] | None = None,
+        *,
+        texts: bool = True,
+    ) -> Response:
+        def work(questions: list[str]) -> list[Hits]:
+            return index.search(questions, k, wanted, texts=texts, observe=engine.observe)
+
+        alike = index.name, k, str(wanted), texts
+        return await arrived(engine.ask(alike, questions, work, shape))
 
     @app.post("/search")
-    async def search(body: SearchBody) -> Response:
+    async def search(request: Request) -> Response:
         """The best passages of each question."""
-        value = {"do": "search", "index": body.index, "texts": body.texts, "explain": body.explain}
-        if body.filter is not None:
-            value["filter"] = body.filter.model_dump(exclude_none=True)
-        return await ask(value, body.queries, body.k)
+        body = await read(request, SearchBody)
+        index = index_of(body.index)
+        check(body.queries, body.k, _EXPLAINED if body.explain else 1)
+        _check_words(body.queries)
+
+        def shape(found: list[Hits]) -> dict[str, Any]:
+            rows = [_listed(hits, explain=body.explain, texts=body.texts) for hits in found]
+            return {"index": index.name, "results": rows}
+
+        wanted = None if body.filter is None else body.filter.model_dump(exclude_none=True)
+        texts = body.texts or body.explain
+        return await searched(index, body.queries, body.k, shape, wanted, texts=texts)
 
     @app.post("/retrieve")
-    async def retrieve(body: RetrieveBody) -> Response:
+    async def retrieve(request: Request) -> Response:
         """The same for trainers of search agents. An empty question, which a policy may write, finds nothing
         and spoils no batch."""
-        value = {"do": "retrieve", "index": body.index, "scores": body.return_scores}
-        return await ask(value, body.queries, _TOPK if body.topk is None else body.topk)
+        body = await read(request, RetrieveBody)
+        k = _TOPK if body.topk is None else body.topk
+        check(body.queries, k)
 
-    async def embedded(value: dict[str, Any], texts: list[str]) -> Response:
-        _check_limits(settings, texts, 1, what="text")
-        return await _asked(service, value | {"inputs": texts}, len(texts), settings.timeout)
+        def shape(found: list[Hits]) -> dict[str, Any]:
+            rows: list[list[Any]] = []
+            for hits in found:
+                documents = [{"id": hit.id, "contents": f"{hit.title}\n{hit.text}"} for hit in hits]
+                scores = [hit.score for hit in hits]
+                scored = [
+                    {"document": document, "score": score}
+                    for document, score in zip(documents, scores, strict=True)
+                ]
+                rows.append(scored if body.return_scores else documents)
+            return {"result": rows}
+
+        return await searched(index_of(body.index), body.queries, k, shape)
 
     @app.post(OPENAI)
-    async def embeddings(body: EmbeddingsBody) -> Response:
-        """The vectors of texts, as OpenAI answers."""
-        value = {
-            "do": "embeddings",
-            "index": body.model,
-            "side": body.input_type,
-            "dimensions": body.dimensions,
-        }
-        return await embedded(value | {"format": body.encoding_format}, body.input)
+    async def embeddings(request: Request) -> Response:
+        """The vectors of texts, as OpenAI answers. The texts of a request are embedded together, and with no
+        others, so that others change none of their digits."""
+        body = await read(request, EmbeddingsBody)
+        index = index_of(body.model)
+        check(body.input)
+        _check_words(body.input)
 
-    @app.post("/embed")
-    async def embed(body: EmbedBody) -> Response:
-        """The same, as text-embeddings-inference answers."""
-        value = {
-            "do": "embed",
-            "index": None,
-            "side": body.prompt_name,
-            "dimensions": body.dimensions,
-            "normalize": body.normalize,
-        }
-        return await embedded(value, body.inputs)
+        def work(texts: list[str]) -> list[tuple[np.ndarray, int]]:
+            return index.embed(texts, body.input_type, observe=engine.observe)
 
-    @app.get("/doc")
-    async def doc(id: str, index: str | None = None) -> Response:
-        """One passage."""
-        return await _asked(service, {"do": "doc", "index": index, "id": id}, 1, settings.timeout)
+        def shape(embedded: list[tuple[np.ndarray, int]]) -> dict[str, Any]:
+            assert index.model is not None
+            vectors = np.stack([vector for vector, _ in embedded])
+            width = body.dimensions or vectors.shape[1]
+            if width > vectors.shape[1]:
+                said = f"dimensions={width}, but the vectors have {vectors.shape[1]}"
+                raise HTTPException(422, said)
+            vectors = vectors[:, :width]
+            if index.model.similarity == "cosine":
+                vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            rows: list[Any] = vectors.tolist()
+            if body.encoding_format == "base64":
+                rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+            data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(rows)]
+            count = sum(length for _, length in embedded)
+            usage = {"prompt_tokens": count, "total_tokens": count}
+            return {"object": "list", "data": data, "model": index.name, "usage": usage}
 
-    @app.get("/v1/{index}/search")
-    async def search_as_pyserini(
-        index: str, query: str, hits: int = Query(10, ge=1), parse: bool = True
-    ) -> Response:
-        """The same as Pyserini's server answers."""
-        return await ask({"do": "candidates", "index": index, "parse": parse}, [query], hits)
-
-    @app.get("/v1/{index}/doc/{docid:path}")
-    async def doc_as_pyserini(index: str, docid: str, parse: bool = True) -> Response:
-        """One passage, as Pyserini's server answers."""
-        return await _asked(
-            service, {"do": "document", "index": index, "id": docid, "parse": parse}, 1, settings.timeout
-        )
-
-
-def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Callable[[], bytes]) -> None:
-    limits = {item.name: getattr(settings, item.name) for item in fields(LimitSettings)}
-
-    def described() -> dict[str, Any]:
-        return {
-            "version": __version__,
-            "generation": service.generation,
-            "indexes": service.indexes,
-            "metadata": settings.metadata_kinds(),
-            "limits": limits,
-        }
+        return await arrived(engine.ask(object(), body.input, work, shape))
 
     @app.get("/info")
     async def info() -> dict[str, Any]:
         """What is served."""
-        return described()
-
-    @app.post("/reload")
-    async def reload() -> Response:
-        """Opens the files as they are now, and swaps the indexes once that has succeeded."""
-        try:
-            await service.reload()
-        except DprError as error:
-            others = ", the ones before go on answering" if service.generation else ""
-            return _error(503, f"the indexes cannot be opened{others}: {first_line(error)}")
-        return JSONResponse(described())
+        return {
+            "version": __version__,
+            "indexes": [index.info for index in engine.indexes],
+            "metadata": settings.metadata_kinds(),
+            "limits": {item.name: getattr(settings, item.name) for item in fields(LimitSettings)},
+        }
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -317,69 +341,102 @@ def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Ca
         return {"status": "alive"}
 
     @app.get("/readyz")
-    async def readyz() -> Response:
+    async def readyz() -> dict[str, str]:
         """Whether it can answer."""
-        return (
-            JSONResponse({"status": "ready"})
-            if service.is_ready
-            else _error(503, service.trouble or _OPENING)
-        )
+        index_of(None)
+        return {"status": "ready"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
         """Counts and times, for Prometheus."""
-        return Response(text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/")
+    async def page() -> Response:
+        """To search by hand."""
+        return FileResponse(PAGE / "index.html")
+
+    return app, engine
 
 
-def _gauges(guard: Guard, service: Service) -> dict[str, float]:
-    return {
-        "requests": guard.num_requests,
-        "waiting": service.num_waiting,
-        "workers": len(service.pids),
-        "restarts": service.restarts,
-        "generation": service.generation,
-    }
-
-
-def _check_limits(
-    settings: ServeSettings,
-    questions: list[str],
-    k: int,
-    *,
-    may_be_empty: bool = False,
-    what: str = "question",
-) -> None:
-    """Raises HTTPException."""
-    if len(questions) > settings.max_queries:
-        raise HTTPException(
-            422, f"{len(questions)} {what}s in a request, expected at most max_queries={settings.max_queries}"
-        )
-    if k > settings.max_k:
-        raise HTTPException(422, f"{k} passages per question, expected at most max_k={settings.max_k}")
-    if len(questions) * k > settings.max_passages:
-        said = (
-            f"{k} passages for each of {len(questions)} questions, expected at most"
-            f" max_passages={settings.max_passages} together"
-        )
-        raise HTTPException(422, said)
-    if (longest := max(map(len, questions))) > settings.max_question:
-        raise HTTPException(
-            422, f"a {what} of {longest} characters, expected at most max_question={settings.max_question}"
-        )
-    if not may_be_empty and any(not question.strip() for question in questions):
-        raise HTTPException(422, f"a {what} is empty")
-
-
-async def _asked(service: Service, value: dict[str, Any], weight: int, timeout: float) -> Response:
-    """Status and body come from the worker as they are."""
-    if not service.is_ready and (service.trouble or not service.indexes):
-        return _error(503, service.trouble or _OPENING, {"Retry-After": "2"})
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a service that listens at ``host``."""
     try:
-        status, body = await service.ask(value, weight=weight, timeout=timeout)
-    except Unavailable as error:
-        return _error(503, str(error), {"Retry-After": "1"})
-    return Response(body, status, media_type="application/json")
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
-def _error(status: int, said: str, headers: Any = None) -> Response:
-    return JSONResponse({"error": said}, status, headers=headers)
+def _check_origin(request: Request, settings: ServeSettings, token: str | None) -> None:
+    """Raises HTTPException where somebody asks who may not."""
+    path, headers = request.scope["path"], request.headers
+    is_open = path == "/" or path.startswith("/page/")
+    if path in HEALTH:
+        return
+    if token is not None:
+        given = headers.get("authorization", "")
+        if not is_open and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            said = f"{'another' if given else 'no'} token, expected the header Authorization: Bearer <token>"
+            raise HTTPException(401, said, headers={"WWW-Authenticate": "Bearer"})
+    elif is_loopback(settings.host):
+        # A page of another site may have its name point here, which only the name tells. It could read no
+        # answer, but make the service work; a link that is followed is fine.
+        host = headers.get("host", "").lower()
+        name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
+        if not is_loopback(name):
+            said = "this service answers to localhost only; start it with another host= or with token_file="
+            raise HTTPException(421, said)
+        is_other = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if is_other and not is_open and headers.get("sec-fetch-dest") != "document":
+            raise HTTPException(403, "a page of another address asks; this service answers to its own page")
+
+
+def _refusal(
+    request: Request, status: int, said: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """A sentence, where the clients of the address look for it."""
+    error = {"message": said} if request.scope["path"] == OPENAI else said
+    return JSONResponse({"error": error}, status, headers=headers)
+
+
+def sentence(errors: Sequence[Any]) -> str:
+    """The first thing that is wrong with a request."""
+    error = errors[0]
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "json_invalid":
+        return f"the body is not JSON: {error['ctx']['error']}"
+    if error["type"] == "extra_forbidden":
+        return f"{where} is not known"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    said = error["msg"].removeprefix("Value error, ")
+    return f"{where or 'the body'}: {said[:1].lower()}{said[1:]}"
+
+
+def _check_words(texts: list[str]) -> None:
+    if any(not text.strip() for text in texts):
+        raise HTTPException(422, "a text is empty")
+
+
+def _listed(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
+    """The hits of one question: id, score, place on each side; title and text; where and why each was found,
+    as ``dpr search`` shows it."""
+    words = QuestionWords(hits.question)
+    values: list[dict[str, Any]] = []
+    for hit in hits:
+        sides = {name: None if place is None else asdict(place) for name, place in hit.sides.items()}
+        value: dict[str, Any] = {"id": hit.id, "score": hit.score, "sides": sides}
+        if texts:
+            value["title"] = hit.title
+            value["text"] = hit.text
+        if explain:
+            value["file"] = None if hit.file is None else hit.file.name
+            if hit.origin is not None:
+                parts = ("place", "heading", "url")
+                value["origin"] = {part: getattr(hit.origin, part) for part in parts}
+            value["title_pieces"] = words.pieces(hit.title or hit.id)
+            value["excerpt"] = words.excerpt(hit.text, EXCERPT)
+            value["pieces"] = words.pieces(hit.text)
+            value["words"] = words.in_common(hit.title, hit.text)
+        values.append(value)
+    return values

@@ -1,75 +1,109 @@
-"""A worker of ``dpr serve``: opens run folders and answers batches of requests that come through its standard
-input.
-
-It ends when that input ends. What it or a library prints goes to standard error; standard output carries the
-answers.
-"""
+"""Run folders that are open, and the one task that asks them: what arrives while it is busy is its next
+batch, so that a lone request waits for nobody."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import signal
-import sys
+import queue
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fastapi import HTTPException
 
+from dpr.core.batch import TokenBatch
 from dpr.core.distributed import resolve_device
-from dpr.core.errors import ConfigError, DprError, InputError, first_line
-from dpr.core.hashes import text_sha256
-from dpr.core.logs import configure_logging, get_logger, limit_rate
+from dpr.core.errors import ConfigError, InputError, first_line
+from dpr.core.logs import get_logger
 from dpr.core.records import Passage
-from dpr.formats.text_input import matching_paths
-from dpr.indexer.ranking import is_among
-from dpr.indexer.settings import KINDS
+from dpr.embedding.encode import encode_tokens
+from dpr.indexer.filtered import can_filter
 from dpr.jobs.search import StoredCorpus
-from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.explaining import QuestionWords
+from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 from dpr.retrieval.fields import PassageFields
-from dpr.retrieval.hits import Hit, Hits
-from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRetriever
+from dpr.retrieval.hits import Hits
+from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, QuestionForm, question_batch
 from dpr.retrieval.search_folder import FILE as SEARCH_FILE
-from dpr.retrieval.search_folder import SearchSettings
-from dpr.retriever import Retriever, chosen_ids
-from dpr.serving import frames
-from dpr.serving.embeddings import BadRequest, ModelAlone, answers
+from dpr.retriever import Retriever
 from dpr.serving.settings import ServeSettings
-from dpr.storage.durable import MANIFEST, describe_file
 
-logger = get_logger("dpr.serving.engine")  # also where it is the program itself
-_EXCERPT = 320  # characters
-MODEL_MODE = "model"
-"""What /info calls the mode and the kind of a model without passages."""
+logger = get_logger(__name__)
+TEXTS_AT_ONCE = 64
+"""A batch takes no further request once it has so many texts."""
+_QUESTION = ("query", "question", "search_query")
+_PASSAGE = ("passage", "document", "search_document")
+Observe = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
 class ServedIndex:
-    """One way of searching one run."""
+    """One way of searching one run, or a model without passages."""
 
-    name: str
-    run: str
-    mode: str
-    searched: Retriever | ModelAlone
-    facts: Mapping[str, Any]
+    info: Mapping[str, Any]
     """What /info says."""
-    fields: PassageFields | None
-    """What its passages can be filtered by."""
+    retriever: Retriever | None = None
+    fields: PassageFields | None = None
+    model: BiEncoder | None = None
+    form: QuestionForm = field(default_factory=QuestionForm)
 
     @property
-    def retriever(self) -> Retriever:
-        """What searches. Refusal where there is a model alone."""
-        if isinstance(self.searched, ModelAlone):
-            raise Refusal(
-                422, f"{self.name} is a model without passages; it answers /v1/embeddings and /embed"
-            )
-        return self.searched
+    def name(self) -> str:
+        return self.info["name"]
+
+    def search(
+        self, questions: list[str], k: int, wanted: Mapping[str, Any] | None, *, texts: bool, observe: Observe
+    ) -> list[Hits]:
+        """The hits of each question; HTTPException where that cannot be meant."""
+        if self.retriever is None:
+            said = f"{self.name} is a model without passages; it answers /v1/embeddings"
+            raise HTTPException(422, said)
+        ids = None
+        try:
+            if wanted is not None:
+                ids = self.retriever.chosen(wanted.get("metadata"), wanted.get("ids"), self.fields)
+            found = self.retriever.search(questions, k, mode=self.info["mode"], ids=ids, texts=texts)
+        except (ConfigError, InputError) as error:
+            if isinstance(error, InputError) and error.file is not None:
+                raise
+            raise HTTPException(422, first_line(error)) from None
+        for stage, seconds in self.retriever.seconds.items():
+            observe(stage, seconds)
+        self.retriever.seconds.clear()
+        return found
+
+    def embed(self, texts: list[str], side: str | None, *, observe: Observe) -> list[tuple[np.ndarray, int]]:
+        """The vector (D,) float32 of each text, and its number of tokens: as questions are embedded for a
+        search, or passages without title; HTTPException where that cannot be meant."""
+        if self.model is None:
+            raise HTTPException(422, f"{self.name} has no model; it searches by words alone")
+        model, form = self.model, self.form
+        if side is None and (model.sides_differ or form != QuestionForm()):
+            said = "the model embeds questions and passages differently; say which these are by input_type:"
+            raise HTTPException(422, f"{said} query or passage")
+        prompts = model.tensorizer.text.prompts
+        start = time.perf_counter()
+        if side is None or side in _PASSAGE:
+            tower = "ctx"
+            sequences = model.tensorizer.passage_tokens([Passage(text) for text in texts])
+            tokens = TokenBatch.from_lists(sequences)
+        elif side in _QUESTION or side in prompts:
+            tower = form.encoder_type
+            tokens = question_batch(model, texts, replace(form, prompt=side) if side in prompts else form)
+        else:
+            known = ", ".join([_QUESTION[0], _PASSAGE[0], *sorted(prompts)])
+            raise HTTPException(422, f"input_type {side[:200]!r} is not known; choose of {known}")
+        tokenised = time.perf_counter()
+        vectors = encode_tokens(
+            model, tokens, encoder_type=tower, batch_tokens=BATCH_TOKENS, batch_size=2 * TEXTS_AT_ONCE
+        )
+        observe("tokenise", tokenised - start)
+        observe("inference", time.perf_counter() - tokenised)
+        return list(zip(vectors, tokens.lengths.tolist(), strict=True))
 
 
 def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[ServedIndex]:
@@ -80,25 +114,12 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         together.
     """
     for name, folder in folders.items():
+        info: dict[str, Any] = {"name": name, "run": name, "mode": "model", "passages": None}
         if not (folder / SEARCH_FILE).is_file():
-            model = BiEncoder.load(folder, device=resolve_device(settings.device))
-            facts = {
-                "name": name,
-                "run": name,
-                "mode": MODEL_MODE,
-                "default": True,
-                "choices": {},
-                "kind": MODEL_MODE,
-                "exact": False,
-            }
-            facts |= {
-                "passages": None,
-                "recall": None,
-                "model_fingerprint": model.fingerprint,
-                "fingerprint": model.fingerprint,
-            }
-            yield ServedIndex(name, name, MODEL_MODE, ModelAlone(model), facts, None)
+            alone = BiEncoder.load(folder, device=resolve_device(settings.device))
+            yield ServedIndex(info | {"model_fingerprint": alone.fingerprint}, model=alone)
             continue
+
         retriever = Retriever.open(folder, device=settings.device)
         corpus = retriever.corpus
         assert isinstance(corpus, StoredCorpus)
@@ -109,326 +130,119 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
             hint = "as the cache cannot be written; set DPR_CACHE to a folder that can"
             raise ConfigError(f"{file} would be read whole for each answer, {hint}")
         fields = corpus.fields(settings.metadata_kinds())
+
+        dense = retriever.side("dense") if wanted != ["bm25"] else None
+        if isinstance(dense, DenseRetriever) and dense.model.device.type == "cpu":
+            # A product's last digits depend on how many rows it has; a question that goes through the
+            # tower alone has the same vector whatever it is batched with.
+            dense.batch_size = 1
+        model = dense.model if isinstance(dense, DenseRetriever) else None
+        form = dense.form if isinstance(dense, DenseRetriever) else QuestionForm()
         for mode in sorted(wanted, key=lambda mode: mode != retriever.mode):
-            is_own = mode == retriever.mode
-            index_name = name if is_own else f"{name}:{mode}"
-            facts = {
-                "name": index_name,
-                "run": name,
+            side = retriever.side(mode)
+            index: Any = getattr(side.dense if isinstance(side, HybridRetriever) else side, "index", None)
+            described = {
+                "name": name if mode == retriever.mode else f"{name}:{mode}",
                 "mode": mode,
-                "default": is_own,
+                "exact": can_filter(index),
+                "passages": index.num_passages,
+                "recall": index.recall.as_dict() if index.recall else None,
                 "choices": fields.choices(),
+                "model_fingerprint": None if model is None or mode == "bm25" else model.fingerprint,
             }
-            yield ServedIndex(
-                index_name, name, mode, retriever, facts | _facts(mode, corpus.settings, retriever), fields
-            )
+            yield ServedIndex(info | described, retriever, fields, model, form)
 
 
-def _facts(mode: str, stored: SearchSettings, retriever: Retriever) -> dict[str, Any]:
-    side = retriever.side(mode)
-    dense = side.dense if isinstance(side, HybridRetriever) else side
-    kind = "bm25" if mode == "bm25" else str(stored.indexer.get("kind"))
-    kind = "exact" if kind == "bm25" and mode != "bm25" else kind  # beside a run of BM25
-    model = dense.model.fingerprint if isinstance(dense, DenseRetriever) else None
-    index = dense.index if isinstance(dense, DenseRetriever | LexicalRetriever) else None
-    return {
-        "kind": kind if mode != "hybrid" else f"{kind} + bm25",
-        "exact": kind in KINDS and KINDS[kind].is_exact,
-        "passages": None if index is None else index.num_passages,
-        "recall": index.recall.as_dict() if index is not None and index.recall else None,
-        "model_fingerprint": model,
-        "fingerprint": _fingerprint(mode, stored, model),
-    }
-
-
-def _fingerprint(mode: str, stored: SearchSettings, model: str | None) -> str:
-    """Identity of what decides an answer: model, vectors, passages, and the settings of the search."""
-    parts: dict[str, Any] = {
-        "mode": mode,
-        "passages": [source.identity() for source in stored.passages],
-        "form": asdict(stored.form),
-    }
-    parts["indexer"] = {
-        name: value for name, value in stored.indexer.items() if mode != "bm25" or name in ("k1", "b")
-    }
-    if mode != "bm25":
-        paths = [path for pattern in stored.encoded_ctx_files for path in matching_paths(pattern)]
-        files = [
-            path / MANIFEST if (path / MANIFEST).is_file() else path
-            for path in [*paths, *map(Path, [stored.index_path or ""])]
-        ]
-        parts |= {"model": model, "dimensions": stored.dimensions, "text": asdict(stored.text)}
-        parts["vectors"] = [describe_file(path)["sha256"] for path in files if path.is_file()]
-    if mode == "hybrid":
-        parts["fusion"] = [
-            stored.hybrid,
-            stored.hybrid_weight,
-            stored.hybrid_normalisation,
-            stored.hybrid_depth,
-        ]
-    return text_sha256(json.dumps(parts, sort_keys=True))[:32]
-
-
-class Refusal(Exception):
-    """A request that cannot be answered: status and sentence."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
+@dataclass(eq=False)
+class _Job:
+    alike: Any
+    """Jobs that are alike are worked on as one."""
+    texts: list[str]
+    work: Callable[[list[str]], list[Any]]
+    shape: Callable[[list[Any]], Any]
+    answer: Future[bytes] = field(default_factory=Future)
+    since: float = field(default_factory=time.perf_counter)
 
 
 class Engine:
-    """The indexes, and what they answer. A job is the JSON object that the service made of a request
-    (``dpr/serving/app.py``)."""
+    """A thread that opens the indexes, and then works on one batch after another.
 
-    def __init__(self, indexes: Sequence[ServedIndex]) -> None:
-        self._indexes = {index.name: index for index in indexes}
-        self._indexes |= {f"{index.run}:{index.mode}": index for index in indexes}
-        self._first = indexes[0]
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Of each stage, since they were last taken."""
+    Args:
+        opened: makes the indexes.
+        observe: called with the seconds of each stage.
+        on_failure: called where the indexes cannot be opened.
+    """
 
-    def answer(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, bytes]]:
-        """Status and body of the answer to each job. Searches of the same index, depth and filter are one
-        search."""
-        answers: list[tuple[int, bytes]] = [(500, b"")] * len(jobs)
-        together: defaultdict[str, list[int]] = defaultdict(list)
-        for place, job in enumerate(jobs):
-            alike = ["inputs" in job, *map(job.get, ("index", "k", "filter", "side"))]
-            together[json.dumps(alike, sort_keys=True)].append(place)
-        for places in together.values():
-            for place, answer in zip(
-                places, self._answer_alike([jobs[place] for place in places]), strict=True
-            ):
-                answers[place] = answer
-        return answers
-
-    def _answer_alike(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, bytes]]:
-        try:
-            index = self._index(jobs[0].get("index"))
-            if "inputs" in jobs[0]:
-                return [_encoded(200, value) for value in self._vectors(index, jobs)]
-            if "k" not in jobs[0]:
-                return [_encoded(*self._document(index, job)) for job in jobs]
-            questions = [question for job in jobs for question in job["queries"]]
-            has_texts = any(job.get("texts", True) or job.get("explain") for job in jobs)
-            hits = iter(self._search(index, questions, jobs[0]["k"], jobs[0].get("filter"), texts=has_texts))
-            return [
-                _encoded(200, self._shaped(index, job, [next(hits) for _ in job["queries"]])) for job in jobs
-            ]
-        except Exception as error:
-            if len(jobs) > 1:  # one of them must not fail the others
-                return [self._answer_alike([job])[0] for job in jobs]
-            if isinstance(error, Refusal):
-                return [_encoded(error.status, {"error": str(error)})]
-            if isinstance(error, DprError | OSError):
-                logger.error("the files of an index are not what they were: %s", error)
-                what = f"{error.file}: {error.found}" if isinstance(error, InputError) else first_line(error)
-                said = (
-                    f"the files of the index are not what they were ({what}); POST /reload opens them as they"
-                    " are now"
-                )
-                return [_encoded(500, {"error": said})]
-            logger.exception("a search failed")
-            return [_encoded(500, {"error": "the search has failed; the service's log says why"})]
-
-    def _index(self, name: str | None) -> ServedIndex:
-        if name is None:
-            return self._first
-        if name not in self._indexes:
-            raise Refusal(
-                404, f"there is no index {name[:200]!r}; /info lists {', '.join(sorted(self._indexes))}"
-            )
-        return self._indexes[name]
-
-    def _search(
+    def __init__(
         self,
-        index: ServedIndex,
-        questions: list[str],
-        k: int,
-        wanted: Mapping[str, Any] | None,
-        *,
-        texts: bool,
-    ) -> list[Hits]:
-        retriever, ids = index.retriever, None
-        if wanted is not None:
-            if not retriever.can_filter(index.mode):
-                raise Refusal(422, f"{index.name} has an index but not the vectors, which a filter needs")
-            try:
-                ids = _ids(index, wanted)
-            except InputError as error:
-                raise Refusal(422, first_line(error)) from None
-        hits = retriever.search(questions, k, mode=index.mode, ids=ids, texts=texts)
-        self._count(retriever.seconds)
-        return hits
+        opened: Callable[[], Iterator[ServedIndex]],
+        observe: Observe,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._opened, self.observe, self._on_failure = opened, observe, on_failure
+        self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="engine")
+        self.start, self.num_waiting = self._thread.start, self._waiting.qsize
+        self.indexes: list[ServedIndex] = []
+        """Empty until they are open."""
 
-    def _vectors(self, index: ServedIndex, jobs: Sequence[dict[str, Any]]) -> list[Any]:
-        if isinstance(index.searched, ModelAlone):
-            return self._answers(index.searched, index, jobs)
-        if not any(f"{index.run}:{mode}" in self._indexes for mode in ("dense", "hybrid")):
-            raise Refusal(422, f"{index.name} has no model; it searches by words alone")
-        side = index.retriever.side("dense")
-        assert isinstance(side, DenseRetriever)
-        return self._answers(side, index, jobs)
+    def stop(self, patience: float = 1.0) -> bool:
+        """Ends the thread once it has answered what waits. Whether that took no longer than ``patience``
+        seconds."""
+        self._waiting.put(None)
+        self._thread.join(patience)
+        return not self._thread.is_alive()
 
-    def _answers(
-        self, side: DenseRetriever | ModelAlone, index: ServedIndex, jobs: Sequence[dict[str, Any]]
-    ) -> list[Any]:
+    def ask(
+        self,
+        alike: Any,
+        texts: list[str],
+        work: Callable[[list[str]], list[Any]],
+        shape: Callable[[list[Any]], Any],
+    ) -> Future[bytes]:
+        """The answer to come: as JSON, what ``shape`` makes of what ``work`` finds for each text. Jobs that
+        are ``alike`` share a call of ``work``."""
+        job = _Job(alike, texts, work, shape)
+        self._waiting.put(job)
+        return job.answer
+
+    def _run(self) -> None:
         try:
-            values = answers(side, index.name, jobs)
-        except BadRequest as error:
-            raise Refusal(422, str(error)) from None
-        self._count(side.seconds)
-        return values
+            self.indexes = list(self._opened())
+        except Exception as error:
+            self._on_failure(error)
+            return
+        logger.info("ready: %s", ", ".join(index.name for index in self.indexes))
+        while True:
+            together: dict[Any, list[_Job]] = {}
+            count = 0
+            while count < TEXTS_AT_ONCE and (not count or not self._waiting.empty()):
+                job = self._waiting.get()
+                if job is None:
+                    self._waiting.put(None)
+                    break
+                if job.answer.set_running_or_notify_cancel():  # else nobody waits for it any more
+                    self.observe("queue", time.perf_counter() - job.since)
+                    together.setdefault(job.alike, []).append(job)
+                    count += len(job.texts)
+            if not count:
+                return
+            for jobs in together.values():
+                self._work(jobs)
 
-    def _count(self, seconds: dict[str, float]) -> None:
-        for name, value in seconds.items():
-            self.seconds[name] += value
-        seconds.clear()
-
-    def _shaped(self, index: ServedIndex, job: Mapping[str, Any], answers: list[Hits]) -> dict[str, Any]:
-        """The answer to a request, from the hits of its questions."""
-        start = time.perf_counter()
-        value: dict[str, Any]
-        if job["do"] == "retrieve":
-            value = {"result": [[_for_trainers(hit, job["scores"]) for hit in hits] for hits in answers]}
-        elif job["do"] == "candidates":
-            candidates = [
-                {
-                    "docid": hit.id,
-                    "score": hit.score,
-                    "rank": hit.rank,
-                    "doc": _contents(hit.passage, parse=job["parse"]),
-                }
-                for hit in answers[0]
-            ]
-            value = {
-                "api": "v1",
-                "index": job["index"],
-                "query": {"text": job["queries"][0]},
-                "candidates": candidates,
-            }
-        else:
-            rows = [_hits(hits, explain=job["explain"], texts=job["texts"]) for hits in answers]
-            value = {"index": index.name, "fingerprint": index.facts["fingerprint"], "results": rows}
-        self.seconds["texts"] += time.perf_counter() - start
-        return value
-
-    def _document(self, index: ServedIndex, job: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        passage = index.retriever.get([job["id"]]).get(job["id"])
-        if passage is None:
-            raise Refusal(404, f"{index.name} has no passage {job['id'][:200]!r}")
-        if job["do"] == "document":
-            return 200, {
-                "api": "v1",
-                "index": job["index"],
-                "docid": job["id"],
-                "doc": _contents(passage, parse=job["parse"]),
-            }
-        return 200, {"index": index.name, "id": passage.id, "title": passage.title, "text": passage.text}
-
-
-def _ids(index: ServedIndex, wanted: Mapping[str, Any]) -> np.ndarray:
-    """Ids (n,), ascending and distinct, of the passages that a filter lets through."""
-    ids = chosen_ids(wanted.get("ids") or [])
-    if wanted.get("metadata") is None or index.fields is None:
-        return ids
-    matching = index.fields.matching(wanted["metadata"])
-    return matching if wanted.get("ids") is None else matching[is_among(matching, ids)]
-
-
-def _hits(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
-    """Of one question: id, score, place on each side; title and text; where and why it was found, as ``dpr
-    search`` shows it."""
-    words = QuestionWords(hits.question) if explain else None
-    values: list[dict[str, Any]] = []
-    for hit in hits:
-        sides = {
-            name: place and {"rank": place.rank, "score": place.score} for name, place in hit.sides.items()
-        }
-        value: dict[str, Any] = {"id": hit.id, "score": hit.score, "sides": sides}
-        if texts:
-            value |= {"title": hit.title, "text": hit.text}
-        if words is not None:
-            origin = hit.origin
-            value |= {
-                "file": None if hit.file is None else hit.file.name,
-                "origin": (
-                    None
-                    if origin is None
-                    else {"place": origin.place, "heading": origin.heading, "url": origin.url}
-                ),
-                "title_pieces": words.pieces(hit.title or hit.id),
-                "excerpt": words.excerpt(hit.text, _EXCERPT),
-                "pieces": words.pieces(hit.text),
-                "words": words.in_common(hit.title, hit.text),
-            }
-        values.append(value)
-    return values
-
-
-def _for_trainers(hit: Hit, with_scores: bool) -> dict[str, Any]:
-    document = {"id": hit.id, "contents": _joined(hit.passage)}
-    return {"document": document, "score": hit.score} if with_scores else document
-
-
-def _contents(passage: Passage, *, parse: bool) -> Any:
-    value = {"id": passage.id, "contents": _joined(passage), "title": passage.title, "text": passage.text}
-    return value if parse else json.dumps(value, ensure_ascii=False)
-
-
-def _joined(passage: Passage) -> str:
-    return f"{passage.title}\n{passage.text}"
-
-
-def _encoded(status: int, value: Any) -> tuple[int, bytes]:
-    return status, json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-
-
-def main() -> int:
-    """The process: opens what its arguments name, says what that is, and answers."""
-    options = argparse.ArgumentParser()
-    options.add_argument("settings", type=json.loads)
-    given = options.parse_args().settings
-    for name in (
-        "SIGINT",
-        "SIGTERM",
-        "SIGHUP",
-    ):  # these reach whole groups of processes; the service ends it by ending its input
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    configure_logging()
-    _send(answers, {"opening": True}, [])
-    try:
-        indexes = list(
-            open_runs(
-                {name: Path(path) for name, path in given["runs"].items()}, ServeSettings(**given["settings"])
-            )
-        )
-    except (DprError, OSError) as error:
-        code = error.exit_code if isinstance(error, DprError) else 3
-        _send(answers, {"error": str(error), "exit_code": code}, [])
-        return 0
-    engine = Engine(indexes)
-    limit_rate(get_logger("dpr"))
-    _send(answers, {"indexes": [dict(index.facts) for index in indexes]}, [])
-    while (frame := frames.read(sys.stdin.buffer)) is not None:
-        results = engine.answer(frame["jobs"])
-        _send(
-            answers,
-            {"statuses": [status for status, _ in results], "seconds": dict(engine.seconds)},
-            [body for _, body in results],
-        )
-        engine.seconds.clear()
-    return 0
-
-
-def _send(out: Any, value: dict[str, Any], bodies: list[bytes]) -> None:
-    out.write(frames.packed(value, bodies))
-    out.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def _work(self, jobs: list[_Job]) -> None:
+        try:
+            results = iter(jobs[0].work([text for job in jobs for text in job.texts]))
+            answers = []
+            for job in jobs:
+                value = job.shape([next(results) for _ in job.texts])
+                answers.append(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0].answer.set_exception(error)
+                return
+            for job in jobs:  # one of them must not fail the others
+                self._work([job])
+            return
+        for job, answer in zip(jobs, answers, strict=True):
+            job.answer.set_result(answer)

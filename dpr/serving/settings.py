@@ -29,7 +29,7 @@ class LimitSettings(Settings):
     """Size of a request's body; larger ones are answered 413."""
     timeout: float = setting(30.0, unit="seconds", above=0.0)
     """How long a request may wait for its answer, which is then 503, and how long its body may take to
-    arrive. A worker that is busy with one batch for twice as long is killed and started again."""
+    arrive."""
 
 
 @dataclass
@@ -47,14 +47,6 @@ class ServeSettings(DeviceSettings, LimitSettings):
     anyone: bool = False
     """Let whoever reaches the machine search, where host= is no loopback address and no token is asked
     for."""
-    workers: int = setting(1, unit="processes", least=1)
-    """Processes that search. Each opens the model and the indexes; memory-mapped files are shared."""
-    batch: int = setting(64, unit="questions", least=1)
-    """Questions searched at a time: those that arrived while the worker was busy, at most so many. 1 = one
-    request after another."""
-    open_timeout: float = setting(1800.0, unit="seconds", above=0.0)
-    """How long a worker may take to open the indexes, at the start, at a reload and after a death. What takes
-    longer has failed."""
     modes: str = "dense,bm25,hybrid"
     """Which ways of searching to open, of those that a run folder has the files for. Its own is always
     there."""

@@ -1,9 +1,10 @@
-"""The service embeds texts for clients of OpenAI's service and of text-embeddings-inference, as it embeds for
-a search."""
+"""The service embeds texts for clients of OpenAI's service, as it embeds for a search."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from dpr.core.records import Passage
 from dpr.models.biencoder import BiEncoder
 from dpr.retriever import Retriever
-from tests.helpers.serving import listening, served
+from tests.helpers.serving import listening, served, wait_until
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
 
@@ -93,26 +94,6 @@ def test_the_real_client_of_openai(runs: dict[str, Path], models: dict[str, BiEn
             client.embeddings.create(model="text-embedding-3-small", input=TEXTS)
 
 
-def test_the_real_client_of_text_embeddings_inference(
-    runs: dict[str, Path], models: dict[str, BiEncoder], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import InferenceClient, constants
-
-    # it would refuse this machine's own addresses, too
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-
-    with listening(runs) as address:
-        client = InferenceClient(f"{address}embed")
-        found = client.feature_extraction(TEXTS[0], prompt_name="query")
-        assert close(found, models["two"].encode_questions([TEXTS[0]]))
-    with listening({"prompted": runs["prompted"]}) as address:
-        client = InferenceClient(f"{address}embed")
-        expected = models["prompted"].encode_questions([TEXTS[0]], prompt="fact")
-        assert close(client.feature_extraction(TEXTS[0], prompt_name="fact"), expected)
-        unit = client.feature_extraction(TEXTS[0], prompt_name="fact", normalize=True)
-        assert close(unit, expected / np.linalg.norm(expected)) and not close(unit, expected)
-
-
 def test_the_vectors_are_those_that_are_searched(
     client: Any, models: dict[str, BiEncoder], runs: dict[str, Path], world: World
 ) -> None:
@@ -127,8 +108,8 @@ def test_the_vectors_are_those_that_are_searched(
             models["two"].encode_passages(TEXTS),
         )
     assert close(
-        client.post("/embed", json={"inputs": TEXTS, "prompt_name": "passage"}).json(),
-        models["two"].encode_passages(TEXTS),
+        vectors_of(client, model="prompted", input=TEXTS, input_type="fact"),
+        models["prompted"].encode_questions(TEXTS, prompt="fact"),
     )
 
 
@@ -174,7 +155,7 @@ def test_sides_that_differ_must_be_named(client: Any, models: dict[str, BiEncode
         ({"input": "ka", "input_type": "title"}, "'title' is not known; choose of query, passage"),
         ({"input": "ka", "encoding_format": "int8"}, "encoding_format"),
         ({"input": ["ka"] * 600}, "600 texts in a request, expected at most max_queries=512"),
-        ({"input": "k" * 9000}, "a text of 9000 characters, expected at most max_question=8192"),
+        ({"input": "k" * 9000}, "9000 characters in a text, expected at most max_question=8192"),
     ],
 )
 def test_what_is_refused(client: Any, asked: dict[str, Any], said: str) -> None:
@@ -188,21 +169,17 @@ def test_a_model_without_passages_embeds_and_says_what_it_cannot(
     models["two"].save(tmp_path / "model")
     with served({"model": tmp_path / "model"}) as client:
         index = client.get("/info").json()["indexes"][0]
-        assert (index["name"], index["kind"], index["passages"]) == ("model", "model", None)
-        assert index["fingerprint"] == models["two"].fingerprint
+        assert (index["name"], index["mode"], index["passages"]) == ("model", "model", None)
+        assert index["model_fingerprint"] == models["two"].fingerprint
         assert close(
             vectors_of(client, input=TEXTS, input_type="query"), models["two"].encode_questions(TEXTS)
         )
         assert close(
             vectors_of(client, input=TEXTS, input_type="passage"), models["two"].encode_passages(TEXTS)
         )
-        embedded = client.post("/embed", json={"inputs": TEXTS, "prompt_name": "query"})
-        assert close(embedded.json(), models["two"].encode_questions(TEXTS))
         for answer in (
             client.post("/search", json={"queries": ["ka"]}),
             client.post("/retrieve", json={"queries": ["ka"]}),
-            client.get("/v1/model/search?query=ka"),
-            client.get("/doc?index=model&id=1"),
             client.post("/search", json={"queries": ["ka"], "filter": {"ids": ["1"]}}),
         ):
             assert answer.status_code == 422 and "model is a model without passages" in answer.text, (
@@ -211,16 +188,35 @@ def test_a_model_without_passages_embeds_and_says_what_it_cannot(
 
 
 def test_one_wrong_request_does_not_fail_those_beside_it(
-    client: Any, models: dict[str, BiEncoder], runs: dict[str, Path]
+    models: dict[str, BiEncoder], runs: dict[str, Path]
 ) -> None:
-    from dpr.serving.engine import Engine, open_runs
-    from dpr.serving.settings import ServeSettings
+    def fail(questions: list[str]) -> None:
+        searched.append(questions)
+        gate.wait(20)
+        if "broken" in questions:
+            raise ZeroDivisionError
 
-    engine = Engine(list(open_runs({"one": runs["one"]}, ServeSettings(device="cpu"))))
-    asked = {"do": "embed", "index": "one", "side": None, "inputs": TEXTS[:1]}
-    search = {"do": "search", "index": "one", "k": 1, "queries": ["ka"], "explain": False, "texts": True}
-    jobs = [*(asked | {"dimensions": wanted} for wanted in (None, 9999, 4)), search]
-    assert [status for status, _ in engine.answer(jobs)] == [200, 422, 200, 200]
+    gate, searched = threading.Event(), []
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("search", {"queries": ["ka"]}),
+        ("search", {"queries": ["broken"]}),
+        ("search", {"queries": ["nu"]}),
+        ("v1/embeddings", {"input": TEXTS[:1]}),
+        ("v1/embeddings", {"input": TEXTS[:1], "dimensions": 9999}),
+    ]
+    with ThreadPoolExecutor(8) as pool, served({"one": runs["one"]}, before=fail) as client:
+
+        def ask(path: str, body: dict[str, Any]) -> Any:
+            return client.post(f"/{path}", json=body)
+
+        pool.submit(ask, "search", {"queries": ["lo"]})
+        wait_until(lambda: searched)
+        answers = [pool.submit(ask, path, body) for path, body in asked]
+        wait_until(lambda: "dpr_requests_waiting 5.0" in client.get("/metrics").text)
+        gate.set()
+        assert [answer.result().status_code for answer in answers] == [200, 500, 200, 200, 422]
+        assert "its log says why" in answers[1].result().json()["error"]
+    assert len(searched[1]) == 3, "they were one batch"
 
 
 def test_a_refusal_of_any_kind_is_where_openais_clients_look_for_it(runs: dict[str, Path]) -> None:
@@ -230,11 +226,11 @@ def test_a_refusal_of_any_kind_is_where_openais_clients_look_for_it(runs: dict[s
         answers = [
             client.post("/v1/embeddings", json=asked),
             client.post("/v1/embeddings", json={"input": "ka " * 1000}, headers=head),
-            client.post("/v1/embeddings", content=b"{", headers=head | {"Content-Type": "application/json"}),
+            client.post("/v1/embeddings", content=b"{", headers=head),
             client.get("/v1/embeddings", headers=head),
             client.post("/v1/embeddings", json=asked | {"model": "none"}, headers=head),
         ]
         assert [answer.status_code for answer in answers] == [401, 413, 422, 405, 404]
         assert all(answer.json()["error"].keys() == {"message"} for answer in answers)
         assert all(int(answer.headers["content-length"]) == len(answer.content) for answer in answers)
-        assert isinstance(client.post("/embed", json={"inputs": "ka"}).json()["error"], str)
+        assert isinstance(client.post("/search", json={"queries": ["ka"]}).json()["error"], str)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,7 @@ from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.retrieval.fields import PassageFields
 from dpr.retrieval.search_folder import SearchSettings
-from dpr.serving.engine import Engine, open_runs
-from dpr.serving.settings import ServeSettings
-from tests.helpers.serving import served
+from tests.helpers.serving import served, wait_until
 from tests.unit.retrieval.conftest import World
 
 IDS = [f"p{number:03d}" for number in range(40)]
@@ -124,24 +124,39 @@ def test_filters_choose_by_ids_and_fields(client: Any, world: World, mode: str) 
 
 
 def test_requests_of_one_batch_keep_their_own_filter_and_depth(run_folder: Path, world: World) -> None:
-    engine = Engine(list(open_runs({"run": run_folder}, ServeSettings(modes="dense"))))
-    asked: dict[str, Any] = {
-        "do": "search",
-        "index": "run:dense",
-        "queries": [world.questions[0].text],
-        "texts": False,
-        "explain": False,
-    }
-    jobs = [
-        asked | {"k": 3},
-        asked | {"k": 2},
-        asked | {"k": 3, "filter": {"ids": ["p001", "p002"]}},
-        asked | {"k": 3, "index": "none"},
+    gate, searched = threading.Event(), []
+
+    def note(questions: list[str]) -> None:
+        searched.append(questions)
+        gate.wait(20)
+
+    question = world.questions[0].text
+    bodies: list[dict[str, Any]] = [
+        {"k": 3},
+        {"k": 2},
+        {"k": 3, "filter": {"ids": ["p001", "p002"]}},
+        {"k": 3, "filter": {"metadata": {"none": 1}}},
     ]
-    together = engine.answer(jobs)
-    assert together == [engine.answer([job])[0] for job in jobs]
-    assert [status for status, _ in together] == [200, 200, 200, 404]
-    assert [len(json.loads(body)["results"][0]) for _, body in together[:3]] == [3, 2, 2]
+    with (
+        ThreadPoolExecutor(9) as pool,
+        served({"run": run_folder}, before=note, modes="dense") as client,
+    ):
+
+        def ask(body: dict[str, Any]) -> Any:
+            body = body | {"queries": [question], "index": "run:dense", "texts": False}
+            return client.post("/search", json=body)
+
+        first = pool.submit(ask, {"k": 1})
+        wait_until(lambda: searched)
+        asked = [pool.submit(ask, body) for body in [*bodies, *bodies]]
+        wait_until(lambda: "dpr_requests_waiting 8.0" in client.get("/metrics").text)
+        gate.set()
+        together = [answer.result() for answer in asked]
+        assert first.result().status_code == 200
+        assert [len(questions) for questions in searched[:4]] == [1, 2, 2, 2]
+        assert [answer.json() for answer in together] == [ask(body).json() for body in [*bodies, *bodies]]
+    assert [answer.status_code for answer in together] == [200, 200, 200, 422] * 2
+    assert [len(answer.json()["results"][0]) for answer in together[:3]] == [3, 2, 2]
 
 
 def test_ids_that_no_passage_has_find_nothing(client: Any, world: World) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.retrieval.passages import PassageLookup
 from dpr.retriever import Retriever
-from dpr.serving.engine import Engine, open_runs
+from dpr.serving.engine import open_runs
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
@@ -39,10 +39,10 @@ def test_every_mode_finds_what_dpr_search_finds(client: Any, run_folder: Path, w
             assert [(hit["id"], hit["title"], hit["text"]) for hit in hits] == [
                 (hit.id, hit.title, hit.text) for hit in expected
             ]
-            assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-6)
+            assert [hit["score"] for hit in hits] == [hit.score for hit in expected], "to the last digit"
 
 
-def test_agents_trainers_and_pyserinis_clients_get_their_shapes(client: Any, world: World) -> None:
+def test_agents_trainers_get_their_shape(client: Any, world: World) -> None:
     first = client.post("/search", json={"queries": [world.questions[0].text], "k": 2}).json()["results"][0]
     asked = {"queries": [world.questions[0].text], "topk": 2, "return_scores": True}
     assert client.post("/retrieve", json=asked).json() == {
@@ -64,39 +64,20 @@ def test_agents_trainers_and_pyserinis_clients_get_their_shapes(client: Any, wor
     assert [
         set(document) for document in client.post("/retrieve", json={"queries": ["ka"]}).json()["result"][0]
     ] == [{"id", "contents"}] * 3
-    found = client.get("/v1/run/search", params={"query": world.questions[0].text, "hits": 2}).json()
-    assert (found["api"], found["index"], found["query"]) == ("v1", "run", {"text": world.questions[0].text})
-    assert [(item["docid"], item["score"], item["rank"]) for item in found["candidates"]] == [
-        (hit["id"], hit["score"], rank) for rank, hit in enumerate(first, 1)
-    ]
-    document = client.get("/v1/run/doc/p003").json()["doc"]
-    assert document == {"id": "p003", "contents": f"{world.passages[3].title}\n{world.passages[3].text}"} | {
-        "title": world.passages[3].title,
-        "text": world.passages[3].text,
-    }
-    assert client.get("/doc", params={"id": "p003"}).json()["text"] == world.passages[3].text
 
 
 def test_info_names_what_is_served(client: Any) -> None:
     info = client.get("/info").json()
-    assert [(item["name"], item["mode"], item["default"]) for item in info["indexes"]] == [
-        ("run", "hybrid", True),
-        ("run:dense", "dense", False),
-        ("run:bm25", "bm25", False),
+    assert [(item["name"], item["mode"]) for item in info["indexes"]] == [
+        ("run", "hybrid"),
+        ("run:dense", "dense"),
+        ("run:bm25", "bm25"),
     ]
     assert all(item["passages"] == 60 and item["exact"] for item in info["indexes"])
-    assert len({item["fingerprint"] for item in info["indexes"]}) == 3
+    assert info["limits"]["max_k"] == 1000
     page = client.get("/")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
-
-
-def test_passages_asked_for_at_the_same_time_are_answered_each_for_itself(run_folder: Path) -> None:
-    engine = Engine(list(open_runs({"run": run_folder}, ServeSettings(modes="bm25"))))
-    jobs = [{"do": "doc", "index": "run", "id": name} for name in ("p003", "none", "p004")]
-    together = engine.answer(jobs)
-    assert [status for status, _ in together] == [200, 404, 200]
-    assert together == [engine.answer([job])[0] for job in jobs]
 
 
 def test_several_runs_are_served_beside_each_other(run_folder: Path) -> None:
@@ -135,32 +116,26 @@ def test_a_corpus_that_changes_or_vanishes_is_no_fault_of_the_request(
     with served({"run": folder}, modes="bm25") as client:
 
         def answered() -> tuple[int, str]:
-            answer = client.get("/v1/run:bm25/search?query=ka&hits=1")
+            answer = client.post("/search", json={"queries": ["ka"], "index": "run:bm25", "k": 1})
             return answer.status_code, answer.json().get("error", "")
 
         assert answered() == (200, "")
         corpus.write_text((before := corpus.read_text()) + "new\tka ka\troad\n")
         assert answered()[0] == 500 and "corpus.tsv: has changed since it was opened" in answered()[1]
-        refused = client.post("/reload", json={})
-        assert (
-            refused.status_code == 503
-            and "vectors of another corpus ('corpus.tsv' as it was)" in refused.json()["error"]
-        )
-        corpus.write_text(before)
-        assert client.post("/reload", json={}).status_code == 200
-        assert answered() == (200, "")
+        assert "restart the service" in answered()[1]
         corpus.rename(folder / "away")
         assert answered()[0] == 500 and "corpus.tsv: cannot be read: No such file" in answered()[1]
         (folder / "away").rename(corpus)
+    with pytest.raises(InputError, match="vectors of another corpus"):
+        list(open_runs({"run": folder}, ServeSettings(modes="bm25")))
+    corpus.write_text(before)
     (tmp_path / "file").touch()
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ConfigError, match="read whole for each answer"):
         list(open_runs({"run": folder}, ServeSettings(modes="bm25")))
 
 
-def test_vectors_that_others_replace_are_not_searched_until_a_reload(
-    run_folder: Path, tmp_path: Path
-) -> None:
+def test_vectors_that_others_replace_are_not_searched(run_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(run_folder, folder := tmp_path / "run")
     with served({"run": folder}, modes="dense") as client:
 
@@ -168,8 +143,7 @@ def test_vectors_that_others_replace_are_not_searched_until_a_reload(
             answer = client.post("/search", json={"queries": ["ka no"], "index": "run:dense", "texts": False})
             return answer.status_code, answer.json()
 
-        status, before = answered()
-        assert status == 200
+        assert answered()[0] == 200
         shard = VectorShard(folder / "vectors_0")
         writer = VectorShardWriter(
             folder / "new", metadata=_own(shard), dimension=shard.dimension, dtype=shard.dtype
@@ -179,17 +153,10 @@ def test_vectors_that_others_replace_are_not_searched_until_a_reload(
         writer.finish()
         shutil.rmtree(folder / "vectors_0")
         status, told = answered()
-        assert status == 500 and "vectors_0" in told["error"] and "POST /reload" in told["error"]
+        assert status == 500 and "vectors_0" in told["error"] and "restart the service" in told["error"]
         (folder / "new").rename(folder / "vectors_0")
         status, told = answered()
         assert status == 500 and "manifest.json: has changed since it was opened)" in told["error"]
-        assert client.post("/reload", json={}).status_code == 200
-        status, after = answered()
-        assert (
-            status == 200
-            and after["fingerprint"] != before["fingerprint"]
-            and after["results"] != before["results"]
-        )
 
 
 def _own(shard: VectorShard) -> Any:
@@ -198,25 +165,3 @@ def _own(shard: VectorShard) -> Any:
         for key, value in shard.metadata.items()
         if key not in ("num_vectors", "num_chunks", "dimension", "dtype")
     }
-
-
-def test_a_reload_opens_what_is_there_now_and_keeps_what_was_where_it_cannot(
-    run_folder: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(run_folder, folder)
-    with served({"run": folder}, modes="bm25") as client:
-        before = client.get("/info").json()
-        Retriever.open(folder).add([{"id": "new", "title": "road", "text": "zebra crossing"}])
-        (folder / "vectors_0" / "manifest.json").rename(folder / "away")
-        refused = client.post("/reload", json={})
-        assert refused.status_code == 503 and "vectors_0" in refused.json()["error"]
-        assert client.get("/info").json() == before
-        (folder / "away").rename(folder / "vectors_0" / "manifest.json")
-        after = client.post("/reload", json={}).json()
-        assert after["generation"] == before["generation"] + 1
-        assert [item["fingerprint"] for item in after["indexes"]] != [
-            item["fingerprint"] for item in before["indexes"]
-        ]
-        found = client.post("/search", json={"queries": ["zebra"], "index": "run:bm25"}).json()["results"][0]
-        assert [hit["id"] for hit in found] == ["new"]
