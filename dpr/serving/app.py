@@ -37,9 +37,8 @@ OPENAI = "/v1/embeddings"
 HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
 _STATE = (*HEALTH, "/metrics")  # a full service must be able to say so
-_PATHS = ("/", "/search", "/retrieve", OPENAI, "/info", *_STATE)
+_PATHS = ("/", "/search", OPENAI, "/info", *_STATE)
 _EXPLAINED = 10  # an explained passage takes as long as so many others
-_TOPK = 3  # what trainers of search agents take where they state none
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -84,17 +83,6 @@ class SearchBody(BaseModel):
     filter: Filter | None = None
     texts: bool = True
     explain: bool = False
-
-
-class RetrieveBody(BaseModel):
-    """What trainers of search agents send."""
-
-    model_config = ConfigDict(strict=True)
-
-    queries: Texts
-    topk: int | None = Field(None, ge=1)
-    return_scores: bool = False
-    index: str | None = None
 
 
 def _only_texts(value: Any) -> Any:
@@ -231,6 +219,8 @@ def make_app(
             if found > getattr(settings, limit):
                 said = f"{found} {what}, expected at most {limit}={getattr(settings, limit)}"
                 raise HTTPException(422, said)
+        if any(not text.strip() for text in texts):
+            raise HTTPException(422, "a text is empty")
 
     async def arrived(answer: Future[bytes]) -> Response:
         try:
@@ -240,58 +230,25 @@ def make_app(
             raise HTTPException(503, said, headers={"Retry-After": "1"}) from None
         return Response(body, media_type="application/json")
 
-    async def searched(
-        index: ServedIndex,
-        questions: list[str],
-        k: int,
-        shape: Callable[[list[Hits]], Any],
-        wanted: dict[str, Any] | None = None,
-        *,
-        texts: bool = True,
-    ) -> Response:
-        def work(questions: list[str]) -> list[Hits]:
-            return index.search(questions, k, wanted, texts=texts, observe=engine.observe)
-
-        alike = index.name, k, str(wanted), texts
-        return await arrived(engine.ask(alike, questions, work, shape))
-
     @app.post("/search")
     async def search(request: Request) -> Response:
         """The best passages of each question."""
         body = await read(request, SearchBody)
         index = index_of(body.index)
         check(body.queries, body.k, _EXPLAINED if body.explain else 1)
-        _check_words(body.queries)
+        wanted = None if body.filter is None else body.filter.model_dump(exclude_none=True)
+        texts = body.texts or body.explain
+
+        def work(questions: list[str]) -> list[Hits]:
+            return index.search(questions, body.k, wanted, texts=texts, observe=engine.observe)
 
         def shape(found: list[Hits]) -> dict[str, Any]:
             rows = [_listed(hits, explain=body.explain, texts=body.texts) for hits in found]
             return {"index": index.name, "results": rows}
 
-        wanted = None if body.filter is None else body.filter.model_dump(exclude_none=True)
-        texts = body.texts or body.explain
-        return await searched(index, body.queries, body.k, shape, wanted, texts=texts)
-
-    @app.post("/retrieve")
-    async def retrieve(request: Request) -> Response:
-        """The same for trainers of search agents. An empty question, which a policy may write, finds nothing
-        and spoils no batch."""
-        body = await read(request, RetrieveBody)
-        k = _TOPK if body.topk is None else body.topk
-        check(body.queries, k)
-
-        def shape(found: list[Hits]) -> dict[str, Any]:
-            rows: list[list[Any]] = []
-            for hits in found:
-                documents = [{"id": hit.id, "contents": f"{hit.title}\n{hit.text}"} for hit in hits]
-                scores = [hit.score for hit in hits]
-                scored = [
-                    {"document": document, "score": score}
-                    for document, score in zip(documents, scores, strict=True)
-                ]
-                rows.append(scored if body.return_scores else documents)
-            return {"result": rows}
-
-        return await searched(index_of(body.index), body.queries, k, shape)
+        # Those who ask the same index for as many passages and with the same filter share a pass over it.
+        alike = index.name, body.k, str(wanted), texts
+        return await arrived(engine.ask(alike, body.queries, work, shape))
 
     @app.post(OPENAI)
     async def embeddings(request: Request) -> Response:
@@ -300,7 +257,6 @@ def make_app(
         body = await read(request, EmbeddingsBody)
         index = index_of(body.model)
         check(body.input)
-        _check_words(body.input)
 
         def work(texts: list[str]) -> list[tuple[np.ndarray, int]]:
             return index.embed(texts, body.input_type, observe=engine.observe)
@@ -411,11 +367,6 @@ def sentence(errors: Sequence[Any]) -> str:
         return f"{where} is missing"
     said = error["msg"].removeprefix("Value error, ")
     return f"{where or 'the body'}: {said[:1].lower()}{said[1:]}"
-
-
-def _check_words(texts: list[str]) -> None:
-    if any(not text.strip() for text in texts):
-        raise HTTPException(422, "a text is empty")
 
 
 def _listed(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:

@@ -198,7 +198,7 @@ async function open() {
     return void setTimeout(open, 1000);
   }
   indexes = info.indexes.filter((index) => index.mode !== "model");
-  if (!indexes.length) return say("Vectors of texts are served here, and no passages: /v1/embeddings and /embed.");
+  if (!indexes.length) return say("Vectors of texts are served here, and no passages: /v1/embeddings.");
   const names = labels();
   for (const column of COLUMNS) {
     $(column).replaceChildren(...indexes.map((index, place) => new Option(names[place], index.name)));

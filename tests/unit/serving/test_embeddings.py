@@ -179,7 +179,6 @@ def test_a_model_without_passages_embeds_and_says_what_it_cannot(
         )
         for answer in (
             client.post("/search", json={"queries": ["ka"]}),
-            client.post("/retrieve", json={"queries": ["ka"]}),
             client.post("/search", json={"queries": ["ka"], "filter": {"ids": ["1"]}}),
         ):
             assert answer.status_code == 422 and "model is a model without passages" in answer.text, (

@@ -153,7 +153,8 @@ def test_requests_of_one_batch_keep_their_own_filter_and_depth(run_folder: Path,
         gate.set()
         together = [answer.result() for answer in asked]
         assert first.result().status_code == 200
-        assert [len(questions) for questions in searched[:4]] == [1, 2, 2, 2]
+        # each two that are alike together, and those whose filter is refused also alone
+        assert sorted(len(questions) for questions in searched[1:]) == [1, 1, 2, 2, 2, 2]
         assert [answer.json() for answer in together] == [ask(body).json() for body in [*bodies, *bodies]]
     assert [answer.status_code for answer in together] == [200, 200, 200, 422] * 2
     assert [len(answer.json()["results"][0]) for answer in together[:3]] == [3, 2, 2]

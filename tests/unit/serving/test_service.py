@@ -42,30 +42,6 @@ def test_every_mode_finds_what_dpr_search_finds(client: Any, run_folder: Path, w
             assert [hit["score"] for hit in hits] == [hit.score for hit in expected], "to the last digit"
 
 
-def test_agents_trainers_get_their_shape(client: Any, world: World) -> None:
-    first = client.post("/search", json={"queries": [world.questions[0].text], "k": 2}).json()["results"][0]
-    asked = {"queries": [world.questions[0].text], "topk": 2, "return_scores": True}
-    assert client.post("/retrieve", json=asked).json() == {
-        "result": [
-            [
-                {
-                    "document": {"id": hit["id"], "contents": f"{hit['title']}\n{hit['text']}"},
-                    "score": hit["score"],
-                }
-                for hit in first
-            ]
-        ]
-    }
-    alone = client.post("/retrieve", json={"queries": ["ka"]}).json()["result"]
-    assert client.post("/retrieve", json={"queries": ["", "ka", " \n"]}).json() == {
-        "result": [[], *alone, []]
-    }
-    assert client.post("/retrieve", json={"queries": [""]}).json() == {"result": [[]]}
-    assert [
-        set(document) for document in client.post("/retrieve", json={"queries": ["ka"]}).json()["result"][0]
-    ] == [{"id", "contents"}] * 3
-
-
 def test_info_names_what_is_served(client: Any) -> None:
     info = client.get("/info").json()
     assert [(item["name"], item["mode"]) for item in info["indexes"]] == [
