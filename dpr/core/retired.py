@@ -33,6 +33,7 @@ SETTINGS = {
     "train.validation.hard_depth": _SAMPLE,
     "train.validation.keep_vectors": "after training, dpr embed model_file=<run> writes the same bytes",
     "init=continue": _ROUNDS,
+    "workers": "dpr serve is one process; start it again on other ports, behind any proxy (docs/serving.md)",
     "open_timeout": "dpr serve waits until its indexes are open, and /readyz says when they are",
     "train.leave_out": (
         "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone"

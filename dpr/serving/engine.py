@@ -213,22 +213,36 @@ class Engine:
             self._on_failure(error)
             return
         logger.info("ready: %s", ", ".join(index.name for index in self.indexes))
+        last, patience = 1, 0.0
         while True:
             together: dict[Any, list[_Job]] = {}
-            count = 0
-            while count < TEXTS_AT_ONCE and (not count or not self._waiting.empty()):
+            count = num_jobs = 0
+            start = time.perf_counter()
+            while count < TEXTS_AT_ONCE:
+                if num_jobs and self._waiting.empty():
+                    # Those who were answered together ask again together, but arrive one after another:
+                    # to begin with the first of them would cost a pass over the index for it alone.
+                    if num_jobs >= last or time.perf_counter() - start > patience:
+                        break
+                    time.sleep(0.0005)
+                    continue
                 job = self._waiting.get()
                 if job is None:
                     self._waiting.put(None)
                     break
+                if not num_jobs:
+                    start = time.perf_counter()
                 if job.answer.set_running_or_notify_cancel():  # else nobody waits for it any more
                     self.observe("queue", time.perf_counter() - job.since)
                     together.setdefault(job.alike, []).append(job)
+                    num_jobs += 1
                     count += len(job.texts)
             if not count:
                 return
+            start = time.perf_counter()
             for jobs in together.values():
                 self._work(jobs)
+            last, patience = num_jobs, min(0.05, 0.2 * (time.perf_counter() - start))
 
     def _work(self, jobs: list[_Job]) -> None:
         try:

@@ -34,53 +34,34 @@ function boxes(name, values) {
   };
 }
 
-function line(name, kind, values, number) {
+function line(name, kind) {
   const input = Object.assign(document.createElement("input"), { type: "text", autocomplete: "off", spellcheck: false, dir: "auto" });
-  const label = labelled(name, input);
-  if (values.length) {
-    const list = Object.assign(document.createElement("datalist"), { id: `values-${number}` });
-    list.append(...values.map((value) => Object.assign(document.createElement("option"), { value: String(value) })));
-    input.setAttribute("list", list.id);
-    label.append(list);
-  }
   const read = () => (input.value.trim() ? [PARSERS[kind](kind === "text" ? input.value : input.value.trim())] : []);
-  return { name, control: label, read, write: (wanted) => (input.value = wanted.length ? String(wanted[0]) : "") };
-}
-
-function ids() {
-  const area = Object.assign(document.createElement("textarea"), { rows: 2, spellcheck: false, dir: "auto" });
-  const read = () => area.value.split(/\r?\n/).filter(Boolean);
-  return { name: null, control: labelled("ids, one a line", area), read, write: (wanted) => (area.value = wanted.join("\n")) };
+  return { name, control: labelled(name, input), read, write: (wanted) => (input.value = wanted.length ? String(wanted[0]) : "") };
 }
 
 // Fills the panel; whether there is anything to filter by.
 export function build(panel, kinds, indexes) {
-  fields = Object.entries(kinds ?? {}).map(([name, kind], number) => {
+  fields = Object.entries(kinds ?? {}).map(([name, kind]) => {
     const lists = indexes.map((index) => Object.entries(index.choices ?? {}).find(([one]) => one === name)?.[1]);
     const values = lists.every(Array.isArray) ? [...new Set(lists.flat())] : [];
-    return values.length && values.length <= MOST_BOXES ? boxes(name, values) : line(name, kind, values, number);
+    return values.length && values.length <= MOST_BOXES ? boxes(name, values) : line(name, kind);
   });
-  const isAny = fields.length > 0;
-  if (isAny) fields.push(ids());
   panel.replaceChildren(...fields.map(({ control }) => control));
-  return isAny;
+  return fields.length > 0;
 }
 
 // What is chosen, as /search takes it; undefined where nothing is.
 export function chosen() {
   const found = fields.map(({ name, read }) => [name, read()]).filter(([, values]) => values.length);
-  const metadata = found.filter(([name]) => name !== null);
-  const wanted = found.filter(([name]) => name === null).map(([, values]) => ({ ids: values }));
-  if (metadata.length) wanted.push({ metadata: Object.fromEntries(metadata) });
-  return wanted.length ? Object.assign({}, ...wanted) : undefined;
+  return found.length ? { metadata: Object.fromEntries(found) } : undefined;
 }
 
 // Puts what ``chosen`` gave into the panel again; what is of another shape is left out.
 export function choose(filter) {
+  const holder = Object(filter?.metadata);
   for (const { name, write } of fields) {
-    const holder = Object(name === null ? filter : filter?.metadata);
-    const key = name ?? "ids";
-    const values = Object.hasOwn(holder, key) ? [holder[key]].flat() : [];
+    const values = Object.hasOwn(holder, name) ? [holder[name]].flat() : [];
     write(values.filter((value) => ["string", "number", "boolean"].includes(typeof value)));
   }
 }

@@ -45,16 +45,12 @@ function origin(hit) {
   const { place, heading, url } = hit.origin ?? {};
   const shown = [place || hit.file, (hit.title ?? "").endsWith(heading ?? "") ? "" : heading, hit.id].filter(Boolean);
   const made = element("span", "origin", ...shown.map((text, rank) => element("span", "", rank ? ` \u00b7 ${text}` : text)));
-  if (isWebAddress(url)) {
+  if (url && URL.canParse(url) && ["http:", "https:"].includes(new URL(url).protocol)) {
     const link = element("a", "", new URL(url).hostname);
     Object.assign(link, { href: url, target: "_blank", rel: "noopener noreferrer nofollow", title: url });
     made.append(" \u00b7 ", link);
   }
   return made;
-}
-
-function isWebAddress(url) {
-  return Boolean(url) && URL.canParse(url) && ["http:", "https:"].includes(new URL(url).protocol);
 }
 
 function body(hit) {
@@ -63,18 +59,9 @@ function body(hit) {
   if (hit.pieces === undefined && (hit.text ?? "") === excerpt.textContent) return [excerpt];
   const whole = element("p", "text whole", ...marked(hit.pieces ?? [hit.text ?? ""]));
   whole.dir = "auto";
-  const more = element("button", "more", "whole passage");
-  more.type = "button";
-  const show = (isWhole) => {
-    whole.hidden = !isWhole;
-    excerpt.hidden = isWhole;
-    more.textContent = isWhole ? "less" : "whole passage";
-    more.setAttribute("aria-label", `${more.textContent}: ${hit.title || hit.id}`);
-    more.setAttribute("aria-expanded", String(isWhole));
-  };
-  more.addEventListener("click", () => show(whole.hidden));
-  show(false);
-  return [excerpt, whole, more];
+  const more = element("summary", "more", "whole passage");
+  more.setAttribute("aria-label", `whole passage: ${hit.title || hit.id}`);
+  return [excerpt, element("details", "", more, whole)];
 }
 
 // Fills a list; `other`: rank by id in the other column, null where there is none, `name`: of that column.
@@ -85,7 +72,6 @@ export function draw(list, hits, other, name) {
     const head = element("div", "head", element("span", "rank", String(place + 1)), title);
     if (other) head.append(shift(place + 1, other.get(hit.id), name));
     const item = element("li", "hit", head, ...body(hit), element("div", "facts", ...facts(hit)));
-    item.tabIndex = -1;
     item.dataset.id = hit.id;
     return item;
   });

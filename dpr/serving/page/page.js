@@ -6,22 +6,12 @@ import { draw } from "./hits.js";
 const $ = (id) => document.getElementById(id);
 const WAYS = { bm25: "BM25", dense: "model", hybrid: "hybrid" };
 const COLUMNS = ["left", "right"];
-const TOKEN = "dpr-token";
-const SLOW_MS = 300; // a search that takes longer says that it is under way
 let indexes = []; // as /info describes them
 let running = null; // AbortController of the search under way
 
-class Refused extends Error {
-  constructor(status, said, wait) {
-    super(said);
-    this.status = status;
-    this.wait = wait;
-  }
-}
-
-// The JSON of an answer. Throws Refused with the service's sentence, or why there was none.
+// The JSON of an answer. Throws the service's sentence, or why there was none.
 async function ask(path, options = {}) {
-  const token = sessionStorage.getItem(TOKEN);
+  const token = sessionStorage.getItem("dpr-token");
   const headers = { ...(options.body ? { "Content-Type": "application/json" } : {}), ...(token ? { Authorization: `Bearer ${token}` } : {}) };
   let answer, value;
   try {
@@ -29,10 +19,10 @@ async function ask(path, options = {}) {
     value = await answer.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(answer?.status ?? 0, answer ? `The service answered ${answer.status} without saying why.` : "The service does not answer.");
+    throw new Error(answer ? `The service answered ${answer.status} without saying why.` : "The service does not answer.");
   }
   if (answer.ok) return value;
-  throw new Refused(answer.status, value.error ?? `The service answered ${answer.status}.`, Number(answer.headers.get("Retry-After")) || 0);
+  throw Object.assign(new Error(value.error ?? `The service answered ${answer.status}.`), { status: answer.status });
 }
 
 function say(text, isBad = false) {
@@ -47,25 +37,11 @@ function refuse(error) {
   say(error.message, true);
 }
 
-// One column's answer, asked again where the service is busy or still opening its indexes.
 async function search(column, question, k, filter, signal) {
   const body = JSON.stringify({ queries: [question], index: $(column).value, k, filter, explain: true });
-  for (let again = 0; ; again += 1) {
-    const start = performance.now();
-    try {
-      const answer = await ask("search", { method: "POST", body, signal });
-      return { hits: answer.results[0], ms: performance.now() - start };
-    } catch (error) {
-      if (!error.wait || again === 3) throw error;
-      say(`${error.message}; asking again ...`);
-      await new Promise((done) => setTimeout(done, 1000 * Math.min(error.wait, 5)));
-      signal.throwIfAborted();
-    }
-  }
-}
-
-function columns() {
-  return $("columns").classList.contains("single") ? ["left"] : COLUMNS;
+  const start = performance.now();
+  const answer = await ask("search", { method: "POST", body, signal });
+  return { hits: answer.results[0], ms: performance.now() - start };
 }
 
 function label(column) {
@@ -77,8 +53,7 @@ async function run({ remember = true } = {}) {
   const question = $("question").value.trim();
   name();
   const filter = chosen();
-  const parts = filter ? Object.keys(filter.metadata ?? {}).length + ("ids" in filter) : 0;
-  $("filtered").textContent = parts ? ` (${parts})` : "";
+  $("filtered").textContent = filter ? ` (${Object.keys(filter.metadata).length})` : "";
   if (remember) remembered(question, filter);
   if (!$("left").options.length) return;
   if (!question) return empty();
@@ -86,9 +61,9 @@ async function run({ remember = true } = {}) {
   const own = (running = new AbortController());
   const k = Number($("k").value);
   isStale(true);
-  const slow = setTimeout(() => say("Searching ..."), SLOW_MS);
+  const slow = setTimeout(() => say("Searching ..."), 300);
   try {
-    const asked = columns();
+    const asked = indexes.length < 2 ? ["left"] : COLUMNS;
     const answers = await Promise.all(asked.map((column) => search(column, question, k, filter, own.signal)));
     if (running !== own) return;
     $("login").hidden = true;
@@ -116,12 +91,8 @@ function empty() {
     $(`hits-${column}`).replaceChildren();
     $(`time-${column}`).textContent = "";
   }
-  greet();
-}
-
-function greet() {
   const passages = Math.max(0, ...indexes.map((index) => index.passages ?? 0));
-  say(passages ? `${passages.toLocaleString("en")} passages. Press ? for the keys.` : "");
+  say(passages ? `${passages.toLocaleString("en")} passages.` : "");
 }
 
 function show(asked, answers, k, isFiltered) {
@@ -175,15 +146,6 @@ function recall() {
   }
 }
 
-// What the indexes are called: a run with one way of searching by its name, several ways by theirs.
-function labels() {
-  const runs = new Set(indexes.map((index) => index.run));
-  return indexes.map(({ name, run, mode }) => {
-    const way = WAYS[mode] ?? mode ?? name;
-    return runs.size < 2 ? way : indexes.filter((index) => index.run === run).length < 2 ? `${run}` : `${run}, ${way}`;
-  });
-}
-
 async function open() {
   let info;
   try {
@@ -199,7 +161,12 @@ async function open() {
   }
   indexes = info.indexes.filter((index) => index.mode !== "model");
   if (!indexes.length) return say("Vectors of texts are served here, and no passages: /v1/embeddings.");
-  const names = labels();
+  // A run with one way of searching is called by its name, several ways by theirs.
+  const runs = new Set(indexes.map((index) => index.run));
+  const names = indexes.map(({ run, mode }) => {
+    if (runs.size < 2) return WAYS[mode];
+    return indexes.filter((index) => index.run === run).length < 2 ? run : `${run}, ${WAYS[mode]}`;
+  });
   for (const column of COLUMNS) {
     $(column).replaceChildren(...indexes.map((index, place) => new Option(names[place], index.name)));
   }
@@ -209,93 +176,27 @@ async function open() {
   $("right").selectedIndex = isSingle || first ? 0 : 1;
   $("columns").classList.toggle("single", isSingle);
   document.querySelector(".tabs").classList.toggle("single", isSingle);
-  $("right").parentElement.hidden = $("swap").hidden = isSingle;
+  $("right").parentElement.hidden = isSingle;
   $("question").maxLength = info.limits?.max_question ?? 8192;
   $("filter").hidden = !build($("panel"), info.metadata, indexes);
   recall();
   run({ remember: false });
 }
 
-function swap() {
-  [$("left").value, $("right").value] = [$("right").value, $("left").value];
-  run();
-}
-
-function showColumn(column) {
-  $("columns").dataset.shown = column;
-  for (const one of COLUMNS) $(`show-${one}`).setAttribute("aria-pressed", String(one === column));
-}
-
-// Moving between passages.
-
-function hitsOf(column) {
-  return [...$(`hits-${column}`).querySelectorAll(".hit")];
-}
-
-function place() {
-  const hit = document.activeElement?.closest?.(".hit");
-  const column = hit && COLUMNS.find((one) => $(`hits-${one}`).contains(hit));
-  return hit ? { hit, column, rank: hitsOf(column).indexOf(hit) } : null;
-}
-
-function go(column, rank) {
-  const hits = hitsOf(column);
-  if (!hits.length) return;
-  showColumn(column);
-  hits[Math.max(0, Math.min(rank, hits.length - 1))].focus();
-}
-
-function twin(hit, column) {
-  return hitsOf(COLUMNS.find((one) => one !== column)).find((one) => one.dataset.id === hit.dataset.id);
-}
-
-function mark(hit) {
-  for (const one of document.querySelectorAll(".twin")) one.classList.remove("twin");
-  const column = hit && COLUMNS.find((one) => $(`hits-${one}`).contains(hit));
-  if (column) twin(hit, column)?.classList.add("twin");
-}
-
-const KEYS = {
-  "/": () => $("question").select(),
-  "?": () => $("help").showModal(),
-  s: () => $("swap").hidden || swap(),
-  f: () => $("filter").hidden || ($("filter").open = true, $("panel").querySelector("input, textarea").focus()),
-  j: (at) => (at ? go(at.column, at.rank + 1) : go($("columns").dataset.shown, 0)),
-  k: (at) => (at?.rank ? go(at.column, at.rank - 1) : $("question").focus()),
-  h: (at) => at && columns().length > 1 && go("left", at.rank),
-  l: (at) => at && columns().length > 1 && go("right", at.rank),
-  o: (at) => {
-    const other = at && twin(at.hit, at.column);
-    if (other) go(COLUMNS.find((one) => one !== at.column), hitsOf(COLUMNS.find((one) => one !== at.column)).indexOf(other));
-  },
-  Enter: (at) => at?.hit.querySelector(".more")?.click(),
-  Escape: () => (document.activeElement === $("question") ? $("question").blur() : $("question").focus()),
-};
-Object.assign(KEYS, { ArrowDown: KEYS.j, ArrowUp: KEYS.k, ArrowLeft: KEYS.h, ArrowRight: KEYS.l });
-
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
-  const isTyping = event.target.matches("input, select, textarea");
-  const isFree = event.target === $("question") && (["ArrowDown", "Escape"].includes(event.key) || (event.key === "?" && !event.target.value));
-  const act = Object.hasOwn(KEYS, event.key) && KEYS[event.key];
-  if (!act || (isTyping && !isFree)) return;
-  if (event.key === "Enter" && event.target.matches("button, a, summary")) return;
-  event.preventDefault();
-  act(place());
-});
-$("columns").addEventListener("focusin", (event) => mark(event.target.closest(".hit")));
-$("columns").addEventListener("pointerover", (event) => mark(event.target.closest(".hit") ?? place()?.hit));
 $("form").addEventListener("submit", (event) => (event.preventDefault(), run()));
 for (const id of ["left", "right", "k"]) $(id).addEventListener("change", () => run());
 $("fields").addEventListener("change", () => run());
 $("fields").addEventListener("submit", (event) => event.preventDefault());
 $("clear").addEventListener("click", () => (choose(null), run()));
-$("swap").addEventListener("click", swap);
-$("keys").addEventListener("click", () => $("help").showModal());
-for (const column of COLUMNS) $(`show-${column}`).addEventListener("click", () => showColumn(column));
+for (const column of COLUMNS) {
+  $(`show-${column}`).addEventListener("click", () => {
+    $("columns").dataset.shown = column;
+    for (const one of COLUMNS) $(`show-${one}`).setAttribute("aria-pressed", String(one === column));
+  });
+}
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(TOKEN, $("token").value.trim());
+  sessionStorage.setItem("dpr-token", $("token").value.trim());
   $("token").value = "";
   open();
 });

@@ -67,11 +67,6 @@ def found_by(address: str, index: str, question: str) -> list[dict[str, Any]]:
         return json.load(answer)["results"][0]
 
 
-def focused(page: Browser) -> list[str]:
-    """Column and id of the passage that has the focus."""
-    return page.look("[document.activeElement.closest('ol')?.id, document.activeElement.dataset.id]")
-
-
 def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: World) -> None:
     question = world.questions[3].text
     ask(page, question)
@@ -147,55 +142,17 @@ def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: 
 
 
 def test_the_keyboard_is_enough(page: Browser, world: World) -> None:
-    page.look("document.activeElement.blur()")
-    page.press("/")
-    assert page.look("document.activeElement.id") == "question"
     ask(page, world.questions[5].text)
-    left, right = ids(page, "left"), ids(page, "right")
-    page.press("ArrowDown")
-    assert focused(page) == ["hits-left", left[0]]
-    page.press("j", "j", "k")
-    assert focused(page) == ["hits-left", left[1]]
-    page.press("l")
-    assert focused(page) == ["hits-right", right[1]]
-    shared = next(name for name in left if name in right)
-    page.press("ArrowLeft", *["k"] * 1, *["j"] * left.index(shared))
-    assert focused(page) == ["hits-left", shared]
-    assert page.look("document.querySelector('#hits-right .twin').dataset.id") == shared
-    page.press("o")
-    assert focused(page) == ["hits-right", shared]
-    before = page.look("[document.querySelector('#left').value, document.querySelector('#right').value]")
-    page.press("s")
-    page.wait(
-        f"document.querySelector('#left').value == {json.dumps(before[1])} &&"
-        " !document.querySelector('.stale')"
-    )
-    assert (ids(page, "left"), ids(page, "right")) == (right, left)
-    page.press("?")
-    assert page.look("document.querySelector('#help').open")
-    page.press("Escape")
-    page.wait("!document.querySelector('#help').open")
-    page.press("Escape")
-    assert page.look("document.activeElement.id") == "question"
+    reached = set()
+    for _ in range(60):
+        page.press("Tab")
+        reached.add(page.look("document.activeElement.id || document.activeElement.className"))
+        if page.look("document.activeElement.className") == "more":
+            page.press("Enter")
+            assert page.look("document.activeElement.parentElement.open")
+            break
+    assert {"left", "right", "k", "more"} <= reached
     assert page.problems == []
-
-
-def test_keys_act_while_the_question_has_the_focus_and_is_empty(page: Browser, world: World) -> None:
-    page.look("document.querySelector('#question').focus()")
-    page.press("?")
-    assert page.look("document.querySelector('#help').open && !document.querySelector('#question').value")
-    page.press("Escape")
-    page.wait("!document.querySelector('#help').open")
-    page.look("document.querySelector('#question').focus()")
-    page.type("why")
-    page.press("?")
-    assert page.look("document.querySelector('#question').value") == "why?" and not page.look(
-        "document.querySelector('#help').open"
-    )
-    page.press("Escape")
-    assert page.look("document.activeElement.id") != "question"
-    page.press("?")
-    assert page.look("document.querySelector('#help').open")
 
 
 def test_a_slow_search_says_that_it_is_under_way_and_small_facts_are_small(

@@ -62,15 +62,14 @@ def numbers(page: Browser, column: str = "left") -> set[int]:
 def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
     page.look("document.querySelector('#k').value = '50'")
     ask(page, "zebra", 30)
-    page.look("document.activeElement.blur()")
-    page.press("f")
+    page.click("#filter summary")
+    page.look("document.querySelector('#panel input').focus()")
     assert page.look("document.querySelector('#filter').open && document.activeElement.type == 'checkbox'")
     names = page.look(
         "[...document.querySelectorAll('#panel fieldset')].map(one => [...one.children].map(child =>"
         " child.textContent))"
     )
     assert names == [["section", *sorted(SECTIONS)], ["year", "2000", "2001"]]
-    assert page.look("document.querySelectorAll('#panel datalist option').length") == 30
 
     page.press(" ")  # the first box has the focus
     page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
@@ -89,14 +88,9 @@ def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
     page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
     assert numbers(page) == expected, "the address holds the filter"
 
-    page.look("document.querySelector('#panel textarea').focus()")
-    page.type("one 4\none 6\ntwo 4\nunknown\n")
-    page.press("Tab")
-    page.wait("document.querySelectorAll('#hits-left .hit').length == 2")
-    assert (numbers(page), numbers(page, "right")) == ({4, 6}, {4})
     page.click("#clear")
     page.wait("document.querySelectorAll('#hits-left .hit').length == 30")
-    page.look("document.querySelector('#panel input[list]').focus()")
+    page.look("document.querySelector('#panel input[type=text]').focus()")
     page.type("page 7")
     page.press("Enter")
     page.wait("document.querySelectorAll('#hits-left .hit').length == 1")
@@ -152,7 +146,7 @@ def test_a_long_question_survives_the_address(page: Browser) -> None:
     page.look("document.querySelector('#question').select()")
     page.press("Backspace", "Enter")
     page.wait("document.querySelectorAll('.hit').length == 0")
-    assert "Press ?" in page.look("document.querySelector('#status').textContent")
+    assert page.look("document.querySelector('#status').textContent") == "30 passages."
 
 
 def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
@@ -231,16 +225,15 @@ def test_everything_has_a_name_can_be_reached_and_is_seen(page: Browser, is_dark
         )
         if page.look("document.activeElement === document.body"):
             break
-    assert {"left", "right", "swap", "k", "keys", "panel", "clear"} <= reached
+    assert {"left", "right", "k", "panel", "clear"} <= reached
     for selector, ground in (
         ("summary", "body"),
         ("legend", "body"),
         ("fieldset label", "body"),
         ("#clear", "#clear"),
-        ("textarea", "textarea"),
     ):
         assert contrast(page, selector, ground) >= 4.5, selector
-    for control in ("textarea", "fieldset", "select", "#swap", "#question"):
+    for control in ("fieldset", "select", "#question"):
         assert contrast(page, control, "body", "borderTopColor") >= 3, control
     for width in (320, 390, 1200):
         page.size(width, is_dark=is_dark)
