@@ -5,11 +5,11 @@ written last.
     int8 or of single bits
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
         ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
-        (write_ids in dpr/formats/arrays.py) manifest.json      metadata, sizes and SHA-256 of all files;
-        present means complete chunk-00000.json   while unfinished: size and SHA-256 of the chunk's files
-        shard.json         while unfinished: the metadata the chunks were made with
+        (write_ids in dpr/formats/arrays.py)
+        manifest.json      metadata, sizes and SHA-256 of all files; present means complete
 
-Several processes may write different chunks of one shard at the same time; one of them finishes it.
+Until then a chunk is a step (dpr/storage/steps.py): several processes may write different chunks of one shard
+at the same time; one of them finishes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,9 @@ from dpr.formats.sorted_hashes import first_duplicate
 from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
-from dpr.storage.steps import StepsInAnyOrder
+from dpr.storage.steps import CLAIM, RECORDS, Steps
 from dpr.storage.strict_json import describe
 
-_UNFINISHED = "shard.json"
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
 _DECODED_ROWS = 8192
 _PLAIN_ROWS = 65536
@@ -78,7 +76,7 @@ _OF_CORPUS = ("corpus", "corpus_fingerprint", "id_prefix", "num_shards")
 _OF_IDS = ("corpus_fingerprint", "id_col", "id_prefix")
 
 
-class VectorShardWriter(StepsInAnyOrder):
+class VectorShardWriter(Steps):
     """Writes one shard, chunk by chunk, in any order; resumes what an earlier, killed writer of the same
     metadata left.
 
@@ -90,8 +88,8 @@ class VectorShardWriter(StepsInAnyOrder):
         something else.
     """
 
-    claim, step, counts = _UNFINISHED, "chunk", ("num_vectors", "num_chunks")
-    contents, rename = "vectors", "choose another out_file"
+    contents = "vectors"
+    rename = "choose another out_file"
 
     def __init__(self, folder: Path, *, metadata: Metadata, dimension: int, dtype: str = "float32") -> None:
         if dtype not in DTYPES:
@@ -99,10 +97,7 @@ class VectorShardWriter(StepsInAnyOrder):
         self.dimension, self.dtype = dimension, dtype
         super().__init__(folder, {**metadata, "dimension": dimension, "dtype": dtype})
         if self.is_complete() and verify_folder(folder):
-            self._reopen()
-
-    def files_of(self, number: int) -> list[str]:
-        return _files(self.dtype, number)
+            self.reopen()
 
     def write_chunk(self, number: int, ids: list[str], vectors: np.ndarray) -> None:
         """Stores a chunk durably: ``vectors`` (n, D), one id per row.
@@ -140,12 +135,13 @@ class VectorShardWriter(StepsInAnyOrder):
             )
         arrays["ids"] = pack_ids(lambda: [np.array(encoded, dtype=bytes)])
         if self.is_complete():
-            self._reopen()
-        names = (*array_names(self.dtype), "ids")
+            self.reopen()
         self.write_step(
             number,
-            len(ids),
-            [partial(np.lib.format.write_array, array=arrays[name], allow_pickle=False) for name in names],
+            {
+                _file(name, number): partial(np.lib.format.write_array, array=array, allow_pickle=False)
+                for name, array in arrays.items()
+            },
         )
 
     def finish(self, num_chunks: int | None = None) -> None:
@@ -170,19 +166,11 @@ class VectorShardWriter(StepsInAnyOrder):
                 else f"{len(proofs)} chunks, not {num_chunks}"
             )
             raise InputError(found, file=self.folder, hint="rerun the same command to write them")
-        num_vectors = sum(proof["rows"] for proof in proofs.values())
-        files = {name: entry for number in sorted(proofs) for name, entry in proofs[number]["files"].items()}
-        self.write_manifest({**self.provenance, "num_vectors": num_vectors, "num_chunks": num_chunks}, files)
+        num_vectors = sum(len(PackedIds.mapped(self.folder / _file("ids", number))) for number in proofs)
+        self.write_manifest({**self.provenance, "num_vectors": num_vectors, "num_chunks": num_chunks})
 
-    def _reopen(self) -> None:
-        proofs = {}
-        for number, files in _by_chunk(read_manifest(self.folder)["files"], self.dtype).items():
-            with suppress(InputError):
-                proofs[number] = {
-                    "files": files,
-                    "rows": len(PackedIds.mapped(self.folder / _file("ids", number))),
-                }
-        self.reopen(proofs)
+    def _stated_in(self, metadata: dict[str, Any]) -> Any:
+        return {key: metadata[key] for key in metadata if key not in ("num_vectors", "num_chunks")}
 
 
 class VectorShard:
@@ -195,11 +183,7 @@ class VectorShard:
 
     def __init__(self, path: str | Path, *, verify: bool = True) -> None:
         self.path = Path(path)
-        if (
-            self.path.is_dir()
-            and (self.path / _UNFINISHED).is_file()
-            and not (self.path / MANIFEST).is_file()
-        ):
+        if (self.path / CLAIM).is_file() and not (self.path / MANIFEST).is_file():
             raise InputError(
                 "these vectors are unfinished",
                 file=self.path,
@@ -217,9 +201,7 @@ class VectorShard:
         self._ends: np.ndarray | None = None  # of chunks, once it is asked for rows
         problems = folder_problems(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
-        problems = [
-            problem for problem in problems if not re.match(rf"{_UNFINISHED}|chunk-\d{{5,}}\.json", problem)
-        ]
+        problems = [problem for problem in problems if not RECORDS.match(problem)]
         if sorted(self._chunks) != list(range(len(self._chunks))):
             problems.append("chunk numbers are not consecutive")
         if problems:

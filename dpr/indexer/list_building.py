@@ -10,6 +10,7 @@ the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -24,7 +25,7 @@ from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.settings import ListSettings
 from dpr.indexer.vectors import AllRows, check_finite, refuse_overflow
 from dpr.storage.durable import durable_file
-from dpr.storage.steps import StepsInOrder
+from dpr.storage.steps import Steps
 
 logger = get_logger(__name__)
 
@@ -115,27 +116,30 @@ def build_in_steps(
     """
     import faiss
 
-    steps = StepsInOrder(work, made_of)
-    if not steps.num_done:
-        with steps.appended(QUANTISER_FILE) as out:
-            out.write(faiss.serialize_index(train()).data)
-        steps.commit()
+    steps = Steps(work, made_of)
+    if not steps.is_done(0):
+        trained_empty = faiss.serialize_index(train())
+        steps.write_step(0, {QUANTISER_FILE: lambda out: out.write(trained_empty.data)})
     quantiser = work / QUANTISER_FILE
     size = max(settings.buffer_size, _PART_BYTES // (read(quantiser).code_size + 8))
     parts = [range(start, min(start + size, rows.num_rows)) for start in range(0, rows.num_rows, size)]
-    if steps.num_done > 1:
-        logger.info("%s: %d of %d parts exist already", work, steps.num_done - 1, len(parts))
-    progress = Progress(
-        "indexing", rows.num_rows, unit="vectors", done=sum(map(len, parts[: steps.num_done - 1]))
-    )
-    for number in range(steps.num_done - 1, len(parts)):
+    missing = [number for number in range(len(parts)) if not steps.is_done(number + 1)]
+    if len(missing) < len(parts):
+        logger.info("%s: %d of %d parts exist already", work, len(parts) - len(missing), len(parts))
+    done = rows.num_rows - sum(len(parts[number]) for number in missing)
+    progress = Progress("indexing", rows.num_rows, unit="vectors", done=done)
+    for number in missing:
         engine = read(quantiser)
         fill(engine, rows, parts[number], settings.buffer_size)
-        with steps.appended(f"{number}-{LISTS_FILE}") as out:
-            sizes = write_lists([HeldLists(engine)], engine.nlist, out)
-        with steps.appended(f"{number}-{SIZES_FILE}") as out:
-            np.lib.format.write_array(out, sizes, allow_pickle=False)
-        steps.commit()
+        counted = [engine.invlists.list_size(each) for each in range(engine.nlist)]
+        sizes = np.array(counted, dtype=np.int64)
+        steps.write_step(
+            number + 1,
+            {
+                f"{number}-{LISTS_FILE}": partial(write_lists, [HeldLists(engine)], engine.nlist),
+                f"{number}-{SIZES_FILE}": partial(np.lib.format.write_array, array=sizes, allow_pickle=False),
+            },
+        )
         progress.advance(len(parts[number]), 0)
     progress.close()
     _merge(folder, work, len(parts), read(quantiser), ids)

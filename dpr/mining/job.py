@@ -3,19 +3,15 @@ block (``work``)."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.records import TrainingSample
-from dpr.formats.training_files.json_formats import join_record_files
+from dpr.formats.corpora import durable_text
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import BlockAudit, combine, warn_of_few
@@ -31,12 +27,12 @@ from dpr.mining.negatives import (
     scored_by,
 )
 from dpr.mining.search import Finder, Query, QueryHits, Search
-from dpr.mining.work import BLOCKS, BlockWriter, Elsewhere, write_blocks
-from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import describe_file, durable_file, read_json, remove_folder, write_json
-from dpr.storage.leftovers import remove_leftovers
-from dpr.storage.outputs import require_writable
-from dpr.storage.run_lock import held, lock_of
+from dpr.mining.work import BlockWriter, Elsewhere, write_blocks
+from dpr.storage.checksums import content_sha256, verify_file
+from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
+from dpr.storage.leftovers import remove
+from dpr.storage.outputs import output, require_writable
+from dpr.storage.steps import Steps
 
 logger = get_logger(__name__)
 
@@ -88,10 +84,11 @@ def mine(
         "search": search.facts(),
     }
 
-    def prepare(work: Path, blocks: Sequence[range]) -> BlockMiner:
+    def prepare(steps: Steps, blocks: Sequence[range]) -> BlockMiner:
+        work = steps.folder.parent
         source = source_of(train, corpus, work)
         finder = search.prepare(train, blocks, MiningCorpus(source, work), work)
-        return BlockMiner(train, source, work, finder, search.mined_by, settings, keep_within)
+        return BlockMiner(train, source, steps, finder, search.mined_by, settings, keep_within)
 
     facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
     facts |= {"keep_within": keep_within} if keep_within else {}
@@ -161,13 +158,13 @@ class BlockMiner(BlockWriter):
         results = finish_together(choices, scorer)
         if scorer is not None:
             prepared = scored_by(scorer, prepared)
-        with durable_file(self.part(rows), note={}) as out:
+
+        def records() -> Iterator[dict[str, Any]]:
             for sample, (_, _, one), mined in zip(prepared, kept, results, strict=True):
                 block_audit.add(sample, mined, one.positive_score, in_corpus=bool(self._known(sample)))
-                out.write(
-                    json.dumps(_record(sample, mined.negatives, self.mined_by), ensure_ascii=False) + "\n"
-                )
-        write_json(self.audit(rows), block_audit.record(), note={})
+                yield _record(sample, mined.negatives, self.mined_by)
+
+        self.save(rows, records(), block_audit.record)
 
 
 def _record(sample: TrainingSample, negatives: list[Candidate], mined_by: str) -> dict[str, Any]:
@@ -183,23 +180,27 @@ def _record(sample: TrainingSample, negatives: list[Candidate], mined_by: str) -
     return record
 
 
+def _joined(parts: Iterable[Path]) -> Iterator[str]:
+    return (part.read_text(encoding="utf-8") for part in parts)
+
+
 @dataclass(frozen=True)
 class BlockJob:
     """Something done to every question of a training set.
 
-    ``base`` decides what the work folder holds, ``facts`` the output too. ``prepare`` takes the work folder
-    and the blocks; ``combine`` makes one audit of those of the blocks, ``join`` one output of their records,
-    by default all of them in order.
+    ``base`` decides what the work folder holds, ``facts`` the output too. ``prepare`` takes the blocks, as
+    steps and as rows; ``combine`` makes one audit of those of the blocks, ``join`` the text of the output of
+    their records, by default all of them in order.
     """
 
     name: str
     base: Facts
     facts: Facts
     block_rows: int
-    prepare: Callable[[Path, Sequence[range]], BlockWriter]
+    prepare: Callable[[Steps, Sequence[range]], BlockWriter]
     combine: Callable[[Iterable[Facts]], Facts]
     scorer: PairScorer | None = None
-    join: Callable[[Iterable[Path], Path], None] | None = None
+    join: Callable[[Iterable[Path]], Iterable[str]] = _joined
 
 
 def run_job(
@@ -213,22 +214,20 @@ def run_job(
 ) -> Facts:
     """Does what is left of a job and returns its audit; raises as ``mine`` does."""
     require_writable(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with held(out, file=lock_of(out)):
-        work = out.with_name(f"{out.name}.{job.name}")
-        remove_leftovers(out.parent)
-        # Unfinished work is finished first, even if a killed run had already written the output.
-        if out.exists() and not overwrite and not _is_of(work / BLOCKS, job.facts):
-            if (finished := _finished(out, job.facts)) is None:
-                raise InputError("exists already", file=out, hint="choose another name, or overwrite=true")
-            logger.info("%s is already the result of these data and settings: nothing to do", out)
+    work = out.with_name(f"{out.name}.{job.name}")
+    audit_file = out.with_name(f"{out.name}.audit.json")
+    with output(out, job.facts, overwrite=overwrite) as is_missing:
+        # A run may have been killed between the output and its audit.
+        if not is_missing and not verify_file(audit_file):
+            remove(work)
+            finished: Facts = read_json(audit_file)
             return finished
-        _claim(work, job.base)
-        _claim(work / BLOCKS, job.facts)
+        Steps(work, job.base, restart=True)
+        steps = Steps(work / "blocks", job.facts, restart=True)
         size = job.block_rows
         blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
-        writer = job.prepare(work, blocks)
-        missing = [rows for rows in blocks if not writer.is_written(rows)]
+        writer = job.prepare(steps, blocks)
+        missing = [rows for rows in blocks if not steps.is_done(rows.start)]
         progress = Progress(job.name, len(train), unit="questions", done=len(train) - sum(map(len, missing)))
         for rows in write_blocks(
             writer, missing, processes=processes, scorer=job.scorer, elsewhere=elsewhere
@@ -236,9 +235,10 @@ def run_job(
             progress.advance(len(rows), 0)
         progress.close()
         audit = job.combine(read_json(writer.audit(rows)) for rows in blocks)
-        (job.join or join_record_files)((writer.part(rows) for rows in blocks), out)
+        with durable_text(out, note=job.facts) as joined:
+            joined.writelines(job.join(writer.part(rows) for rows in blocks))
         audit |= {"made_of": job.facts, "file": describe_file(out)}
-        write_json(_audit_file(out), audit, note={})
+        write_json(audit_file, audit, note={})
         remove_folder(work)
         return audit
 
@@ -249,32 +249,3 @@ def source_of(train: TrainingSet, corpus: Path | None, work: Path) -> Path:
     if corpus is None and not source.is_file():
         logger.info("%d distinct passages in the training data", write_training_passages(train, source))
     return source
-
-
-def _claim(folder: Path, facts: Facts) -> None:
-    """Ties a work folder to these facts; work of other facts is removed."""
-    if folder.is_dir() and not _is_of(folder, facts):
-        logger.warning("%s belongs to other data or settings; starting over", folder)
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
-    write_json(folder / "made_of.json", facts)
-
-
-def _is_of(folder: Path, facts: Facts) -> bool:
-    with suppress(InputError):
-        return bool(read_json(folder / "made_of.json") == facts)
-    return False
-
-
-def _finished(out: Path, facts: Facts) -> dict[str, Any] | None:
-    """The audit of ``out`` if that is the complete result of these facts."""
-    with suppress(InputError, AttributeError):
-        audit: dict[str, Any] = read_json(_audit_file(out))
-        if audit.get("made_of") == facts and audit.get("file") == describe_file(out):
-            return audit
-    return None
-
-
-def _audit_file(out: Path) -> Path:
-    return out.with_name(f"{out.name}.audit.json")

@@ -3,7 +3,6 @@ can be resumed."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from dpr.mining.negatives import PairScorer, passages_of, scored_by, with_teache
 from dpr.mining.search import Query, Scorer, ScoringSearch
 from dpr.mining.work import BlockWriter
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import durable_file, write_json
+from dpr.storage.steps import Steps
 
 logger = get_logger(__name__)
 
@@ -89,13 +88,14 @@ def score_passages(
     base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and content_sha256(corpus)}
     base["search"] = [search.facts() for search in searches]
 
-    def prepare(work: Path, blocks: Sequence[range]) -> BlockScorer:
+    def prepare(steps: Steps, blocks: Sequence[range]) -> BlockScorer:
         if not searches:
-            return BlockScorer(train, Path(), work, (), teacher.weight, teacher.depth)
+            return BlockScorer(train, Path(), steps, (), teacher.weight, teacher.depth)
+        work = steps.folder.parent
         source = source_of(train, corpus, work)
         opened = MiningCorpus(source, work)
         finders = tuple(search.prepare(train, blocks, opened, work) for search in searches)
-        return BlockScorer(train, source, work, finders, teacher.weight, teacher.depth)
+        return BlockScorer(train, source, steps, finders, teacher.weight, teacher.depth)
 
     size = searches[0].block_rows if searches else BLOCK_ROWS
     job = BlockJob("scoring", base, base | teacher.facts(), size, prepare, _combine, teacher.scorer)
@@ -157,11 +157,7 @@ class BlockScorer(BlockWriter):
             ]
         else:
             samples = scored_by(scorer, samples)
-        with durable_file(self.part(rows), note={}) as out:
-            out.writelines(
-                json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n" for sample in samples
-            )
-        write_json(self.audit(rows), _audit(samples), note={})
+        self.save(rows, map(sample_to_json, samples), lambda: _audit(samples))
 
 
 def _audit(samples: Sequence[TrainingSample]) -> dict[str, Any]:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.corpora import durable_text
 from dpr.formats.training_records import passage_to_json
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.job import BlockJob, run_job, source_of
 from dpr.mining.search import Query, Scorer, ScoringSearch
 from dpr.mining.work import BlockWriter
-from dpr.storage.durable import durable_file, write_json
+from dpr.storage.steps import Steps
 
 _VERSION, _DEPTH = 1, 10
 _COUNTED = ("questions", "positives in doubt", "negatives in doubt")
@@ -48,8 +47,9 @@ def find_suspects(
         "search": [search.facts() for search in searches],
     }
 
-    def prepare(work: Path, blocks: Sequence[range]) -> BlockDoubts:
-        block = BlockDoubts(train, source_of(train, None, work), work)
+    def prepare(steps: Steps, blocks: Sequence[range]) -> BlockDoubts:
+        work = steps.folder.parent
+        block = BlockDoubts(train, source_of(train, None, work), steps)
         return replace(
             block, finders=tuple(search.prepare(train, blocks, block.corpus, work) for search in searches)
         )
@@ -95,13 +95,15 @@ class BlockDoubts(BlockWriter):
 
     def write(self, rows: range, found: Sequence[list[Scores]], scorer: Any = None) -> None:
         counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
-        with durable_file(self.part(rows), note={}) as out:
+
+        def records() -> Iterator[dict[str, Any]]:
             for row, sides in zip(rows, found, strict=True):
                 counts["questions"] += 1
                 for record in self._doubted(self.train[row], sides):
                     counts[f"{record['label']}s in doubt"] += 1
-                    out.write(json.dumps({**record, "row": row}, ensure_ascii=False) + "\n")
-        write_json(self.audit(rows), {"counts": dict(counts)}, note={})
+                    yield {**record, "row": row}
+
+        self.save(rows, records(), lambda: {"counts": dict(counts)})
 
     def _doubted(self, sample: TrainingSample, sides: list[Scores]) -> Iterator[dict[str, Any]]:
         """The labels of a question that both sides contradict."""
@@ -154,7 +156,7 @@ def _total(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"counts": dict(counts)}
 
 
-def _most_doubtful(most: int, parts: Iterable[Path], out: Path) -> None:
+def _most_doubtful(most: int, parts: Iterable[Path]) -> list[str]:
     def lines() -> Iterator[tuple[float, int, str]]:
         number = 0
         for part in parts:
@@ -163,5 +165,4 @@ def _most_doubtful(most: int, parts: Iterable[Path], out: Path) -> None:
                     number += 1
                     yield json.loads(line)["doubt"], -number, line
 
-    with durable_text(out, note={}) as joined:
-        joined.writelines(line for *_, line in heapq.nlargest(most, lines()))
+    return [line for *_, line in heapq.nlargest(most, lines())]

@@ -9,17 +9,18 @@ and scoring share.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -27,19 +28,22 @@ from dpr.core.errors import LostRankError
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.negatives import PairScorer
-from dpr.storage.checksums import verify_file
-
-BLOCKS = "blocks"
+from dpr.storage.steps import Steps
 
 
 @dataclass(frozen=True)
 class BlockWriter(ABC):
-    """What every process needs to know to write a block. ``source`` is the corpus, ``work`` holds what was
-    made of it and the blocks."""
+    """What every process needs to know to write a block. ``source`` is the corpus; ``steps`` are the blocks,
+    by their first row."""
 
     train: TrainingSet
     source: Path
-    work: Path
+    steps: Steps
+
+    @property
+    def work(self) -> Path:
+        """The folder of the blocks, and of what was made of the corpus."""
+        return self.steps.folder.parent
 
     @cached_property
     def corpus(self) -> MiningCorpus:
@@ -47,14 +51,10 @@ class BlockWriter(ABC):
 
     def part(self, rows: range) -> Path:
         """The records of a block."""
-        return self.work / BLOCKS / f"part-{rows.start:09d}-{rows.stop:09d}.jsonl"
+        return self.steps.folder / f"part-{rows.start:09d}-{rows.stop:09d}.jsonl"
 
     def audit(self, rows: range) -> Path:
-        return self.work / BLOCKS / f"audit-{rows.start:09d}-{rows.stop:09d}.json"
-
-    def is_written(self, rows: range) -> bool:
-        """Whether records and audit are there, as they were written."""
-        return not (verify_file(self.part(rows)) or verify_file(self.audit(rows)))
+        return self.steps.folder / f"audit-{rows.start:09d}-{rows.stop:09d}.json"
 
     @abstractmethod
     def find(self, rows: range) -> Any:
@@ -62,7 +62,23 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def write(self, rows: range, found: Any, scorer: PairScorer | None = None) -> None:
-        """Writes the records of a block and its audit, each with a checksum beside it."""
+        """Writes the records of a block and its audit, by ``save``."""
+
+    def save(
+        self, rows: range, records: Iterable[dict[str, Any]], audit: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Writes a block: its records, and then its audit."""
+
+        def write_records(out: IO[bytes]) -> None:
+            for record in records:
+                out.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
+
+        def write_audit(out: IO[bytes]) -> None:
+            out.write(json.dumps(audit()).encode())
+
+        self.steps.write_step(
+            rows.start, {self.part(rows).name: write_records, self.audit(rows).name: write_audit}
+        )
 
 
 @dataclass(frozen=True)

@@ -71,14 +71,6 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note
     return count
 
 
-def join_record_files(parts: Iterable[Path], out: Path) -> None:
-    """Joins files of JSON lines into one, whole or not at all, with a checksum beside it; compressed for
-    names in ``.gz``."""
-    with durable_text(out, note={}) as joined:
-        for part in parts:
-            joined.write(part.read_text(encoding="utf-8"))
-
-
 def read_tevatron(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """Tevatron's records: version 1 with the passages in the row, version 2 with their ids and
     ``options.corpus``. Both may be mixed."""

@@ -110,8 +110,8 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
         "X_0: cannot be written (No space left on device); rerun the same command where it can"
         in capsys.readouterr().err
     )
-    assert {path.name for path in (tmp_path / "X_0").glob("chunk-*.json")} == {
-        f"chunk-{number:05d}.json" for number in range(failing)
+    assert {path.name for path in (tmp_path / "X_0").glob("step-*.json")} == {
+        f"step-{number:05d}.json" for number in range(failing)
     }
     assert not (tmp_path / "X_0" / "manifest.json").exists()
     assert main(arguments) == 0

@@ -133,7 +133,7 @@ def test_a_killed_run_is_continued_to_the_same_bytes(folder: Path, tmp_path: Pat
         assert process.exitcode == -signal.SIGKILL, point
         with pytest.raises(InputError):
             VectorShard(tmp_path / "killed_0")
-        kept.append(len(list((tmp_path / "killed_0").glob("chunk-*.json"))))
+        kept.append(len(list((tmp_path / "killed_0").glob("step-*.json"))))
     assert kept == sorted(kept)
     assert 0 < kept[0] < kept[-1] == 7
     report = embed(folder, tmp_path / "killed")

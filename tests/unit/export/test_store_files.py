@@ -160,7 +160,7 @@ def test_a_killed_run_is_finished_by_the_same_command(
     load_and_die(WRITE, inputs, 20, name, str(target))
     load_and_die(WRITE, inputs, 150, name, str(target))
     unfinished = tmp_path / "out.unfinished"
-    assert len((unfinished / "progress.jsonl").read_text().splitlines()) == 2 and not target.exists()
+    assert len(list(unfinished.glob("step-*.json"))) == 2 and not target.exists()
     read: list[int] = []
     monkeypatch.setattr(type(FILE_FORMATS[name]), "write", _counted(type(FILE_FORMATS[name]).write, read))
     assert contents(written(inputs, target, name)) == whole and not unfinished.exists()
@@ -178,8 +178,7 @@ def _counted(write: Any, numbers: list[int]) -> Any:
 def test_a_kill_before_the_name_leaves_only_the_name_to_be_given(inputs: Path, tmp_path: Path) -> None:
     whole = written(inputs, tmp_path / "whole", "parquet")
     before = contents(whole)
-    (whole / "progress.json").write_text("{}")
-    (whole / "progress.jsonl").touch()
+    (whole / "unfinished.json").write_text("{}")
     whole.rename(tmp_path / "out.unfinished")
     assert contents(written(inputs, tmp_path / "out", "parquet")) == before
 
@@ -194,9 +193,9 @@ def test_what_is_unfinished_of_something_else_is_refused(inputs: Path, tmp_path:
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(InputError, match="is shorter than it was written"):
         write_files(open_rows(inputs), tmp_path / "out", FILE_FORMATS["parquet"])
-    for progress in ("[]", "{}", '{"made_of": 1, "steps": 1, "bytes": [1]}', "x"):
-        (tmp_path / "out.unfinished" / "progress.json").write_text(progress)
-        with pytest.raises(InputError, match=r"progress\.json:.* (does not say how far|not JSON)"):
+    for claim in ("[]", "1", "x"):
+        (tmp_path / "out.unfinished" / "unfinished.json").write_text(claim)
+        with pytest.raises(InputError, match=r"unfinished.*: (does not say what|not JSON)"):
             write_files(open_rows(inputs), tmp_path / "out", FILE_FORMATS["parquet"])
 
 

@@ -89,7 +89,7 @@ def test_unfinished_shard_keeps_its_good_chunks_only(tmp_path: Path) -> None:
         made.write_chunk(number, [str(number)], vectors(1, number))
     flip_last_byte(tmp_path / "X_0" / "vectors-00000.npy")
     (tmp_path / "X_0" / "ids-00001.npy").unlink()
-    (tmp_path / "X_0" / "chunk-00002.json").write_text("{")
+    (tmp_path / "X_0" / "step-00002.json").write_text("{")
     again = writer(tmp_path / "X_0")
     assert again.finished_steps() == {3}
     with pytest.raises(InputError, match="1 chunks are missing"):

@@ -162,11 +162,11 @@ def test_other_settings_do_not_take_over_unfinished_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, out = train_set(tmp_path), tmp_path / "out.jsonl"
-    real = job.join_record_files
-    monkeypatch.setattr(job, "join_record_files", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    real = job.durable_text
+    monkeypatch.setattr(job, "durable_text", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         mine(data, out, MiningSettings(per_question=1))
-    monkeypatch.setattr(job, "join_record_files", real)
+    monkeypatch.setattr(job, "durable_text", real)
     mine(data, out, MiningSettings(per_question=2))
     assert max(len(record["hard_negative_ctxs"]) for record in records(out)) == 2
 

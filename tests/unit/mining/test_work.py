@@ -15,6 +15,7 @@ import torch
 from dpr.core.errors import LostRankError
 from dpr.mining import work
 from dpr.mining.work import BlockWriter, Elsewhere, write_blocks
+from dpr.storage.steps import Steps
 
 BLOCKS = [range(start, start + 2) for start in range(0, 10, 2)]
 
@@ -43,7 +44,7 @@ class Writer(BlockWriter):
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Writer:
-    return Writer(Train(), tmp_path, tmp_path / "work", [])  # type: ignore[arg-type]
+    return Writer(Train(), tmp_path, Steps(tmp_path / "work" / "blocks", {}), [])  # type: ignore[arg-type]
 
 
 class Threads(ThreadPoolExecutor):

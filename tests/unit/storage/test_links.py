@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import InputError, OutputError
-from dpr.storage.durable import append_jsonl, appended, durable_file, durable_folder, write_json
+from dpr.storage.durable import append_jsonl, appended, durable_file, durable_folder, sealed, write_json
 from dpr.storage.leftovers import open_own, temporary_beside
 from dpr.storage.outputs import ensure_built, output, require_writable
 from dpr.storage.run_lock import held, lock_of
@@ -117,7 +117,8 @@ def test_an_unfinished_folder_that_leads_elsewhere_is_refused(tmp_path: Path, pr
         folder.mkdir()
         (folder / "part").symlink_to(precious)
         (folder / "inner").symlink_to(precious.parent)
-        write_json(folder / "progress.json", {"made_of": {}, "steps": 1, "bytes": {name: 2}})
+        write_json(folder / "unfinished.json", {})
+        write_json(folder / "step-00000.json", sealed({"files": {name: 2}}))
         with pytest.raises(InputError, match="a file or folder inside"):
             StepsInOrder(folder, {})
         assert precious.read_text() == PRECIOUS
@@ -126,10 +127,11 @@ def test_an_unfinished_folder_that_leads_elsewhere_is_refused(tmp_path: Path, pr
     (folder / "part").symlink_to(precious)
     with pytest.raises(OutputError, match="symbolic link"), steps.appended("part") as file:
         file.write(b"x")
-    (folder / "progress.jsonl").unlink()
-    (folder / "progress.jsonl").symlink_to(precious)
-    with pytest.raises(OutputError, match="symbolic link"):
-        steps.commit()
+    (folder / "step-00000.json").symlink_to(precious)
+    with steps.appended("other") as file:
+        file.write(b"x")
+    steps.commit()
+    assert not (folder / "step-00000.json").is_symlink()
     assert precious.read_text() == PRECIOUS
 
 

@@ -19,7 +19,7 @@ from dpr.storage import steps as steps_module
 from dpr.storage.durable import verify_folder
 from dpr.storage.leftovers import this_process
 from dpr.storage.run_lock import RunLock, lock_of
-from dpr.storage.steps import StepsInAnyOrder, StepsInOrder, steps_in_order
+from dpr.storage.steps import Steps, StepsInOrder, steps_in_order
 
 MADE_OF = {"of": [1]}
 
@@ -37,7 +37,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     names = {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
-    return {name: content for name, content in names.items() if not name.startswith("progress")}
+    return {name: content for name, content in names.items() if not name.endswith(".json")}
 
 
 def test_a_step_costs_the_same_however_many_there_are(
@@ -46,85 +46,61 @@ def test_a_step_costs_the_same_however_many_there_are(
     flushed: list[Path] = []
     steps = StepsInOrder(tmp_path / "x", MADE_OF)
     monkeypatch.setattr(steps_module, "flush", flushed.append)
-    monkeypatch.setattr(steps_module, "write_json", None)
-    log, sizes = tmp_path / "x" / "progress.jsonl", [0]
     for number in range(100, 150):
         write_steps(steps, range(number, number + 1))
-        sizes.append(log.stat().st_size)
     assert len(flushed) == 50 * 2, "the folder and that of the parts"
-    assert sizes[-1] - sizes[-2] <= sizes[1] + 2
+    first, last = (tmp_path / "x" / f"step-{number:05d}.json" for number in (0, 49))
+    assert last.stat().st_size <= first.stat().st_size + 2
 
 
 def test_cut_off_anywhere_it_continues_after_the_last_whole_step(tmp_path: Path) -> None:
     write_steps(StepsInOrder(tmp_path / "whole", MADE_OF), range(5))
     write_steps(StepsInOrder(tmp_path / "x", MADE_OF), range(2))
-    # as a second process, whose log begins at the third step
+    # as a second process
     write_steps(StepsInOrder(tmp_path / "x", MADE_OF), range(2, 4))
-    log = (tmp_path / "x" / "progress.jsonl").read_bytes()
-    first = log.index(b"\n") + 1
-    for cut in (0, 1, first - 1, first, first + 1, len(log) - 1, len(log)):
-        copy = tmp_path / f"cut-{cut}"
+    whole = (tmp_path / "x" / "step-00003.json").read_bytes()
+    for number, cut in ((3, 0), (3, 1), (3, len(whole) // 2), (3, len(whole)), (1, 5), (0, 0)):
+        copy = tmp_path / f"cut-{number}-{cut}"
         shutil.copytree(tmp_path / "x", copy)
-        (copy / "progress.jsonl").write_bytes(log[:cut])
+        (copy / f"step-{number:05d}.json").write_bytes(whole[:cut])
         steps = StepsInOrder(copy, MADE_OF)
-        assert steps.num_done == 2 + log[:cut].count(b"\n")
-        assert len(files_of(copy)) == steps.num_done + 1 and len(files_of(copy)["all"]) == steps.num_done
+        assert steps.num_done == (4 if cut == len(whole) else number)
+        found = files_of(copy)
+        assert len(found.pop("all", b"")) == len(found) == steps.num_done
         write_steps(steps, range(steps.num_done, 5))
         assert files_of(copy) == files_of(tmp_path / "whole")
         assert StepsInOrder(copy, MADE_OF).num_done == 5
         shutil.rmtree(copy)
 
 
-def test_a_log_that_outlived_its_summary_adds_nothing(tmp_path: Path) -> None:
-    """A process killed while it opened the folder has summed the log up, and not removed it."""
-    write_steps(StepsInOrder(tmp_path / "x", MADE_OF), range(3))
-    log = (tmp_path / "x" / "progress.jsonl").read_bytes()
-    before = files_of(tmp_path / "x")
-    StepsInOrder(tmp_path / "x", MADE_OF)
-    # as a disk may keep it that was cut off
-    (tmp_path / "x" / "progress.jsonl").write_bytes(log[: log.rindex(b"{")])
-    assert StepsInOrder(tmp_path / "x", MADE_OF).num_done == 3
-    assert files_of(tmp_path / "x") == before
-
-
-def test_progress_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_a_claim_or_a_proof_of_another_shape_is_refused_or_no_proof(tmp_path: Path) -> None:
     write_steps(StepsInOrder(tmp_path / "x", MADE_OF), range(1))
-    for line in ("[]", "{}", json.dumps({"steps": 2, "bytes": [1]})):
-        (tmp_path / "x" / "progress.jsonl").write_text(json.dumps({"steps": 1, "bytes": {}}) + f"\n{line}\n")
-        with pytest.raises(InputError, match="does not say how far the output is"):
-            StepsInOrder(tmp_path / "x", MADE_OF)
-    (tmp_path / "x" / "progress.jsonl").unlink()
+    for text in ("[]", "{}", json.dumps({"files": {"all": 1}})):
+        (tmp_path / "x" / "step-00001.json").write_text(text)
+        assert StepsInOrder(tmp_path / "x", MADE_OF).num_done == 1
     with pytest.raises(
         InputError, match=r"holds unfinished output with of=\[1\], this run has \[2\]; choose another name"
     ):
         StepsInOrder(tmp_path / "x", {"of": [2]})
+    for text, message in (("[]", "does not say what its output is made of"), ("x", "not JSON")):
+        (tmp_path / "x" / "unfinished.json").write_text(text)
+        with pytest.raises(InputError, match=message):
+            StepsInOrder(tmp_path / "x", MADE_OF)
 
 
-class Parts(StepsInAnyOrder):
+class Parts(Steps):
     """Steps of two files each."""
 
-    claim, step, counts = "claim.json", "part", ("num_rows",)
-
-    def files_of(self, number: int) -> list[str]:
-        return [f"{name}-{number}" for name in "ab"]
-
     def do(self, number: int) -> None:
-        self.write_step(
-            number, 1, [lambda out, text=name: out.write(f"{text}{number}".encode()) for name in "ab"]
-        )
+        names = (f"{name}-{number}" for name in "ab")
+        self.write_step(number, {name: lambda out, text=name: out.write(text.encode()) for name in names})
 
     def do_rest(self) -> None:
         """What a command does: the steps that are missing, and the end."""
         if not self.is_complete():
             for number in {0, 1, 2} - self.finished_steps():
                 self.do(number)
-            proofs = self.proofs()
-            files = {
-                name: entry for number in sorted(proofs) for name, entry in proofs[number]["files"].items()
-            }
-            self.write_manifest(
-                {**self.provenance, "num_rows": sum(proof["rows"] for proof in proofs.values())}, files
-            )
+            self.write_manifest({"made_of": self.provenance})
 
 
 def in_order(folder: Path) -> None:
@@ -184,7 +160,7 @@ def test_steps_in_any_order_are_written_again_where_they_are_damaged(tmp_path: P
         parts.do(number)
     (tmp_path / "a-0").write_text("x0")
     (tmp_path / "b-1").unlink()
-    (tmp_path / "part-00002.json").write_text("{")
+    (tmp_path / "step-00002.json").write_text("{")
     assert Parts(tmp_path, MADE_OF).finished_steps() == {3}
 
 
@@ -208,6 +184,32 @@ def test_two_processes_write_one_folder(tmp_path: Path) -> None:
         steps_in_order(tmp_path / "y", {}),
     ):
         pass
+
+
+def test_a_finished_folder_that_is_damaged_is_opened_again_and_keeps_its_good_steps(tmp_path: Path) -> None:
+    in_any_order(tmp_path)
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "b-1").write_text("b")
+    parts = Parts(tmp_path, MADE_OF)
+    parts.reopen()
+    assert not parts.is_complete() and parts.finished_steps() == {0, 2}
+    parts.do_rest()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_work_of_something_else_is_begun_anew_where_that_is_wanted(tmp_path: Path, is_finished: bool) -> None:
+    parts = Parts(tmp_path / "x", MADE_OF)
+    parts.do(0)
+    if is_finished:
+        parts.do_rest()
+    same = Parts(tmp_path / "x", MADE_OF, restart=True)
+    assert same.is_complete() if is_finished else same.finished_steps() == {0}
+    again = Parts(tmp_path / "x", {"of": [2]}, restart=True)
+    assert not again.is_complete() and [path.name for path in again.folder.iterdir()] == ["unfinished.json"]
+    (tmp_path / "x" / "unfinished.json").rename(tmp_path / "x" / "thesis")
+    with pytest.raises(InputError, match=r"holds other files \(thesis\)"):
+        Parts(tmp_path / "x", MADE_OF, restart=True)
 
 
 @pytest.mark.parametrize("work", [in_order, in_any_order])
