@@ -15,16 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.memory import Watch
 from benchmarks.memory_cases import write_model
 from dpr.embedding import job
-from dpr.embedding.chunks import Chunk
+from dpr.embedding.corpus_tokens import CorpusTokens, TokenChunk
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.vector_shards import Metadata, VectorShardWriter, open_shards
@@ -67,14 +66,15 @@ def embed(folder: Path, rows: int) -> dict[str, float]:
     config = EmbedConfig(
         out_file=str(folder / "embedded"), num_shards=num_shards, shard_id=num_shards - 1, batch_tokens=4096
     )
-    real, found = job.prepared_chunks, []
+    real, found = CorpusTokens.read, []
 
-    def noted(source: PassageSource, numbers: range, *rest: Any) -> Iterator[Chunk]:
-        assert next(source.read(numbers.start)).id == f"doc-{numbers.start}"
+    def noted(corpus: CorpusTokens, numbers: Sequence[int]) -> Iterator[TokenChunk]:
+        first = corpus.rows_of(0).start
+        assert next(corpus.source.read(first)).id == f"doc-{first}"
         found.append(time.perf_counter())
-        return real(source, numbers, *rest)
+        return real(corpus, numbers)
 
-    job.prepared_chunks = noted  # type: ignore[assignment]
+    CorpusTokens.read = noted  # type: ignore[method-assign, assignment]
     with Watch() as watch:
         started = time.perf_counter()
         report = job.embed_shard(model, source, config)

@@ -1,21 +1,26 @@
-"""Tokens on disk: of passages that are embedded again by other checkpoints, and of a corpus that a run
-encodes again and again.
+"""A corpus as tokens, in chunks: read and tokenised one ahead of the model, and kept on disk for the next
+checkpoint or the next pass.
 
-passages-<key>/, corpus-tokens-<key>/chunk-000000/
-  tokens.npy    (T,) uint16, or uint32 for large vocabularies: special tokens included, cut to the model's
-  length lengths.npy   (N,) uint32 ids.npy       (N,) byte strings, of a corpus manifest.json
+corpus-tokens-<key>/
+  chunk-000000/   tokens.npy    (T,) uint16, or uint32 for large vocabularies: special tokens included, cut to
+                                the model's length
+                  lengths.npy   (N,) uint32
+                  ids.npy       (N,) byte strings
+                  has_text.npy  (N,) bool
+  ...             proofs of the chunks (dpr/storage/steps.py); the folder stays open for more
 
-A key is a hash of the texts, or of the corpus and how it is read, and of everything that decides tokens, so
-what is found under it cannot be another corpus's or stale.
+The key is a hash of the corpus, how it is read, the rows, and everything that decides tokens, so what is found
+under it cannot be another corpus's or stale.
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,55 +31,37 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
-from dpr.embedding.chunks import prepared_chunks
 from dpr.embedding.encode import tokenize_passages
-from dpr.embedding.source import PassageSource
-from dpr.formats.arrays import map_ids
+from dpr.embedding.source import PassageSource, StoredSource
+from dpr.formats.arrays import array_writers, map_ids
 from dpr.formats.token_store import token_dtype
 from dpr.storage.checksums import cache_root
-from dpr.storage.durable import durable_folder, verify_folder
+from dpr.storage.steps import Steps
 
 logger = get_logger(__name__)
 
-_LAYOUT = 1
+_LAYOUT = 2
 CHUNK_ROWS = 1024
 
 
 class TokenChunk(NamedTuple):
-    """Passages next to each other in the corpus: ids (n,) of fixed-width bytes, and tokens."""
+    """Passages next to each other in the corpus: ids (n,) of fixed-width bytes, tokens, and which have a
+    text, (n,)."""
 
+    number: int
     ids: np.ndarray
     tokens: TokenBatch
+    has_text: np.ndarray
 
 
-class _TokenFolders:
-    """Folders of tokens in a cache. Once one cannot be written, no more are kept."""
-
-    def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
-        self._folder, self._tensorizer = folder, tensorizer
-        self._is_writable = True
-
-    def _keep(self, name: str, batch: TokenBatch, *, kind: str, **others: np.ndarray) -> None:
-        """Writes a folder with ``tokens.npy`` and ``lengths.npy``, and ``others`` by their names."""
-        if not self._is_writable:
-            return
-        tokens = batch.tokens.numpy().astype(token_dtype(self._tensorizer.largest_id))
-        arrays = {"tokens": tokens, "lengths": batch.lengths.numpy().astype("<u4"), **others}
-        try:
-            with durable_folder(self._folder / name, overwrite=True, metadata={"kind": kind}) as temporary:
-                for key, array in arrays.items():
-                    np.save(temporary / f"{key}.npy", array, allow_pickle=False)
-        except (OSError, InputError) as error:
-            self._is_writable = False
-            logger.warning("%s are not kept, since %s cannot be written (%s)", kind, self._folder, error)
-
-
-class CorpusTokens(_TokenFolders):
-    """Chunks of ``chunk_size`` passages. They are tokenised when they are first read, then kept in the cache
-    folder if that is writable.
+class CorpusTokens:
+    """Chunks of ``chunk_size`` passages, tokenised when they are first read, then kept in a folder of the cache
+    if that is writable.
 
     Args:
-        source: a corpus of ``num_passages``; it must not change while this is used.
+        source: a corpus; it must not change while this is used.
+        num_passages: so many from ``first_row`` on.
+        cache_dir: where folders are kept; default: the cache folder. "off" keeps nothing.
     """
 
     def __init__(
@@ -84,96 +71,130 @@ class CorpusTokens(_TokenFolders):
         tensorizer: Tensorizer,
         *,
         chunk_size: int = CHUNK_ROWS,
+        first_row: int = 0,
+        cache_dir: str | Path | None = None,
     ) -> None:
         self.source, self.num_passages, self.chunk_size = source, num_passages, chunk_size
+        self._rows = range(first_row, first_row + num_passages)
+        self._tensorizer = tensorizer
         self._identity = source.identity()
-        facts = json.dumps([_LAYOUT, chunk_size, self._identity, token_rules(tensorizer)], sort_keys=True)
-        super().__init__(cache_root(None) / f"corpus-tokens-{text_sha256(facts)[:32]}", tensorizer)
+        self._store = None if cache_dir == "off" else self._opened(cache_root(cache_dir))
 
     @property
     def num_chunks(self) -> int:
         return -(-self.num_passages // self.chunk_size)
 
+    def rows_of(self, number: int) -> range:
+        """The rows of a chunk."""
+        return self._rows[number * self.chunk_size : (number + 1) * self.chunk_size]
+
     def read(self, numbers: Sequence[int]) -> Iterator[TokenChunk]:
-        """The chunks of these numbers, which ascend; what is missing is tokenised in one pass over the file,
-        a chunk ahead.
+        """The chunks of these numbers, which ascend, read and tokenised one ahead in a thread (both the
+        tokenizer and the model release the interpreter).
 
         Raises:
             InputError: the corpus has changed, or has a bad row.
         """
-        if self.source.identity() != self._identity:
-            raise InputError(
-                "has changed during the run",
-                file=self.source.file,
-                hint="finish writing it, then rerun to resume",
-            )
-        missing = [number for number in numbers if not self._of(number).is_dir()]
-        made = self._made(missing)
+        self._require_unchanged()
+        chunks = self._chunks(numbers)
+        with ThreadPoolExecutor(1, thread_name_prefix="tokenize") as pool:
+            following = pool.submit(next, chunks, None)
+            while (chunk := following.result()) is not None:
+                following = pool.submit(next, chunks, None)
+                yield chunk
+
+    def _chunks(self, numbers: Sequence[int]) -> Iterator[TokenChunk]:
+        """Those that are missing in one pass over the file, which ends with the last of them; a stored source
+        passes over what is between them."""
+        passages: Iterator[Passage] = iter(())
+        end = -1
         for number in numbers:
-            chunk = None if number in missing else self._stored(number)
-            if chunk is None:  # not there yet, or damaged
-                chunk = next(made if number in missing else self._made([number]))
+            if (chunk := self._stored(number)) is not None:
+                yield chunk
+                continue
+            wanted = self.rows_of(number)
+            if end < 0 or (end < wanted.start and isinstance(self.source, StoredSource)):
+                passages = self.source.read(wanted.start, self.rows_of(numbers[-1]).stop)
+                end = wanted.start
+            found = list(itertools.islice(passages, wanted.start - end, wanted.stop - end))
+            end = wanted.stop
+            # What was read from a file that changes belongs neither to the old corpus nor to the new one.
+            self._require_unchanged()
+            if len(found) != len(wanted):
+                raise InputError("has fewer rows than before", file=self.source.file)
+            chunk = TokenChunk(
+                number,
+                np.array([str(passage.id).encode() for passage in found], dtype=bytes),
+                tokenize_passages(self._tensorizer, [self.source.as_encoded(one) for one in found]),
+                np.array([bool(passage.text.strip()) for passage in found]),
+            )
+            if any("\0" in str(passage.id) for passage in found):
+                raise InputError("an id holds a NUL character", file=self.source.file)
+            self._keep(chunk)
             yield chunk
 
-    def _of(self, number: int) -> Path:
-        return self._folder / f"chunk-{number:06d}"
+    def _require_unchanged(self) -> None:
+        if self.source.identity() != self._identity:
+            hint = "finish writing it, then start again; an embedding with another out_file"
+            raise InputError("has changed while it was read", file=self.source.file, hint=hint)
 
-    def _made(self, numbers: list[int]) -> Iterator[TokenChunk]:
-        rows, size = range(self.num_passages), self.chunk_size
-        for chunk in prepared_chunks(
-            self.source, rows, numbers, size, lambda passages: tokenize_passages(self._tensorizer, passages)
-        ):
-            ids = np.array([key.encode() for key in chunk.ids], dtype=bytes)
-            self._keep(self._of(chunk.number).name, chunk.tokens, kind="corpus tokens", ids=ids)
-            yield TokenChunk(ids, chunk.tokens)
+    def _opened(self, cache: Path) -> Steps | None:
+        facts: dict[str, Any] = {
+            "kind": "corpus tokens",
+            "layout": _LAYOUT,
+            "chunk_size": self.chunk_size,
+            "first_row": self._rows.start,
+            "rows": self.num_passages,
+            "corpus": self._identity,
+            "tokens": token_rules(self._tensorizer),
+        }
+        folder = cache / f"corpus-tokens-{text_sha256(json.dumps(facts, sort_keys=True))[:32]}"
+        try:
+            return Steps(folder, facts, restart=True)
+        except (OSError, InputError) as error:
+            logger.warning("tokens are not kept, since %s cannot be written (%s)", cache, error)
+            return None
+
+    def _keep(self, chunk: TokenChunk) -> None:
+        if self._store is None:
+            return
+        arrays = {
+            "tokens": chunk.tokens.tokens.numpy().astype(token_dtype(self._tensorizer.largest_id)),
+            "lengths": chunk.tokens.lengths.numpy().astype("<u4"),
+            "ids": chunk.ids,
+            "has_text": chunk.has_text,
+        }
+        files = {f"{_folder(chunk.number)}/{name}.npy": array for name, array in arrays.items()}
+        try:
+            self._store.write_step(chunk.number, array_writers(files))
+        except (OSError, InputError) as error:
+            logger.warning("tokens are not kept, since %s cannot be written (%s)", self._store.folder, error)
+            self._store = None
 
     def _stored(self, number: int) -> TokenChunk | None:
-        tokens = read_tokens(folder := self._of(number))
-        return None if tokens is None else TokenChunk(map_ids(folder / "ids.npy"), tokens)
+        """A chunk that was kept; None where it was not, or is damaged."""
+        if self._store is None or not self._store.is_done(number):
+            return None
+        folder = self._store.folder / _folder(number)
+        tokens, lengths, has_text = (
+            np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("tokens", "lengths", "has_text")
+        )
+        counts = torch.from_numpy(lengths.astype(np.int64))
+        batch = TokenBatch(torch.from_numpy(tokens.astype(np.int64)), counts, torch.zeros_like(counts))
+        return TokenChunk(number, map_ids(folder / "ids.npy"), batch, has_text)
 
 
-class TokenCache(_TokenFolders):
-    """Tokenises chunks of passages, each once. A damaged chunk is tokenised again; if the folder is not
-    writable, nothing is kept."""
-
-    def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
-        super().__init__(folder, tensorizer)
-        self._rules = token_rules(tensorizer)
-
-    def tokens(self, passages: Sequence[Passage]) -> TokenBatch:
-        """Exactly what ``tokenize_passages`` gives."""
-        folder = self._folder / f"passages-{self._key(passages)}"
-        batch = read_tokens(folder) if folder.is_dir() else None
-        if batch is None:
-            batch = tokenize_passages(self._tensorizer, passages)
-            self._keep(folder.name, batch, kind="passage tokens")
-        return batch
-
-    def _key(self, passages: Sequence[Passage]) -> str:
-        digest = hashlib.sha256(self._rules.encode())
-        for passage in passages:
-            text = f"{len(passage.title)} {len(passage.text)} {passage.title}{passage.text}"
-            digest.update(text.encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()[:32]
+def _folder(number: int) -> str:
+    return f"chunk-{number:06d}"
 
 
-def token_rules(tensorizer: Tensorizer) -> str:
-    """Everything that decides the tokens of a passage, as text."""
-    cut = [tensorizer.sequence_length, tensorizer.tokenizer.truncation_side]
-    facts = {
-        name: value
-        for name, value in tensorizer.text.stored_facts(None).items()
-        if name in ("passage_prompt", "title_template")
+def token_rules(tensorizer: Tensorizer) -> dict[str, Any]:
+    """Everything that decides the tokens of a passage."""
+    stored = tensorizer.text.stored_facts(None)
+    return {
+        "vocabulary": tensorizer.vocabulary_fingerprint,
+        "sequence_length": tensorizer.sequence_length,
+        "truncation_side": tensorizer.tokenizer.truncation_side,
+        "passage_prompt": stored.get("passage_prompt"),
+        "title_template": stored.get("title_template"),
     }
-    return json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut, *([facts] if facts else [])])
-
-
-def read_tokens(folder: Path) -> TokenBatch | None:
-    """The tokens stored there; None if anything in the folder is missing or damaged."""
-    if verify_folder(folder):
-        return None
-    tokens, lengths = (
-        torch.from_numpy(np.load(folder / name, allow_pickle=False).astype(np.int64))
-        for name in ("tokens.npy", "lengths.npy")
-    )
-    return TokenBatch(tokens, lengths, torch.zeros_like(lengths))

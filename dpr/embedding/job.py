@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-from dpr.core.batch import TokenBatch
 from dpr.core.distributed import (
     barrier,
     current_ranks,
@@ -34,16 +32,13 @@ from dpr.core.errors import InputError, LostRankError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
-from dpr.core.records import Passage
-from dpr.embedding.chunks import chunk_rows, prepared_chunks
-from dpr.embedding.corpus_tokens import TokenCache
-from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_passages, usual_tokens
+from dpr.embedding.corpus_tokens import CorpusTokens
+from dpr.embedding.encode import TokenBudget, encode_within_memory, usual_tokens
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, with_store
 from dpr.formats.corpus_store import has_places
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.checksums import cache_root
 from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
@@ -89,7 +84,15 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     source = source.agreed(model.tensorizer.text)
     rows = shard_range(_count(source, config.num_shards), config.shard_id, config.num_shards)
     source = _stored(source, config.num_shards)
-    num_chunks = -(-len(rows) // config.chunk_size)
+    corpus = CorpusTokens(
+        source,
+        len(rows),
+        model.tensorizer,
+        chunk_size=config.chunk_size,
+        first_row=rows.start,
+        cache_dir=None if config.token_store == "auto" else config.token_store,
+    )
+    num_chunks = corpus.num_chunks
     metadata = shard_metadata(model, source, config, rows)
     make_writer = partial(
         VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=config.out_dtype
@@ -111,7 +114,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     if flags[num_chunks]:
         writer = opened[0] if opened else make_writer()
         barrier()  # no rank finishes the shard while another is still opening it
-        embedded, empty = _embed_chunks(model, source, writer, rows, missing, config)
+        embedded, empty = _embed_chunks(model, corpus, writer, missing, config)
         on_main(lambda: writer.finish(num_chunks))
     return EmbedReport(folder, len(rows), embedded, empty)
 
@@ -156,9 +159,8 @@ def _count(source: PassageSource, num_shards: int) -> int:
 
 def _embed_chunks(
     model: BiEncoder,
-    source: PassageSource,
+    corpus: CorpusTokens,
     writer: VectorShardWriter,
-    rows: range,
     missing: list[int],
     config: EmbedConfig,
 ) -> tuple[int, int]:
@@ -168,9 +170,10 @@ def _embed_chunks(
     """
     ranks = current_ranks()
     mine = missing[ranks.rank :: ranks.world_size]
-    lost = sum(len(chunk_rows(rows, number, config.chunk_size)) for number in missing)
-    progress = Progress("embedding", len(rows), done=len(rows) - lost, quiet=not ranks.is_main)
-    prepared = prepared_chunks(source, rows, mine, config.chunk_size, _tokenizer(model, config))
+    lost = sum(len(corpus.rows_of(number)) for number in missing)
+    total = corpus.num_passages
+    progress = Progress("embedding", total, done=total - lost, quiet=not ranks.is_main)
+    prepared = corpus.read(mine)
     # In DPR batch_size is a number of passages, however long they are.
     tokens_of_batch = config.batch_size * model.settings.sequence_length
     budget = TokenBudget(config.batch_tokens or tokens_of_batch or usual_tokens(model.device))
@@ -188,21 +191,17 @@ def _embed_chunks(
             try:
                 if turn < len(mine):
                     chunk = next(prepared)
-                    # What was read from a file that changes belongs neither to the old corpus nor to the new
-                    # one.
-                    if source.identity()["corpus_fingerprint"] != writer.provenance["corpus_fingerprint"]:
-                        hint = "finish writing it, choose another out_file, rerun"
-                        raise InputError("has changed while it was embedded", file=source.file, hint=hint)
                     if turn == 0:
-                        model.tensorizer.check_known(chunk.tokens.tokens.numpy(), str(source.file))
+                        model.tensorizer.check_known(chunk.tokens.tokens.numpy(), str(corpus.source.file))
                     vectors = encode_within_memory(model, chunk.tokens, budget, **options)
-                    done = torch.tensor(
-                        [len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float64
-                    )
-                    empty_ids = (empty_ids + chunk.empty_ids)[:_SHOWN_IDS]
+                    ids = [key.decode() for key in chunk.ids.tolist()]
+                    empty = [key for key, has_text in zip(ids, chunk.has_text, strict=True) if not has_text]
+                    counts = [len(ids), len(chunk.tokens.tokens), len(empty)]
+                    done = torch.tensor(counts, dtype=torch.float64)
+                    empty_ids = (empty_ids + empty)[:_SHOWN_IDS]
                 written.result()  # raises what the write raised
                 if turn < len(mine):
-                    written = pool.submit(writer.write_chunk, chunk.number, chunk.ids, vectors)
+                    written = pool.submit(writer.write_chunk, chunk.number, ids, vectors)
             except Exception as error:
                 failure = error
             if largest_over_ranks(int(failure is not None)):
@@ -221,10 +220,3 @@ def _embed_chunks(
             shown,
         )
     return lost, num_empty
-
-
-def _tokenizer(model: BiEncoder, config: EmbedConfig) -> Callable[[Sequence[Passage]], TokenBatch]:
-    if config.token_store == "off":
-        return partial(tokenize_passages, model.tensorizer)
-    folder = cache_root(None if config.token_store == "auto" else Path(config.token_store))
-    return TokenCache(folder / "passage-tokens", model.tensorizer).tokens

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import io
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -86,6 +87,14 @@ def decode(arrays: dict[str, np.ndarray], dtype: str, dimension: int) -> np.ndar
     if dtype == "int8":
         return codes * scales
     return np.where(np.unpackbits(codes, axis=1, count=dimension).view(bool), scales, -scales)
+
+
+def array_writers(arrays: Mapping[str, np.ndarray]) -> dict[str, Callable[[IO[bytes]], Any]]:
+    """Functions that write arrays as ``.npy`` files, by their names."""
+    return {
+        name: partial(np.lib.format.write_array, array=array, allow_pickle=False)
+        for name, array in arrays.items()
+    }
 
 
 def map_array(path: Path) -> np.ndarray:

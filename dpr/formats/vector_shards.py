@@ -30,7 +30,17 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES
-from dpr.formats.arrays import DTYPES, PackedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
+from dpr.formats.arrays import (
+    DTYPES,
+    PackedIds,
+    array_names,
+    array_writers,
+    decode,
+    encode,
+    is_coded,
+    map_vectors,
+    pack_ids,
+)
 from dpr.formats.sorted_hashes import first_duplicate
 from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
@@ -136,13 +146,8 @@ class VectorShardWriter(Steps):
         arrays["ids"] = pack_ids(lambda: [np.array(encoded, dtype=bytes)])
         if self.is_complete():
             self.reopen()
-        self.write_step(
-            number,
-            {
-                _file(name, number): partial(np.lib.format.write_array, array=array, allow_pickle=False)
-                for name, array in arrays.items()
-            },
-        )
+        files = {_file(name, number): array for name, array in arrays.items()}
+        self.write_step(number, array_writers(files))
 
     def finish(self, num_chunks: int | None = None) -> None:
         """Writes the manifest. Call once, when all chunks are written by whichever process; a second call

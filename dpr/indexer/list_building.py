@@ -20,7 +20,7 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.seeding import generator_for
-from dpr.formats.arrays import IdChunks, map_array, map_bytes, write_ids
+from dpr.formats.arrays import IdChunks, array_writers, map_array, map_bytes, write_ids
 from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.settings import ListSettings
 from dpr.indexer.vectors import AllRows, check_finite, refuse_overflow
@@ -137,7 +137,7 @@ def build_in_steps(
             number + 1,
             {
                 f"{number}-{LISTS_FILE}": partial(write_lists, [HeldLists(engine)], engine.nlist),
-                f"{number}-{SIZES_FILE}": partial(np.lib.format.write_array, array=sizes, allow_pickle=False),
+                **array_writers({f"{number}-{SIZES_FILE}": sizes}),
             },
         )
         progress.advance(len(parts[number]), 0)

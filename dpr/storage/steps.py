@@ -78,7 +78,9 @@ class Steps:
                     self._remove_records()
                 elif (folder / CLAIM).is_file():
                     self._require_same(read_json(folder / CLAIM), "unfinished")
-                elif others := [path.name for path in folder.iterdir() if not path.name.startswith(".tmp-")]:
+                elif others := [
+                    path.name for path in folder.iterdir() if not path.name.startswith((".tmp-", CLAIM))
+                ]:
                     restart = False  # these are somebody else's
                     raise InputError(f"holds other files ({others[0]})", file=folder, hint=self.rename)
                 else:

@@ -185,7 +185,7 @@ def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(
         return vectors
 
     monkeypatch.setattr(job, "encode_within_memory", encode_and_change)
-    with pytest.raises(InputError, match="has changed while it was embedded"):
+    with pytest.raises(InputError, match="has changed while it was read"):
         embed(folder, tmp_path / "X", corpus=corpus)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.embedding import corpus_tokens
-from dpr.embedding.corpus_tokens import TokenCache
+from dpr.embedding.corpus_tokens import CorpusTokens
 from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.settings import EmbedConfig
+from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.jobs.embed import run
 from dpr.storage.durable import durable_folder
@@ -78,13 +80,13 @@ def test_vectors_are_the_same_bits_and_another_checkpoint_tokenises_nothing(
     assert sizes == [8, 8, 4]
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "lost", "no manifest", "empty"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "lost", "no proof", "empty"])
 def test_a_damaged_chunk_is_made_again(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = embedded(folder, "first", token_store="auto")
-    chunk = sorted((folder / "cache" / "passage-tokens").glob("passages-*"))[0]
-    file = chunk / ("manifest.json" if damage == "no manifest" else "tokens.npy")
+    (kept,) = (folder / "cache").glob("corpus-tokens-*")
+    file = kept / ("step-00001.json" if damage == "no proof" else "chunk-000001/tokens.npy")
     content = file.read_bytes()
-    if damage in ("lost", "no manifest"):
+    if damage in ("lost", "no proof"):
         file.unlink()
     else:
         file.write_bytes({"changed": content[:-2] + b"\x09\x00", "cut": content[:-2], "empty": b""}[damage])
@@ -98,8 +100,17 @@ def test_a_damaged_chunk_is_made_again(folder: Path, damage: str, monkeypatch: p
 def test_other_texts_or_lengths_have_tokens_of_their_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensorizer = tiny_model(folder / "encoder").tensorizer
-    cache, sizes = TokenCache(folder / "kept", tensorizer), tokenised(monkeypatch)
+    tensorizer, sizes = tiny_model(folder / "encoder").tensorizer, tokenised(monkeypatch)
+
+    def tokens_of(passages: list[Passage], **options: Any) -> list[int]:
+        write_passages(folder / "other.tsv", [replace(one, id=str(row)) for row, one in enumerate(passages)])
+        source = PassageSource(folder / "other.tsv", **options)
+        (chunk,) = CorpusTokens(source, len(passages), tensorizer, cache_dir=folder / "kept").read([0])
+        assert chunk.ids.tolist() == [str(row).encode() for row in range(len(passages))]
+        given = [source.as_encoded(passage) for passage in source.read()]
+        assert chunk.tokens.tokens.tolist() == tokenize_passages(tensorizer, given).tokens.tolist()
+        return list(chunk.tokens.tokens.tolist())
+
     variants = [
         [Passage("ba be", "bi")],
         [Passage("be", "biba")],
@@ -107,17 +118,23 @@ def test_other_texts_or_lengths_have_tokens_of_their_own(
         [Passage("ba be", "bi")] * 2,
     ]
     for passages in variants * 2:
-        assert (
-            cache.tokens(passages).tokens.tolist() == tokenize_passages(tensorizer, passages).tokens.tolist()
-        )
+        tokens_of(passages)
     assert len(sizes) == len(variants)
+    tokens_of(variants[0], passage_prefix="bo ")
+    assert len(sizes) == len(variants) + 1
     tensorizer.sequence_length = 4
     long = [Passage("ba be bi bo")]
-    found = [
-        TokenCache(folder / "kept", tensorizer).tokens(long).tokens.tolist(),
-        cache.tokens(long).tokens.tolist(),
-    ]
-    assert len(found[0]) == 4 and len(sizes) == len(variants) + 2
+    assert len(tokens_of(long)) == len(tokens_of(long)) == 4 and len(sizes) == len(variants) + 2
+
+
+def test_only_some_rows_of_a_corpus_are_kept_under_their_own_name(folder: Path) -> None:
+    tensorizer, source = tiny_model(folder / "encoder").tensorizer, PassageSource(folder / "corpus.tsv")
+    for first_row in (0, 4, 0):
+        options = {"chunk_size": 4, "first_row": first_row, "cache_dir": folder / "kept"}
+        chunks = list(CorpusTokens(source, 8, tensorizer, **options).read([0, 1]))  # type: ignore[arg-type]
+        ids = [key.decode() for chunk in chunks for key in chunk.ids.tolist()]
+        assert ids == [f"p{row}" for row in range(first_row, first_row + 8)]
+        assert [chunk.number for chunk in chunks] == [0, 1]
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,6 +147,6 @@ def test_where_nothing_can_be_written_nothing_is_kept(folder: Path, caplog: pyte
 
 def test_yaml_s_off_is_off_and_nonsense_is_refused(folder: Path) -> None:
     assert embedded(folder, "plain", token_store="false") == embedded(folder, "again")
-    assert not (folder / "cache" / "passage-tokens").exists()
+    assert not list((folder / "cache").glob("corpus-tokens-*"))
     with pytest.raises(ConfigError, match="token_store='True' is neither auto"):
         embedded(folder, "x", token_store="True")
