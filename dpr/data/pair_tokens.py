@@ -19,7 +19,8 @@ from dpr.core.seeding import generator_for
 from dpr.data.loader import counts_by_row
 from dpr.data.order import PAIRS
 from dpr.data.pairs import Cut, Words
-from dpr.data.pseudo_pairs import PseudoPairs, TextRow, draw
+from dpr.data.pseudo_pairs import PseudoPairs, draw
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import known_document
 from dpr.data.words import written_spans
@@ -33,7 +34,7 @@ class TokensOfWordsError(ConfigError):
     """A tokenizer does not keep words apart."""
 
 
-def why_cut_from_text(pairs: PseudoPairs, tensorizer: Tensorizer, options: Any) -> str:
+def why_cut_from_text(pairs: PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings) -> str:
     """What in the settings changes texts after they are cut, so that the tokens of the corpus are of no use;
     empty where nothing does."""
     if pairs.makers:
@@ -126,7 +127,7 @@ class StoredPairs:
     def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return counts_by_row(self.text)
 
-    def equals_text(self, tensorizer: Tensorizer) -> bool:
+    def equals_text(self, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
         """Compares some pairs, spread over the corpus, with those cut from the text."""
         for row in np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist():
             ours, theirs = self[row], self.text[row]
@@ -136,31 +137,40 @@ class StoredPairs:
                 return False
         return True
 
+    @staticmethod
+    def add_rows(
+        part: TokenPartWriter,
+        text: PseudoPairs,
+        rows: range,
+        tensorizer: Tensorizer,
+        options: DataSetSettings,
+    ) -> None:
+        """Stores passages of a corpus, a row each (docs/file_formats.md has the numbers that stand in place of
+        a question).
+
+        Raises:
+            TokensOfWordsError: the tokens of a text are not those of its words.
+        """
+        found = list(text.passages(rows.start, rows.stop))
+        passages = [row.passage for row in found]
+        titles = _encoded([passage.title for passage in passages], tensorizer)
+        texts = _encoded([passage.text.strip() for passage in passages], tensorizer)
+        # By a title template, what is put before a text may change how it is tokenised.
+        parts = tensorizer.passage_parts(passages) if tensorizer.text.title_template else None
+        for index, (row, (plain, lengths), (tokens, codes)) in enumerate(
+            zip(found, titles, texts, strict=True)
+        ):
+            words = row.words
+            for number, word in enumerate(words.sentences):
+                codes[word] |= _STARTS | (_ASKS if number in words.questions else 0)
+            title, body = parts[index] if parts else (plain if row.passage.title else None, tokens)
+            if any([len(body) != len(tokens), len(plain) >= _ASKS, words.title >= _ASKS]):
+                raise TokensOfWordsError("the tokens of a text are not those of its words")
+            number = part.add_passage(PassageTokens(title, body, (row.document, 0), False))
+            part.add_row([words.title, words.heading, len(plain), *plain, *lengths, *codes], [number], [], [])
+
     def __reduce__(self) -> tuple[object, ...]:
         return (StoredPairs, (self.text, self._folder, self._facts))
-
-
-def add_passages(part: TokenPartWriter, rows: list[TextRow], tensorizer: Tensorizer) -> None:
-    """Stores passages of a corpus, a row each (docs/file_formats.md has the numbers that stand in place of a
-    question).
-
-    Raises:
-        TokensOfWordsError: the tokens of a text are not those of its words.
-    """
-    passages = [row.passage for row in rows]
-    titles = _encoded([passage.title for passage in passages], tensorizer)
-    texts = _encoded([passage.text.strip() for passage in passages], tensorizer)
-    # By a title template, what is put before a text may change how it is tokenised.
-    parts = tensorizer.passage_parts(passages) if tensorizer.text.title_template else None
-    for index, (row, (plain, lengths), (tokens, codes)) in enumerate(zip(rows, titles, texts, strict=True)):
-        words = row.words
-        for number, word in enumerate(words.sentences):
-            codes[word] |= _STARTS | (_ASKS if number in words.questions else 0)
-        title, text = parts[index] if parts else (plain if row.passage.title else None, tokens)
-        if any([len(text) != len(tokens), len(plain) >= _ASKS, words.title >= _ASKS]):
-            raise TokensOfWordsError("the tokens of a text are not those of its words")
-        number = part.add_passage(PassageTokens(title, text, (row.document, 0), False))
-        part.add_row([words.title, words.heading, len(plain), *plain, *lengths, *codes], [number], [], [])
 
 
 def _encoded(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], list[int]]]:

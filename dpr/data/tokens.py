@@ -9,7 +9,6 @@ drawn as from the text.
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.machine import usable_cores
 from dpr.core.progress import Progress
-from dpr.core.records import Passage, PassageTokens, StoredPassage, StoredSample, StoreFacts, TrainingSample
+from dpr.core.records import PassageTokens, StoredPassage, StoredSample, StoreFacts, TrainingSample
 from dpr.data.collator import as_encoded, encoded_text, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
-from dpr.data.pair_tokens import StoredPairs, TokensOfWordsError, add_passages, why_cut_from_text
+from dpr.data.pair_tokens import StoredPairs, TokensOfWordsError, why_cut_from_text
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
@@ -34,14 +33,12 @@ from dpr.formats.token_store import (
     TokenPartWriter,
     TokenStore,
     finish_store,
-    is_finished,
-    part_folder,
     token_dtype,
 )
 from dpr.formats.training_sets import TrainingSet
 from dpr.storage.checksums import cache_root
-from dpr.storage.durable import MANIFEST
 from dpr.storage.outputs import ensure_built
+from dpr.storage.steps import Steps
 
 logger = get_logger(__name__)
 
@@ -74,6 +71,42 @@ class StoredTokens:
 
     def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return self.text.character_counts()
+
+    def equals_text(self, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
+        """Compares some rows, spread over the set, with the tokens of their text."""
+        for row in np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist():
+            sample, text = self[row], self.text[row]
+            if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens(
+                [text.question], **options.of_questions
+            ):
+                return False
+            for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
+                given = [as_encoded(passage, options) for passage in theirs]
+                if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens(given):
+                    return False
+                identities = [judgement_identity(passage, self.name) for passage in theirs]
+                if [passage.identity for passage in ours] != identities:
+                    return False
+        return True
+
+    @staticmethod
+    def add_rows(
+        part: TokenPartWriter, text: Any, rows: range, tensorizer: Tensorizer, options: DataSetSettings
+    ) -> None:
+        """Stores rows of a training set. A passage that several rows of the part list is stored once."""
+        samples = [text[row] for row in rows]
+        listed = (passage for sample in samples for passages in _lists(sample) for passage in passages)
+        new = [passage for passage in dict.fromkeys(listed) if passage not in part.numbers]
+        encoded = [encoded_text(passage, options) for passage in new]
+        for passage, (title, body) in zip(new, tensorizer.passage_parts(encoded), strict=True):
+            identity = judgement_identity(passage, text.name)
+            part.numbers[passage] = part.add_passage(PassageTokens(title, body, identity, passage.has_score))
+        questions = [tensorizer.question_text(sample.question, **options.of_questions) for sample in samples]
+        for sample, question in zip(samples, tensorizer.bare_tokens(questions), strict=True):
+            lists = _lists(sample)
+            scores = teacher_scores([passage for passages in lists for passage in passages])
+            positives, hard, other = ([part.numbers[passage] for passage in passages] for passages in lists)
+            part.add_row(question, positives, hard, other, scores=scores)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (StoredTokens, (self.text, self._folder, self._facts))
@@ -114,17 +147,22 @@ def open_tokens(
     facts = store_facts(text, tensorizer, options)
     key = text_sha256(json.dumps(facts, sort_keys=True))[:32]
     target = cache_root(folder) / f"tokens-{key}"
-    problem_of = partial(_problem_of, facts)
+    kind: Any = StoredPairs if isinstance(text, PseudoPairs) else StoredTokens
+
+    def problem_of(target: Path) -> str | None:
+        try:
+            TokenStore(target, facts)
+        except (InputError, OSError) as error:
+            return str(error)
+        return None
+
     try:
         if build:
-            ensure_built(target, partial(_build, text, tensorizer, options, facts), problem_of=problem_of)
+            parts = _Parts(kind, text, tensorizer, options)
+            ensure_built(target, lambda target: _build(target, facts, parts), problem_of=problem_of)
         elif problem_of(target) is not None:
             return text
-        stored = (
-            StoredPairs(text, target, facts)
-            if isinstance(text, PseudoPairs)
-            else StoredTokens(text, target, facts)
-        )
+        stored: StoredTokens | StoredPairs = kind(text, target, facts)
     except TokensOfWordsError as error:
         logger.warning("%s: pairs are cut from the text, since with this tokenizer %s", text.name, error)
         return text
@@ -133,11 +171,7 @@ def open_tokens(
             raise ConfigError(f"train.token_store={folder}: {error}") from error
         logger.warning("%s: trained from the text, since its tokens cannot be stored (%s)", text.name, error)
         return text
-    if not (
-        stored.equals_text(tensorizer)
-        if isinstance(stored, StoredPairs)
-        else _equals_text(stored, tensorizer, options)
-    ):
+    if not stored.equals_text(tensorizer, options):
         logger.warning(
             "%s: trained from the text, because this tokenizer joins texts by an unknown rule", text.name
         )
@@ -162,57 +196,54 @@ def store_facts(
     }
 
 
-def _equals_text(stored: StoredTokens, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-    """Compares some rows, spread over the set, with the tokens of their text."""
-    for row in np.unique(np.linspace(0, len(stored) - 1, _COMPARED_ROWS).astype(int)).tolist():
-        sample, text = stored[row], stored.text[row]
-        if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens(
-            [text.question], **options.of_questions
-        ):
-            return False
-        for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
-            if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens(
-                [as_encoded(passage, options) for passage in theirs]
-            ):
-                return False
-            if [passage.identity for passage in ours] != [
-                judgement_identity(passage, stored.name) for passage in theirs
-            ]:
-                return False
-    return True
-
-
 def _lists(sample: TrainingSample | StoredSample) -> tuple[tuple[Any, ...], ...]:
     return sample.positives, sample.hard_negatives, sample.other_negatives
 
 
-def _problem_of(facts: StoreFacts, folder: Path) -> str | None:
-    try:
-        TokenStore(folder, facts)
-    except (InputError, OSError) as error:
-        return str(error)
-    return None
+class _Parts(Dataset[tuple[int, int]]):
+    """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its
+    tokens."""
+
+    def __init__(
+        self,
+        kind: type[StoredTokens] | type[StoredPairs],
+        text: Any,
+        tensorizer: Tensorizer,
+        options: DataSetSettings,
+    ) -> None:
+        self._kind, self.text, self._tensorizer, self._options = kind, text, tensorizer, options
+        self.steps: Steps | None = None
+        ends = text.block_ends()
+        self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
+
+    def rows(self, number: int) -> range:
+        return range(self.ends[number - 1] if number else 0, self.ends[number])
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        assert self.steps is not None
+        part = TokenPartWriter(token_dtype(self._tensorizer.largest_id))
+        rows = self.rows(number)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            self._kind.add_rows(part, self.text, some, self._tensorizer, self._options)
+        part.write(self.steps, number)
+        return number, part.num_tokens
 
 
-def _build(
-    text: TrainingSet | PseudoPairs,
-    tensorizer: Tensorizer,
-    options: DataSetSettings,
-    facts: StoreFacts,
-    folder: Path,
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    parts = (_PairParts if isinstance(text, PseudoPairs) else _Parts)(
-        text, tensorizer, options, facts, folder
+def _build(folder: Path, facts: StoreFacts, parts: _Parts) -> None:
+    """Writes the parts that are missing, in as many processes as there are cores."""
+    parts.steps = steps = Steps(folder, facts, restart=True)
+    if steps.is_complete():
+        steps.reopen()
+    done = steps.finished_steps()
+    missing = [number for number in range(len(parts.ends)) if number not in done]
+    total = parts.ends[-1]
+    progress = Progress(
+        f"tokenising {parts.text.name}",
+        total,
+        unit="rows",
+        done=total - sum(len(parts.rows(number)) for number in missing),
     )
-    missing = [
-        number
-        for number in range(len(parts.ends))
-        if not is_finished(part_folder(folder, number), parts.facts(number))
-    ]
-    done = parts.ends[-1] - sum(len(parts.rows(number)) for number in missing)
-    progress = Progress(f"tokenising {text.name}", parts.ends[-1], unit="rows", done=done)
     processes = min(usable_cores(), len(missing))
     writing = WorkerLoader(
         parts,
@@ -225,74 +256,4 @@ def _build(
             progress.advance(len(parts.rows(number)), num_tokens)
     finally:
         progress.close()
-    finish_store(folder, facts, parts.ends)
-
-
-class _Parts(Dataset[tuple[int, int]]):
-    """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its
-    tokens."""
-
-    def __init__(
-        self, text: Any, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path
-    ) -> None:
-        self._text, self._tensorizer, self._options, self._facts, self._folder = (
-            text,
-            tensorizer,
-            options,
-            facts,
-            folder,
-        )
-        ends = text.block_ends()
-        self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
-
-    def rows(self, number: int) -> range:
-        return range(self.ends[number - 1] if number else 0, self.ends[number])
-
-    def facts(self, number: int) -> StoreFacts:
-        rows = self.rows(number)
-        return {**self._facts, "first_row": rows.start, "end_row": rows.stop}
-
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        part = TokenPartWriter(token_dtype(self._tensorizer.largest_id))
-        self._add_rows(part, self.rows(number))
-        part.write(part_folder(self._folder, number), self.facts(number))
-        return number, part.num_tokens
-
-    def _add_rows(self, part: TokenPartWriter, rows: range) -> None:
-        options = self._options
-        numbers: dict[Passage, int] = {}  # a passage that several rows of the part list is stored once
-        for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
-            samples = [self._text[row] for row in range(start, min(start + _ROWS_AT_ONCE, rows.stop))]
-            new = dict.fromkeys(
-                passage for sample in samples for listed in _lists(sample) for passage in listed
-            )
-            self._add_passages(part, numbers, [passage for passage in new if passage not in numbers])
-            questions = [
-                self._tensorizer.question_text(sample.question, **options.of_questions) for sample in samples
-            ]
-            for sample, question in zip(samples, self._tensorizer.bare_tokens(questions), strict=True):
-                lists = _lists(sample)
-                scores = teacher_scores([passage for listed in lists for passage in listed])
-                part.add_row(
-                    question, *([numbers[passage] for passage in listed] for listed in lists), scores=scores
-                )
-
-    def _add_passages(
-        self, part: TokenPartWriter, numbers: dict[Passage, int], passages: list[Passage]
-    ) -> None:
-        encoded = [encoded_text(passage, self._options) for passage in passages]
-        for passage, (title, text) in zip(passages, self._tensorizer.passage_parts(encoded), strict=True):
-            identity = judgement_identity(passage, self._text.name)
-            numbers[passage] = part.add_passage(PassageTokens(title, text, identity, passage.has_score))
-
-
-class _PairParts(_Parts):
-    """The parts of the store of a corpus."""
-
-    def _add_rows(self, part: TokenPartWriter, rows: range) -> None:
-        for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
-            add_passages(
-                part,
-                list(self._text.passages(start, min(start + _ROWS_AT_ONCE, rows.stop))),
-                self._tensorizer,
-            )
+    finish_store(steps, parts.ends)

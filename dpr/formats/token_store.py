@@ -3,18 +3,20 @@ read.
 
 tokens-<key>/
   part-00000/  tokens.npy    (T,) uint16, or uint32 for large vocabularies: questions, and each passage as its
-  title followed by its text;
-                             no special tokens, nothing cut off
-               passages.npy  (P,) records: identity, where the tokens are, how many are the title's (-1: it
-               has none), has_score, CRC-32 rows.npy      (R,) records: where the question's tokens and the
-               row's slots are, how many slots of each kind, CRC-32 slots.npy     (N,) uint32 numbers of
-               passages of this part: positives, hard negatives, other negatives of each row scores.npy
-               (N,) float32 a teacher's scores of the slots, NaN: none; empty where the part has none
-               manifest.json what the part was made of
-  manifest.json              sizes and SHA-256 of all files; present means complete
+                             title followed by its text; no special tokens, nothing cut off
+               passages.npy  (P,) records of passages and questions: identity, where the tokens are, how many
+                             are the title's (-1: it has none), has_score, CRC-32
+               rows.npy      (R,) records: where the row's slots are, the number of its question, how many slots
+                             of each kind, CRC-32
+               slots.npy     (N,) uint32 numbers of passages of this part: positives, hard negatives, other
+                             negatives of each row
+               scores.npy    (N,) float32 a teacher's scores of the slots, NaN: none; empty where the part has
+                             none
+  manifest.json              what it is made of, sizes and SHA-256 of all files; present means complete
 
-The CRC-32 of a record covers the record itself and the tokens (slots, scores) that it points to. So opening a
-store of any size reads only the manifest, and damage is found before it is used.
+A part is a step (dpr/storage/steps.py). The CRC-32 of a record covers the record itself and the tokens (slots,
+scores) that it points to. So opening a store of any size reads only the manifest, and damage is found before
+it is used.
 """
 
 from __future__ import annotations
@@ -34,35 +36,38 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import PassageTokens, StoredPassage, StoredSample, StoreFacts
-from dpr.formats.arrays import map_array
-from dpr.storage.durable import (
-    MANIFEST,
-    describe_file,
-    durable_folder,
-    read_manifest,
-    verify_folder,
-    write_manifest,
-)
+from dpr.formats.arrays import array_writers, map_array
+from dpr.storage.durable import read_manifest
+from dpr.storage.steps import Steps
 
 NO_TITLE = -1
-LAYOUT_VERSION = 3  # a change of what is stored must change it, so that old stores are not used
+LAYOUT_VERSION = 4  # a change of what is stored must change it, so that old stores are not used
 
 _PASSAGE = np.dtype(
-    [(name, "<i8") for name in ("identity_low", "identity_high", "start")]
-    + [("length", "<i4"), ("title_length", "<i4"), ("has_score", "<u4"), ("check", "<u4")]
+    [
+        ("identity_low", "<i8"),
+        ("identity_high", "<i8"),
+        ("start", "<i8"),
+        ("length", "<i4"),
+        ("title_length", "<i4"),
+        ("has_score", "<u4"),
+        ("check", "<u4"),
+    ]
 )
 _ROW = np.dtype(
     [
-        ("start", "<i8"),
         ("first_slot", "<i8"),
-        *((name, "<i4") for name in ("length", "positives", "hard", "other")),
+        ("question", "<i4"),
+        ("positives", "<i4"),
+        ("hard", "<i4"),
+        ("other", "<i4"),
         ("check", "<u4"),
     ]
 )
 _CHECK_BYTES = 4
 _SLOT = np.dtype("<u4")
 _SCORE = np.dtype("<f4")
-_FILES = ("tokens.npy", "passages.npy", "rows.npy", "slots.npy", "scores.npy")
+_ARRAYS = ("tokens", "passages", "rows", "slots", "scores")
 
 
 class TokenPartWriter:
@@ -75,6 +80,8 @@ class TokenPartWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._slots = array("I")
         self._scores = array("f")
+        self.numbers: dict[Any, int] = {}
+        """For the caller: of the passages that are stored already."""
 
     @property
     def num_tokens(self) -> int:
@@ -82,13 +89,12 @@ class TokenPartWriter:
 
     def add_passage(self, passage: PassageTokens) -> int:
         """Stores a passage; returns the number by which rows name it."""
-        title, start = passage.title, len(self._tokens)
-        self._tokens.extend(title or ())
+        start = len(self._tokens)
+        self._tokens.extend(passage.title or ())
         self._tokens.extend(passage.text)
-        title_length = NO_TITLE if title is None else len(title)
-        self._passages.append(
-            (*passage.identity, start, len(self._tokens) - start, title_length, passage.has_score, 0)
-        )
+        length = len(self._tokens) - start
+        title_length = NO_TITLE if passage.title is None else len(passage.title)
+        self._passages.append((*passage.identity, start, length, title_length, passage.has_score, 0))
         return len(self._passages) - 1
 
     def add_row(
@@ -102,45 +108,50 @@ class TokenPartWriter:
     ) -> None:
         """Stores the next row; passages by their numbers. ``scores`` are a teacher's of all of them, NaN
         where there is none, or empty."""
-        start, first_slot = len(self._tokens), len(self._slots)
-        self._tokens.extend(question)
+        number = self.add_passage(PassageTokens(None, question, (0, 0), False))
+        first_slot = len(self._slots)
         for numbers in (positives, hard, other):
             self._slots.extend(numbers)
         self._scores.extend(scores or [math.nan] * (len(self._slots) - first_slot))
-        self._rows.append((start, first_slot, len(question), len(positives), len(hard), len(other), 0))
+        self._rows.append((first_slot, number, len(positives), len(hard), len(other), 0))
 
-    def write(self, folder: Path, facts: StoreFacts) -> None:
-        """Writes the part; it appears at ``folder`` complete or not at all."""
-        tokens, slots = np.array(self._tokens, dtype=self._dtype), np.array(self._slots, dtype=_SLOT)
-        passages, rows = np.array(self._passages, dtype=_PASSAGE), np.array(self._rows, dtype=_ROW)
+    def write(self, steps: Steps, number: int) -> None:
+        """Writes the part as a step of a store."""
+        tokens = np.array(self._tokens, dtype=self._dtype)
+        slots = np.array(self._slots, dtype=_SLOT)
         scores = np.array(self._scores, dtype=_SCORE)
         if np.isnan(scores).all():
             scores = scores[:0]
+        passages = np.array(self._passages, dtype=_PASSAGE)
         for index, (_, _, start, length, *_) in enumerate(self._passages):
             passages["check"][index] = _check(passages[index].tobytes(), tokens[start : start + length])
-        for index, (start, first_slot, length, *counts, _) in enumerate(self._rows):
+        rows = np.array(self._rows, dtype=_ROW)
+        for index, (first_slot, _, *counts, _) in enumerate(self._rows):
             listed = slice(first_slot, first_slot + sum(counts))
-            used = tokens[start : start + length], slots[listed], scores[listed]
-            rows["check"][index] = _check(rows[index].tobytes(), *used)
-        with durable_folder(folder, overwrite=True, metadata=dict(facts)) as temporary:
-            for name, content in zip(_FILES, (tokens, passages, rows, slots, scores), strict=True):
-                np.save(temporary / name, content, allow_pickle=False)
+            rows["check"][index] = _check(rows[index].tobytes(), slots[listed], scores[listed])
+        contents = zip(_ARRAYS, (tokens, passages, rows, slots, scores), strict=True)
+        steps.write_step(
+            number, array_writers({f"{_part(number)}/{name}.npy": content for name, content in contents})
+        )
 
 
 class TokenPart:
     """One part, mapped."""
 
-    def __init__(self, folder: Path, num_rows: int, facts: StoreFacts) -> None:
-        self._folder, self._facts = folder, facts
+    def __init__(self, store: Path, number: int, num_rows: int, facts: StoreFacts) -> None:
+        self._store, self._folder, self._facts = store, store / _part(number), facts
         # Slices of a plain view are several times cheaper than those of numpy's memmap class.
-        self._tokens, passages, rows, self._slots, self._scores = (
-            map_array(folder / name).view(np.ndarray) for name in _FILES
+        self._tokens, self._passages, self._rows, self._slots, self._scores = (
+            map_array(self._folder / f"{name}.npy").view(np.ndarray) for name in _ARRAYS
         )
-        dtypes = [passages.dtype, rows.dtype, self._slots.dtype, self._scores.dtype]
-        is_right = dtypes == [_PASSAGE, _ROW, _SLOT, _SCORE] and len(self._scores) in (0, len(self._slots))
-        if not is_right or len(rows) != num_rows or self._tokens.dtype not in (np.uint16, np.uint32):
-            raise InputError("not a part of a token store", file=folder)
-        self._passages, self._rows = passages, rows
+        dtypes = [array.dtype for array in (self._passages, self._rows, self._slots, self._scores)]
+        if (
+            dtypes != [_PASSAGE, _ROW, _SLOT, _SCORE]
+            or self._tokens.dtype not in (np.uint16, np.uint32)
+            or len(self._rows) != num_rows
+            or len(self._scores) not in (0, len(self._slots))
+        ):
+            raise InputError("not a part of a token store", file=self._folder)
 
     def passage(self, number: int) -> PassageTokens:
         if number >= len(self._passages):
@@ -158,32 +169,29 @@ class TokenPart:
 
     def sample(self, number: int) -> StoredSample:
         record = self._rows[number]
-        start, first_slot, length, positives, hard, other, check = record.item()
+        first_slot, question, positives, hard, other, check = record.item()
         listed = slice(first_slot, first_slot + positives + hard + other)
-        tokens, slots, scores = (
-            self._tokens[start : start + length],
-            self._slots[listed],
-            self._scores[listed],
-        )
-        if len(tokens) != length or _check(record.tobytes(), tokens, slots, scores) != check:
+        slots, scores = self._slots[listed], self._scores[listed]
+        if _check(record.tobytes(), slots, scores) != check:
             self._refuse("rows.npy", number)
-        if len(scores):
-            pairs = zip(slots.tolist(), scores.tolist(), strict=True)
-            passages = tuple(
-                StoredPassage(self, slot, None if math.isnan(score) else score) for slot, score in pairs
-            )
-        else:
-            passages = tuple(StoredPassage(self, slot) for slot in slots.tolist())
+        passages = [StoredPassage(self, slot) for slot in slots.tolist()]
+        # There are none where the part has none.
+        for passage, score in zip(passages, scores.tolist(), strict=False):
+            passage.teacher_score = None if math.isnan(score) else score
+        text = self.passage(question).text
         end = positives + hard
         return StoredSample(
-            tokens.tolist(), passages[:positives], passages[positives:end], passages[end:], self._facts
+            list(text),
+            tuple(passages[:positives]),
+            tuple(passages[positives:end]),
+            tuple(passages[end:]),
+            self._facts,
         )
 
     def _refuse(self, name: str, number: int) -> NoReturn:
-        # Without its manifest the store is unfinished: the next start verifies all parts and rebuilds the
-        # damaged ones.
-        with suppress(OSError):
-            (self._folder.parent / MANIFEST).unlink(missing_ok=True)
+        # The next start verifies all parts of an unfinished store and rebuilds the damaged ones.
+        with suppress(OSError, InputError):
+            Steps(self._store, self._facts).reopen()
         found = f"the token store is damaged: record {number} of {name} is not what was written"
         hint = "rerun the command to rebuild the damaged part; train.token_store=off trains from the text"
         raise InputError(found, file=self._folder, hint=hint)
@@ -198,9 +206,8 @@ class TokenStore:
 
     def __init__(self, folder: Path, facts: StoreFacts) -> None:
         manifest = read_manifest(folder)
-        metadata = dict(manifest["metadata"])
-        ends = metadata.pop("part_ends", None)
-        if metadata != facts or not _are_ends(ends):
+        ends = manifest["metadata"].get("part_ends")
+        if manifest["metadata"].get("made_of") != facts or not _are_ends(ends):
             raise InputError("is a token store of other data or settings", file=folder)
         for name, entry in manifest["files"].items():
             if not (folder / name).is_file() or (folder / name).stat().st_size != entry["bytes"]:
@@ -209,7 +216,7 @@ class TokenStore:
         # Making a batch reads its rows several times; they are kept only until the batch is made.
         self._in_use: WeakValueDictionary[int, StoredSample] = WeakValueDictionary()
         self._parts = [
-            TokenPart(part_folder(folder, index), end - start, facts)
+            TokenPart(folder, index, end - start, facts)
             for index, (start, end) in enumerate(pairwise([0, *self._ends]))
         ]
 
@@ -228,27 +235,13 @@ class TokenStore:
         return sample
 
 
-def part_folder(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:05d}"
+def _part(number: int) -> str:
+    return f"part-{number:05d}"
 
 
-def is_finished(folder: Path, facts: StoreFacts) -> bool:
-    """Whether a part exists, is made of ``facts``, and every byte of it is as it was written."""
-    return (
-        (folder / MANIFEST).is_file()
-        and not verify_folder(folder)
-        and read_manifest(folder)["metadata"] == facts
-    )
-
-
-def finish_store(folder: Path, facts: StoreFacts, part_ends: Sequence[int]) -> None:
+def finish_store(steps: Steps, part_ends: Sequence[int]) -> None:
     """Marks a store as complete, once all parts are written; ``part_ends`` are the rows where each ends."""
-    files: dict[str, dict[str, Any]] = {}
-    for number in range(len(part_ends)):
-        part = part_folder(folder, number)
-        files |= {f"{part.name}/{name}": entry for name, entry in read_manifest(part)["files"].items()}
-        files[f"{part.name}/{MANIFEST}"] = describe_file(part / MANIFEST)
-    write_manifest(folder, {**facts, "part_ends": list(part_ends)}, files=files)
+    steps.write_manifest({"made_of": steps.provenance, "part_ends": list(part_ends)})
 
 
 def token_dtype(largest_id: int) -> np.dtype[Any]:

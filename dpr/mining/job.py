@@ -32,7 +32,7 @@ from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
 from dpr.storage.leftovers import remove
 from dpr.storage.outputs import output, require_writable
-from dpr.storage.steps import Steps
+from dpr.storage.steps import CLAIM, Steps
 
 logger = get_logger(__name__)
 
@@ -222,7 +222,7 @@ def run_job(
             remove(work)
             finished: Facts = read_json(audit_file)
             return finished
-        Steps(work, job.base, restart=True)
+        Steps(work, job.base, restart=(work / CLAIM).is_file())  # a folder of somebody else is left alone
         steps = Steps(work / "blocks", job.facts, restart=True)
         size = job.block_rows
         blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]

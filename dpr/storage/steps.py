@@ -51,7 +51,7 @@ class Steps:
     it at the same time, each of files of its own; one of them finishes it. Can be sent to other processes.
 
     Args:
-        restart: what is there of another provenance is removed.
+        restart: what is there of another provenance, or of none, is removed.
 
     Raises:
         InputError: it is of another ``provenance`` (the message names the difference), holds something else,
@@ -81,7 +81,6 @@ class Steps:
                 elif others := [
                     path.name for path in folder.iterdir() if not path.name.startswith((".tmp-", CLAIM))
                 ]:
-                    restart = False  # these are somebody else's
                     raise InputError(f"holds other files ({others[0]})", file=folder, hint=self.rename)
                 else:
                     write_json(folder / CLAIM, self.provenance)

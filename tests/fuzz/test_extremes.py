@@ -110,14 +110,12 @@ PLACES: dict[str, Callable[[Path], None]] = {
 }
 
 
-# A store that is finished looks at its parts' manifests from outside only.
-_NOT_OPENED = ("token store part manifest", "an unreadable file")
 # Folders of sentence-transformers may lack them.
 _ABSENT = ("_config.json", "config_sentence_transformers.json")
 _OPTIONAL = tuple(
     name for name in OPENED if name.startswith("sentence-transformers ") and name.endswith(_ABSENT)
 )
-_FREE = {_NOT_OPENED, *((name, "nothing") for name in _OPTIONAL)}
+_FREE = {(name, "nothing") for name in _OPTIONAL}
 
 
 @pytest.mark.parametrize(

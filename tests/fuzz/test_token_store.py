@@ -88,7 +88,7 @@ def test_whatever_happens_to_a_store_its_tokens_are_those_of_the_text(
     for case in range(FIRST, FIRST + max(1, CASES // 25)):
         shutil.rmtree(folder)
         shutil.copytree(tmp_path / "whole", folder)
-        done = damage(folder, random.Random(f"token store {case}"))
+        done = damage(folder, random.Random(f"tokens {case}"))
         try:
             found = tokens_of(open_tokens(text, tensorizer, OPTIONS), tensorizer)
         except InputError as error:

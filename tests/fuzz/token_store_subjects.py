@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from dpr.core.records import PassageTokens, StoredPassage, StoreFacts
-from dpr.formats.token_store import TokenPartWriter, TokenStore, finish_store, part_folder
-from dpr.storage.durable import MANIFEST, write_manifest
+from dpr.formats.token_store import TokenPartWriter, TokenStore, finish_store
+from dpr.storage.durable import MANIFEST, read_manifest, write_manifest
+from dpr.storage.steps import Steps
 from tests.fuzz.mutations import BYTES, JSON, Mutation
 from tests.fuzz.subject import Files, Subject, contents
 
@@ -23,13 +24,14 @@ _PASSAGES = [
 
 
 def _write(folder: Path) -> None:
+    steps = Steps(folder, _FACTS)
     for number in range(len(_ENDS)):
         part = TokenPartWriter(np.dtype("<u2"))
         numbers = [part.add_passage(passage) for passage in _PASSAGES]
         part.add_row([number, 65_535], numbers[:2], numbers[2:], [], scores=[0.5, -1.0, float("nan")])
         part.add_row([], numbers[1:2], [], numbers)
-        part.write(part_folder(folder, number), {**_FACTS, "part": number})
-    finish_store(folder, _FACTS, _ENDS)
+        part.write(steps, number)
+    finish_store(steps, _ENDS)
 
 
 @cache
@@ -42,10 +44,9 @@ def _files() -> Files:
 def _agreeing_manifests(folder: Path) -> None:
     """As if the damage had come before hashes were taken, so that only the checks of the records are left to
     find it."""
-    for number in range(len(_ENDS)):
-        (part_folder(folder / "s", number) / MANIFEST).unlink()
-        write_manifest(part_folder(folder / "s", number), {**_FACTS, "part": number})
-    finish_store(folder / "s", _FACTS, _ENDS)
+    metadata = read_manifest(folder / "s")["metadata"]
+    (folder / "s" / MANIFEST).unlink()
+    write_manifest(folder / "s", metadata)
 
 
 def _read(path: Path) -> None:
@@ -89,7 +90,6 @@ def _store_file(name: str, kinds: tuple[Mutation, ...], *, is_found_out: bool = 
 
 TOKEN_STORES = {
     "token store manifest": _store_file(MANIFEST, JSON),
-    "token store part manifest": _store_file(f"part-00001/{MANIFEST}", JSON),
     **{
         f"token store {name}": _store_file(f"part-00001/{name}.npy", BYTES, is_found_out=True)
         for name in ("tokens", "passages", "rows", "slots", "scores")

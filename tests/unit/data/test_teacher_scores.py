@@ -140,7 +140,7 @@ def test_stored_tokens_give_the_scores_of_the_text(
         same(theirs, ours.tolist())  # type: ignore[union-attr]
     parts = sorted(Path(stored._folder).glob("part-*"))
     assert [np.load(part / "scores.npy").size > 0 for part in parts] == [True, True, False]
-    assert read_manifest(stored._folder)["metadata"]["layout"] == 3
+    assert read_manifest(stored._folder)["metadata"]["made_of"]["layout"] == 4
 
 
 def test_a_damaged_score_is_found_when_it_is_read(text: TrainingSet, tensorizer: Tensorizer) -> None:

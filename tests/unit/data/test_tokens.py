@@ -26,7 +26,8 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import arrow_batches
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
-from dpr.storage.durable import verify_folder
+from dpr.storage.durable import verify_folder, write_manifest
+from dpr.storage.steps import Steps
 from tests.helpers.tiny import encoder_folder, make_samples
 
 PLAIN = DataSetSettings()
@@ -191,9 +192,9 @@ def written_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     write = tokens.TokenPartWriter.write
 
-    def noted(self: Any, folder: Path, facts: Any) -> None:
-        names.append(folder.name)
-        write(self, folder, facts)
+    def noted(self: Any, steps: Steps, number: int) -> None:
+        names.append(f"part-{number:05d}")
+        write(self, steps, number)
 
     monkeypatch.setattr(tokens.TokenPartWriter, "write", noted)
     return names
@@ -202,6 +203,13 @@ def written_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def records_of(file: bytes | bytearray) -> int:
     """Where the content of an .npy file begins."""
     return 10 + int.from_bytes(file[8:10], "little")
+
+
+def agreeing_manifest(folder: Path, facts: Any) -> None:
+    """As if damage had come before hashes were taken."""
+    for path in list(folder.glob("*.json")):
+        path.unlink()
+    write_manifest(folder, {"made_of": facts, "part_ends": [20, 40, 60]})
 
 
 PARTS = ["part-00000", "part-00001", "part-00002"]
@@ -272,10 +280,11 @@ def test_damage_found_at_opening_is_repaired_and_good_parts_are_kept(
         manifest = folder / "manifest.json"
         manifest.write_text(manifest.read_text().replace(text.fingerprint, "0" * 64))
     else:
-        for name in ("tokens.npy", "passages.npy", "rows.npy", "slots.npy", "manifest.json"):
+        for name in ("tokens.npy", "passages.npy", "rows.npy", "slots.npy"):
             (folder / "part-00001" / name).write_bytes((folder / "part-00000" / name).read_bytes())
     source = stored(text, tensorizer)
-    assert written == ([] if damage in ("no manifest", "other facts") else ["part-00001"])
+    # Without the manifest nothing says what the parts were.
+    assert written == (PARTS if damage in ("no manifest", "other facts") else ["part-00001"])
     assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
         values(batch) for batch in batches(text, tensorizer, PLAIN)
     ]
@@ -324,14 +333,14 @@ def test_every_single_changed_byte_of_a_record_is_found(
 ) -> None:
     stored(text, tensorizer)
     folder, facts = store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)
-    for name, record_bytes in (("passages.npy", 40), ("rows.npy", 36)):
+    for name, record_bytes in (("passages.npy", 40), ("rows.npy", 28)):
         whole = (folder / "part-00000" / name).read_bytes()
         start = records_of(whole)
         for place in range(start, start + record_bytes):
             (folder / "part-00000" / name).write_bytes(
                 whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :]
             )
-            tokens.finish_store(folder, facts, [20, 40, 60])
+            agreeing_manifest(folder, facts)
             source = StoredTokens(text, folder, facts)
             with pytest.raises(InputError, match="damaged"):
                 tensorizer.passage_tokens(source[0].positives)
@@ -342,10 +351,10 @@ def _build_slowly(text: TrainingSet, tensorizer: Tensorizer, delay_s: float, wri
     os.sched_getaffinity = lambda _: {0}  # type: ignore[assignment]
     write = tokens.TokenPartWriter.write
 
-    def slow(self: Any, folder: Path, facts: Any) -> None:
+    def slow(self: Any, steps: Steps, number: int) -> None:
         with writes.get_lock():
             writes.value += 1
-        write(self, folder, facts)
+        write(self, steps, number)
         time.sleep(delay_s)
 
     tokens.TokenPartWriter.write = slow  # type: ignore[method-assign]
@@ -359,7 +368,7 @@ def test_a_killed_build_keeps_its_finished_parts(
     process = context.Process(target=_build_slowly, args=(text, tensorizer, 30.0, context.Value("i", 0)))
     process.start()
     deadline = time.monotonic() + 60
-    while not list((tmp_path / "cache").glob("tokens-*/part-00000")):
+    while not list((tmp_path / "cache").glob("tokens-*/step-00000.json")):
         assert time.monotonic() < deadline and process.is_alive()
         time.sleep(0.02)
     assert process.pid is not None
@@ -453,7 +462,7 @@ def test_a_changed_byte_of_a_header_is_never_used(
         (folder / "part-00000" / name).write_bytes(
             whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
         )
-        tokens.finish_store(folder, facts, [20, 40, 60])
+        agreeing_manifest(folder, facts)
         try:
             found = [values(batch) for batch in batches(StoredTokens(text, folder, facts), tensorizer, PLAIN)]
         except InputError:

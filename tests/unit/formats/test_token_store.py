@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.core.records import PassageTokens, StoredPassage, StoreFacts
-from dpr.formats.token_store import TokenPartWriter, TokenStore, finish_store, part_folder, token_dtype
+from dpr.formats.token_store import TokenPartWriter, TokenStore, finish_store, token_dtype
 from dpr.storage.durable import write_manifest
+from dpr.storage.steps import Steps
 from tests.helpers.examples import examples
 
 FACTS: StoreFacts = {"kind": "token store", "prefix": "\N{SNOWMAN}", "rows": 1}
@@ -61,14 +62,15 @@ def test_what_is_written_is_read_back(
     @given(made=parts(bits))
     def check(made: list[Any]) -> None:
         folder, ends = tmp_path_factory.mktemp("store"), []
+        steps = Steps(folder, FACTS)
         for number, (listed, rows) in enumerate(made):
             writer = TokenPartWriter(token_dtype(2**bits - 1))
             assert [writer.add_passage(passage) for passage in listed] == list(range(len(listed)))
             for row in rows:
                 writer.add_row(*row)
-            writer.write(part_folder(folder, number), {**FACTS, "part": number})
+            writer.write(steps, number)
             ends.append((ends[-1] if ends else 0) + len(rows))
-        finish_store(folder, FACTS, ends)
+        finish_store(steps, ends)
         store = TokenStore(folder, FACTS)
         expected = [
             (question, *([plain(listed[number]) for number in numbers] for numbers in lists))
@@ -90,11 +92,17 @@ def test_what_is_written_is_read_back(
     check()
 
 
+def finished(folder: Path, writer: TokenPartWriter, num_rows: int) -> None:
+    """A store of one part."""
+    steps = Steps(folder, FACTS)
+    writer.write(steps, 0)
+    finish_store(steps, [num_rows])
+
+
 def test_rows_in_use_are_shared_and_then_let_go(tmp_path: Path) -> None:
     writer = TokenPartWriter(token_dtype(9))
     writer.add_row([1], [writer.add_passage(PassageTokens(None, [2], (0, 0), False))], [], [])
-    writer.write(part_folder(tmp_path, 0), FACTS)
-    finish_store(tmp_path, FACTS, [1])
+    finished(tmp_path, writer, 1)
     store = TokenStore(tmp_path, FACTS)
     sample = store[0]
     assert store[0] is sample
@@ -107,10 +115,9 @@ def test_rows_in_use_are_shared_and_then_let_go(tmp_path: Path) -> None:
 def test_ends_that_are_none_are_refused(tmp_path: Path, ends: Any) -> None:
     writer = TokenPartWriter(token_dtype(9))
     writer.add_row([1], [], [], [])
-    writer.write(part_folder(tmp_path, 0), FACTS)
-    finish_store(tmp_path, FACTS, [1])
+    finished(tmp_path, writer, 1)
     assert len(TokenStore(tmp_path, FACTS)) == 1
-    write_manifest(tmp_path, {**FACTS, "part_ends": ends}, files={})
+    write_manifest(tmp_path, {"made_of": FACTS, "part_ends": ends}, files={})
     with pytest.raises(InputError):
         TokenStore(tmp_path, FACTS)
 
@@ -120,8 +127,7 @@ def test_scores_belong_to_the_slots_of_a_row(tmp_path: Path) -> None:
     passage = writer.add_passage(PassageTokens(None, [2], (0, 0), False))
     writer.add_row([1], [passage], [passage], [], scores=[0.5, float("nan")])
     writer.add_row([1], [passage], [], [passage])
-    writer.write(part_folder(tmp_path, 0), FACTS)
-    finish_store(tmp_path, FACTS, [2])
+    finished(tmp_path, writer, 2)
     first, second = TokenStore(tmp_path, FACTS)[0], TokenStore(tmp_path, FACTS)[1]
     assert [item.teacher_score for item in first.positives + first.hard_negatives] == [0.5, None]
     assert [item.teacher_score for item in second.positives + second.other_negatives] == [None, None]
