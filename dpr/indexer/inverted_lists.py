@@ -111,7 +111,7 @@ class IvfIndex(Index):
             read=lambda file: read_trained(file, cls._empty),
             ids=None if cls.needs_vectors else lambda: id_chunks(corpus),
             work=work,
-            made_of=made_of,
+            made_of={**made_of, "num_vectors": rows.num_rows},
         )
 
     @classmethod

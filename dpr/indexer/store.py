@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from dpr.core import retired
-from dpr.core.errors import CheckpointError, DprError, InputError
+from dpr.core.errors import DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, rule_of
 from dpr.indexer.recall import DEPTH, Recall, held_back, least_breadth, recall_values
 from dpr.indexer.registry import Index, IndexChoice, index_class
 from dpr.storage.checksums import folder_problems
 from dpr.storage.durable import durable_folder, read_manifest, writing
-from dpr.storage.leftovers import remove, this_process
-from dpr.storage.run_lock import RunLock, held, lock_of
+from dpr.storage.leftovers import remove
+from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
 
@@ -64,7 +64,9 @@ class IndexStore:
         """
         folder = self.folder if self.choice.index_class.is_saved else None
         if folder is not None and corpus is not None and not _is_there(folder):
-            with _alone(folder):
+            with writing(folder.parent):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+            with held(folder, file=lock_of(folder), wait_s=math.inf):
                 if not _is_there(folder):
                     return self._build(folder, corpus, questions)
         if folder is not None and _is_there(folder):
@@ -105,29 +107,22 @@ class IndexStore:
         }
         facts |= {"corpora": list(self.corpora)} if self.corpora else {}
 
-        def state(index: Index) -> None:
-            facts.update(
-                {"num_passages": index.num_passages, "recall": index.recall and index.recall.as_dict()}
-            )
-
-        if not made.is_built_in_steps:
-            with durable_folder(folder, metadata=facts) as temporary:
+        made_of = self.choice.facts() | {"source": dict(self.source)}
+        with durable_folder(folder, metadata=facts) as temporary:
+            if made.is_built_in_steps:
+                made.build_in(temporary, corpus, settings, work=_unfinished(folder), made_of=made_of)
+                index = made.open(temporary, settings)
+                index.use_vectors(corpus)
+            else:
                 index = made.build(corpus, settings, device=self.device)
                 index.save(temporary)
-                index.recall = self._measured(index, corpus, questions)
-                state(index)
-            return index
-        made_of = self.choice.facts() | {
-            "source": dict(self.source),
-            "num_vectors": sum(part.num_vectors for part in corpus),
-        }
-        with durable_folder(folder, metadata=facts) as temporary:
-            made.build_in(temporary, corpus, settings, work=_unfinished(folder), made_of=made_of)
-            index = made.open(temporary, settings)
-            index.use_vectors(corpus)
             index.recall = recall = self._measured(index, corpus, questions)
-            state(index)
-            del index  # its files are open, and some systems do not rename these
+            facts["num_passages"] = index.num_passages
+            facts["recall"] = recall and recall.as_dict()
+            if made.is_built_in_steps:
+                del index  # its files are open, and some systems do not rename these
+        if not made.is_built_in_steps:
+            return index
         remove(_unfinished(folder))
         index = self._with_recall(made.open(folder, settings), recall)
         index.use_vectors(corpus)
@@ -244,23 +239,6 @@ class IndexStore:
 
 def _is_there(folder: Path) -> bool:
     return folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """A block in which no other process builds there; waits for one that does."""
-    with writing(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(folder, file=lock_of(folder))
-    try:
-        lock.acquire([this_process()])
-    except CheckpointError as error:
-        logger.info("%s: %s; its index is used once it is built", folder, error.found)
-        lock.acquire([this_process()], wait_s=math.inf)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _unfinished(folder: Path) -> Path:

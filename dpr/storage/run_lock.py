@@ -12,6 +12,7 @@ ranks still write.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -58,13 +59,14 @@ class RunLock:
         self._release: weakref.finalize[..., RunLock] | None = None
 
     def acquire(self, processes: list[ProcessName], *, wait_s: float = 2.0) -> None:
-        """Takes the lock; waits a little for a run that is just ending.
+        """Takes the lock; waits a little for a run that is just ending, or ``math.inf`` for any run to end.
 
         Raises:
             CheckpointError: another run holds it.
             OutputError: the lock file cannot be written.
         """
         deadline = time.monotonic() + wait_s
+        is_told = wait_s < math.inf
         while (holder := self._take(processes)) is not None:
             if time.monotonic() >= deadline:
                 raise CheckpointError(
@@ -72,6 +74,9 @@ class RunLock:
                     file=self._target,
                     hint=f"wait for it or end it; if you know that it is gone, remove {self._file}",
                 )
+            if not is_told:
+                logger.info("%s: another run is writing here: %s; waiting for it", self._target, holder)
+                is_told = True
             time.sleep(0.2)
         done = threading.Event()
         self._release = weakref.finalize(self, _remove_lock, self._file, self._token, done, os.getpid())
@@ -144,10 +149,10 @@ class RunLock:
 
 
 @contextmanager
-def held(target: Path, *, file: Path | None = None) -> Iterator[None]:
-    """A block in which this process alone writes ``target``; raises as ``RunLock.acquire``."""
+def held(target: Path, *, file: Path | None = None, wait_s: float = 2.0) -> Iterator[None]:
+    """A block in which this process alone writes ``target``; waits and raises as ``RunLock.acquire``."""
     lock = RunLock(target, file=file)
-    lock.acquire([this_process()])
+    lock.acquire([this_process()], wait_s=wait_s)
     try:
         yield
     finally:
