@@ -25,7 +25,6 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
-from dpr.core.machine import usable_cores
 from dpr.core.records import Passage
 from dpr.formats.arrays import map_array
 from dpr.formats.corpora import (
@@ -38,7 +37,6 @@ from dpr.formats.corpora import (
     repeated_id,
     write_passages,
 )
-from dpr.formats.corpus_ranges import row_blocks
 from dpr.formats.json_records import skip_space
 from dpr.formats.sorted_hashes import HashIndex
 from dpr.formats.text_input import LinePlace, open_input
@@ -180,14 +178,14 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
         with open(temporary / _PLACES, "wb") as places:
             _write_header(places, 0)
 
-            def hashes() -> Iterator[np.ndarray]:
-                count = 0
-                for rows in row_blocks(file, columns, usable_cores()):
-                    places.write(rows[-count % _STEP :: _STEP, 1:].tobytes())
-                    count += len(rows)
-                    yield rows[:, 0]
+            def hashes() -> Iterator[int]:
+                place = LinePlace()
+                for count, (_, key) in enumerate(numbered_ids(file, columns, place)):
+                    if count % _STEP == 0:
+                        places.write(np.array([place.line, place.offset], dtype="<i8").tobytes())
+                    yield text_hash(key)
 
-            facts["num_passages"] = HashIndex.write_blocks(temporary / _IDS, hashes())
+            facts["num_passages"] = HashIndex.write(temporary / _IDS, hashes())
             places.seek(0)
             _write_header(places, -(-facts["num_passages"] // _STEP))
         facts["repeated"] = _first_repeated(

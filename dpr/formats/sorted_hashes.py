@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import chain, islice, repeat, takewhile
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -76,20 +76,14 @@ class HashIndex:
 
     @staticmethod
     def write(path: Path, hashes: Iterable[int]) -> int:
-        """As ``write_blocks``, of numbers."""
+        """Stores the hashes of rows 0, 1, 2, ... and returns how many. Memory does not grow with them; files
+        of the same size stand beside ``path`` meanwhile."""
         source = iter(hashes)
-        parts = (np.fromiter(islice(source, _HELD_HASHES), dtype=np.uint64) for _ in repeat(None))
-        return HashIndex.write_blocks(path, takewhile(len, parts))
-
-    @staticmethod
-    def write_blocks(path: Path, blocks: Iterable[np.ndarray]) -> int:
-        """Stores the hashes of rows 0, 1, 2, ..., (m,) uint64 at a time, and returns how many. Memory does
-        not grow with them; files of the same size stand beside ``path`` meanwhile."""
         count = 0
 
         def pairs() -> Iterator[np.ndarray]:
             nonlocal count
-            for held in blocks:
+            while len(held := np.fromiter(islice(source, _HELD_HASHES), dtype=np.uint64)):
                 yield np.stack([held, np.arange(count, count + len(held), dtype=np.uint64)], axis=1)
                 count += len(held)
 

@@ -18,7 +18,7 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource, StoredSource, with_store
-from dpr.formats import corpus_ranges, corpus_store, sorted_hashes
+from dpr.formats import corpus_store, sorted_hashes
 from dpr.formats.corpora import read_passages, write_passages
 from dpr.formats.corpus_store import open_store
 from dpr.formats.sorted_hashes import HashIndex, sorted_parts
@@ -129,8 +129,7 @@ def test_an_id_used_twice_is_refused_with_both_lines_but_found(
         store.check_unique()
     # the first, as a reading of the file finds it
     assert store.find(["5"]) == {"5": Passage("text 5", "", "5")}
-    for module in (corpus_store, corpus_ranges):
-        monkeypatch.setattr(module, "text_hash", len)  # hashes decide nothing
+    monkeypatch.setattr(corpus_store, "text_hash", len)  # hashes decide nothing
     (tmp_path / "d.tsv").write_text("".join(f"{n}\tx{n}\n" for n in range(100)))
     store = open_store(tmp_path / "d.tsv")
     store.check_unique()
@@ -149,7 +148,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sorted_hashes, "_HELD_HASHES", 256)
-    monkeypatch.setattr(corpus_ranges, "_BLOCK_ROWS", 256)
 
     def peak(rows: int) -> int:
         path = tmp_path / str(rows) / "c.tsv"
