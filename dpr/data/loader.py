@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
@@ -222,6 +223,11 @@ def _start_worker(_: int) -> None:
     # model's way.
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+# Torch says so only of an iterator that has started its workers; one that could not, on a full disk, would
+# print a traceback when it is collected.
+_MultiProcessingDataLoaderIter._shutdown = True
 
 
 class WorkerLoader(DataLoader[Item]):
