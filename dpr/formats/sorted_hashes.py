@@ -88,16 +88,13 @@ class HashIndex:
                 count += len(held)
 
         parts = sorted_parts(pairs(), folder=path.parent)
-        first = next(parts, np.empty((0, 2), dtype=np.uint64))
-        if len(first) == count:
-            np.save(path, first, allow_pickle=False)
-            return count
-        stored = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint64, shape=(count, 2))
-        index = 0
-        for part in chain([first], parts):
-            stored[index : index + len(part)] = part
-            index += len(part)
-        stored.flush()
+        first = next(parts, np.empty((0, 2), dtype=np.uint64))  # which counts them all
+        with open(path, "wb") as out:
+            np.lib.format.write_array_header_1_0(
+                out, {"descr": "<u8", "fortran_order": False, "shape": (count, 2)}
+            )
+            for part in chain([first], parts):
+                out.write(part.tobytes())
         return count
 
     def rows(self, wanted: int) -> Iterator[int]:
