@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError
-from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 
@@ -172,8 +171,8 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
     """The model that was tuned: a folder or file as for model_file of other commands. Absent = the mean of
     the tuned ones alone."""
     tuned: list[str] = setting(list, takes_words=True, path="input")
-    """The tuned model, or several. With set, these are joined greedily: best first, the next one where the
-    mean with it is no worse (model soups); without, their mean is taken."""
+    """The tuned model, or several, whose mean is taken; with set and without base, each alone is tried
+    too."""
     out: str | None = setting(None, path="output")
     """Model folder to write, which every command takes as model_file. merge.json in it says what it is made
     of, candidates.jsonl how good each candidate was."""
@@ -188,8 +187,6 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
     """Which qrels/<split>.tsv of a folder."""
     metric: str = setting("ndcg@10", requires="set")
     """What decides: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr evaluate."""
-    precision: str = setting("fp32", choices=tuple(PRECISIONS), requires="set")
-    """Arithmetic of the model while candidates are measured."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
 
     def check_together(self, prefix: str) -> None:
