@@ -16,6 +16,9 @@ COMMANDS = {
         " (docs/pretraining.md)"
     ),
 }
+_OTHER_STORES = (
+    "examples/vectors_to_jsonl.py writes vectors and passages as JSON lines, for any store (docs/interop.md)"
+)
 _ROUNDS = "examples/rounds.sh mines with a model and trains a new one, round after round (docs/recipes.md)"
 _SAMPLE = (
     "sample=N searches the relevant passages and N others; its metrics are optimistic, and estimate nothing"
@@ -35,6 +38,10 @@ SETTINGS = {
     "init=continue": _ROUNDS,
     "workers": "dpr serve is one process; start it again on other ports, behind any proxy (docs/serving.md)",
     "open_timeout": "dpr serve waits until its indexes are open, and /readyz says when they are",
+    "to=parquet": _OTHER_STORES,
+    "to=faiss": _OTHER_STORES,
+    "to=qdrant-jsonl": _OTHER_STORES,
+    "to=milvus-parquet": _OTHER_STORES,
     "train.leave_out": (
         "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone"
     ),

@@ -1,5 +1,5 @@
-"""The question tower as Pyserini's ``AutoQueryEncoder`` loads it, for an index of ``dpr export to=faiss``,
-whose folder is Pyserini's.
+"""The question tower as Pyserini's ``AutoQueryEncoder`` loads it, for an index of its layout
+(docs/interop.md).
 
 Passages are encoded here: its document encoders join titles and texts otherwise, and know of no passage
 without a title.
@@ -115,7 +115,7 @@ def usage(model: BiEncoder) -> str:
 from pyserini.search.faiss import FaissSearcher
 
 encoder = AutoQueryEncoder("PATH", pooling={stated["pooling"]!r}, l2_norm={stated["l2_norm"]}{prefix})
-searcher = FaissSearcher("INDEX", encoder)  # INDEX is what dpr export to=faiss wrote
+searcher = FaissSearcher("INDEX", encoder)  # INDEX is a folder with index and docid (docs/interop.md)
 hits = searcher.search("a question", k=10)
 """
 

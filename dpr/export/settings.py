@@ -19,7 +19,7 @@ MODEL_FORMATS = {
     "pyserini": "dpr.export.pyserini",
 }
 """Folders that other libraries load: name -> the module whose ``FORMAT`` writes it."""
-STORES = ("lancedb", "pgvector", "parquet", "faiss", "qdrant-jsonl", "milvus-parquet")
+STORES = ("lancedb", "pgvector")
 _KINDS = ("text", "int", "float", "bool")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _OWN_COLUMNS = ("id", "vector", "title", "text")
@@ -38,8 +38,8 @@ class StoreSettings(Settings, requires=_TO_STORES):
     metadata: Any = None
     """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or
     name:kind with kind text, int, float or bool, e.g. metadata=[url,year:int]. Absent = none."""
-    table: str = setting("passages", requires="to=lancedb|pgvector")
-    """For lancedb and pgvector: the table to fill."""
+    table: str = "passages"
+    """For a vector store: the table to fill."""
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
@@ -97,9 +97,8 @@ class ExportConfig(StoreSettings):
     merged; peft: its adapters, each in a folder as peft writes it; vectors: folders of vectors from the
     original's embedding files; sentence-transformers, transformers and hf-dpr (its DPRQuestionEncoder and
     DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs that
-    onnxruntime serves without torch; pyserini: an encoder of questions for its dense search; lancedb,
-    pgvector, parquet, faiss, qdrant-jsonl and milvus-parquet: a vector store filled with ``vectors`` and
-    their passages."""
+    onnxruntime serves without torch; pyserini: an encoder of questions for its dense search;
+    lancedb, pgvector: a vector store filled with ``vectors`` and their passages."""
     model_file: str | None = setting(None, excludes=_TO_STORES, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original
     DPR."""

@@ -1,41 +1,11 @@
-"""Index files of faiss: read, and a flat one written as a stream, of which faiss itself would hold all
-vectors in memory."""
+"""Index files of faiss, read."""
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dpr.core.errors import InputError
-
-
-def flat_header(dimension: int, num_vectors: int) -> bytes:
-    """The bytes of the file before its vectors, which follow as float32, row by row.
-
-    They are those of an empty index, with the number of vectors (after a tag and the dimension) and of floats
-    (at the end) put in.
-    """
-    import faiss
-
-    empty = faiss.serialize_index(faiss.IndexFlatIP(dimension)).tobytes()
-    one = faiss.IndexFlatIP(dimension)
-    one.add(np.zeros((1, dimension), dtype=np.float32))
-    tag, counted, other, size = (
-        empty[:8],
-        struct.pack("<q", num_vectors),
-        empty[16:-8],
-        struct.pack("<Q", num_vectors * dimension),
-    )
-    if faiss.serialize_index(one).tobytes()[: len(empty)] != tag + struct.pack("<q", 1) + other + struct.pack(
-        "<Q", dimension
-    ):
-        raise InputError(
-            "this version of faiss writes flat indexes in an unknown way", expected="faiss-cpu 1.13 to 1.15"
-        )
-    return tag + counted + other + size
 
 
 def read_engine(file: Path, *, mapped: bool = True) -> Any:

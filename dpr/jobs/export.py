@@ -13,7 +13,6 @@ from dpr.export.checking import read_texts
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import export_folder
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
-from dpr.export.stores.files import FILE_FORMATS, write_files
 from dpr.export.stores.lance import load_lance
 from dpr.export.stores.postgres import load_postgres
 from dpr.export.stores.rows import VectorRows
@@ -25,7 +24,7 @@ from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
 
-_SERVERS = {"lancedb": load_lance, "pgvector": load_postgres}
+_STORES = {"lancedb": load_lance, "pgvector": load_postgres}
 
 
 def run(config: ExportConfig) -> None:
@@ -88,11 +87,7 @@ def _fill_store(config: ExportConfig) -> None:
     require_corpora(
         corpora_of(shard.metadata for shard in shards), sources, file=", ".join(config.vector_patterns())
     )
-    if config.to in FILE_FORMATS:
-        has_written = write_files(rows, Path(out), FILE_FORMATS[config.to])
-    else:
-        has_written = _SERVERS[config.to](rows, out, config.table)
-    if has_written:
+    if _STORES[config.to](rows, out, config.table):
         logger.info(
             "%s holds %d vectors of %d dimensions, compared by dot product",
             config.to,

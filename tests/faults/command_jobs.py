@@ -94,16 +94,6 @@ JOBS = {
             "wiki_0",
         ),
         Job(
-            "export to=parquet",
-            "export to=parquet vectors=in/vectors_0 ctx_datasets=in/corpus.tsv out=out/store",
-            "corpus.tsv",
-        ),
-        Job(
-            "export to=faiss",
-            "export to=faiss vectors=in/vectors_0 ctx_datasets=in/corpus.tsv out=out/store",
-            "corpus.tsv",
-        ),
-        Job(
             "embed",
             f"embed {' '.join(DENSE)} ctx_src=in/corpus.tsv out_file=out/vectors chunk_size=16",
             "corpus.tsv",

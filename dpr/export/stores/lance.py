@@ -9,16 +9,18 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from dpr.core.errors import DprError, InputError, OutputError, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import get_logger
 from dpr.export.stores.rows import RowBatch, VectorRows
-from dpr.formats.vector_tables import batch_reader, record_batch, row_schema
 from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
 
 _MADE_OF = "dpr.made_of"
+_TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 
 
 def load_lance(rows: VectorRows, address: str, table: str) -> bool:
@@ -44,7 +46,10 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
         note = {_MADE_OF: json.dumps(made_of, sort_keys=True)} | {
             f"dpr.{key}": str(value) for key, value in rows.facts().items()
         }
-        schema = row_schema(rows.columns, rows.dimension, is_half=rows.is_half, note=note)
+        vector = pa.list_(pa.float16() if rows.is_half else pa.float32(), rows.dimension)
+        fields = [pa.field("id", pa.string(), nullable=False), pa.field("vector", vector, nullable=False)]
+        fields += [pa.field(name, _TYPES[kind]) for name, kind in rows.columns.items()]
+        schema = pa.schema(fields, metadata=note)
         database = lancedb.connect(address if is_remote else str(folder))
         try:
             opened = database.open_table(table)
@@ -66,9 +71,8 @@ def _steps_in(table: Any, rows: VectorRows, made_of: str, name: str) -> int:
         keys = ""
         if stated:
             old, new = json.loads(stated), json.loads(made_of)
-            keys = ", made with another " + ", ".join(
-                sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-            )
+            differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+            keys = f", made with another {', '.join(differing)}"
         raise InputError(f"exists already{keys}", file=name, hint="choose another table=, or drop this one")
     count = table.count_rows()
     if count == rows.num_rows:
@@ -93,13 +97,16 @@ def _add(table: Any, schema: Any, batches: Iterator[RowBatch]) -> None:
     def converted() -> Iterator[Any]:
         try:
             for item in batches:
-                yield record_batch(schema, item.ids, item.vectors, item.columns)
+                numbers = pa.array(item.vectors.reshape(-1))
+                vectors = pa.FixedSizeListArray.from_arrays(numbers, item.vectors.shape[1])
+                rest = [pa.array(item.columns[field.name], type=field.type) for field in list(schema)[2:]]
+                yield pa.RecordBatch.from_arrays([pa.array(item.ids), vectors, *rest], schema=schema)
         except DprError as error:  # comes back through Arrow as a text
             failures.append(error)
             raise
 
     try:
-        table.add(batch_reader(schema, converted()))
+        table.add(pa.RecordBatchReader.from_batches(schema, converted()))
     except Exception as error:
         raise failures[0] if failures else error from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.jobs import export as main
@@ -21,68 +20,67 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_shards_become_a_store_and_a_second_command_does_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    lancedb = pytest.importorskip("lancedb", reason="lancedb is in the extra stores")
     line = [
-        "to=parquet",
+        "to=lancedb",
         "vectors=vectors_*",
         "ctx_datasets=[corpus.jsonl]",
         "metadata=[year:int,place]",
         "out=store",
     ]
     assert main(line) == 0
-    table = pq.read_table(here / "store" / "rows")
+    table = lancedb.connect(str(here / "store")).open_table("passages").to_arrow()
     assert table.schema.names == ["id", "vector", "title", "text", "year", "place"]
-    assert table["id"].to_pylist() == [item.id for item in passages(50)] and table["year"].to_pylist()[
-        :2
-    ] == [1900, 1901]
-    assert "parquet holds 50 vectors of 16 dimensions" in capsys.readouterr().err
+    assert table["id"].to_pylist() == [item.id for item in passages(50)]
+    assert table["year"].to_pylist()[:2] == [1900, 1901]
+    assert "lancedb holds 50 vectors of 16 dimensions" in capsys.readouterr().err
     assert main(line) == 0
-    assert "nothing to do" in capsys.readouterr().err
+    assert "holds" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("to=parquet out=store", 2, "vectors is not set, e.g. vectors=runs/first/vectors_*"),
-        ("to=parquet vectors=vectors_*", 2, "out_file is not set"),
+        ("to=lancedb out=store", 2, "vectors is not set, e.g. vectors=runs/first/vectors_*"),
+        ("to=lancedb vectors=vectors_*", 2, "out_file is not set"),
         (
-            "to=parquet vectors=vectors_* out=store model_file=x",
+            "to=lancedb vectors=vectors_* out=store model_file=x",
             2,
-            "model_file=x has no effect with to=parquet",
+            "model_file=x has no effect with to=lancedb",
         ),
         (
             "to=model model_file=x out=store vectors=vectors_*",
             2,
-            "vectors=vectors_* has no effect with to=model; set to=lancedb or pgvector or ",
+            "vectors=vectors_* has no effect with to=model; set to=lancedb or pgvector",
         ),
         (
-            "to=parquet vectors=vectors_* out=store metadata=[year]",
+            "to=lancedb vectors=vectors_* out=store metadata=[year]",
             2,
             "ctx_datasets is not set; metadata is read from the passages",
         ),
         (
-            "to=parquet vectors=vectors_* ctx_datasets=corpus.jsonl out=store metadata=[year:date]",
+            "to=lancedb vectors=vectors_* ctx_datasets=corpus.jsonl out=store metadata=[year:date]",
             2,
             "year:date is of no known kind",
         ),
         (
-            "to=parquet vectors=vectors_* ctx_datasets=corpus.jsonl out=store metadata=[text]",
+            "to=lancedb vectors=vectors_* ctx_datasets=corpus.jsonl out=store metadata=[text]",
             2,
             "metadata: 'text' cannot be a column",
         ),
         (
-            "to=parquet vectors=vectors_* ctx_datasets=corpus.jsonl out=store metadata=[a,a:int]",
+            "to=lancedb vectors=vectors_* ctx_datasets=corpus.jsonl out=store metadata=[a,a:int]",
             2,
             "metadata: 'a' is given twice",
         ),
         ("to=lancedb vectors=vectors_* out=store table=a;b", 2, "table='a;b' is not a name"),
-        ("to=parquet vectors=nowhere_* out=store", 3, "nowhere_*: no vectors found"),
-        ("to=parquet vectors=vectors_0 out=store", 3, "of 3 shards, these are missing: 1, 2"),
+        ("to=lancedb vectors=nowhere_* out=store", 3, "nowhere_*: no vectors found"),
+        ("to=lancedb vectors=vectors_0 out=store", 3, "of 3 shards, these are missing: 1, 2"),
         (
-            "to=parquet vectors=vectors_* ctx_datasets=none.jsonl out=store",
+            "to=lancedb vectors=vectors_* ctx_datasets=none.jsonl out=store",
             2,
             "none.jsonl is neither a file nor a passage collection",
         ),
-        ("to=parquet vectors=vectors_* out=corpus.jsonl", 3, "corpus.jsonl"),
         ("to=lancedb vectors=vectors_* out=corpus.jsonl", 3, "corpus.jsonl"),
     ],
 )

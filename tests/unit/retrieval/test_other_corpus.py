@@ -54,7 +54,7 @@ def retrieval(folder: Path, *more: str) -> list[str]:
 
 def exporting(folder: Path) -> list[str]:
     places = f"vectors={folder / 'vectors_*'} ctx_datasets={folder / 'corpus.tsv'} out={folder / 'store'}"
-    return ["export", "to=parquet", *places.split()]
+    return ["export", "to=lancedb", *places.split()]
 
 
 def mining(folder: Path) -> list[str]:
