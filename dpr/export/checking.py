@@ -83,21 +83,6 @@ class Difference(NamedTuple):
     top10: float
 
 
-class Checked(NamedTuple):
-    """A line of an export's report: how far the vectors that a program makes of the folder are from the
-    model's."""
-
-    program: str
-    difference: Difference
-
-    def __str__(self) -> str:
-        most, top10 = max(self.difference[:2]), self.difference.top10
-        return (
-            f"checked by {self.program}: {self.difference.texts} texts, vectors differ by at most {most:.1e};"
-            f" of the ten best passages {top10:.3f} stay"
-        )
-
-
 class Texts(NamedTuple):
     """What both libraries encode."""
 
@@ -234,9 +219,15 @@ def _worst(expected: np.ndarray, found: np.ndarray) -> tuple[float, int]:
     return float(differences[row]), row
 
 
-def program(form: Format) -> str:
-    """The library of a format with its version, as a report names it."""
-    return f"{form.library.replace('_', '-')} {version_of(form.library.replace('_', '-'))}"
+def checked_by(form: Format, difference: Difference) -> str:
+    """The line of an export's report: how far the vectors that the library makes of the folder are from the
+    model's."""
+    library = form.library.replace("_", "-")
+    most = max(difference.questions, difference.passages)
+    return (
+        f"checked by {library} {version_of(library)}: {difference.texts} texts, vectors differ by at"
+        f" most {most:.1e}; of the ten best passages {difference.top10:.3f} stay"
+    )
 
 
 def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.ndarray]) -> np.ndarray:

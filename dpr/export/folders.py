@@ -9,7 +9,7 @@ from pathlib import Path
 from dpr.core.logs import get_logger
 from dpr.export import onnx_folder, sentence_transformers
 from dpr.export.adapters import merged
-from dpr.export.checking import Checked, Texts, check, format_of, made_up_texts, program
+from dpr.export.checking import Texts, check, checked_by, format_of, made_up_texts
 from dpr.export.model_card import README, CardFacts, model_card
 from dpr.export.tower_files import without_bars
 from dpr.models.biencoder import BiEncoder
@@ -71,11 +71,11 @@ def export_folder(
                 written_by = sentence_transformers if onnx else onnx_folder
                 texts = more or made_up_texts(whole.tensorizer, questions=100, passages=400)
                 measured = written_by.write_lower_graphs(whole, folder, precisions, texts)
-            report = [] if difference is None else [Checked(program(form), difference)]
+            checked = "" if difference is None else checked_by(form, difference)
             card = model_card(
-                whole, facts, to=name, usage=form.usage(whole), report=report, precisions=measured
+                whole, facts, to=name, usage=form.usage(whole), checked=checked, precisions=measured
             )
             (folder / README).write_text(card, encoding="utf-8")
-    for line in report:
-        logger.info("%s", line)
+    if checked:
+        logger.info("%s", checked)
     logger.info("%s written: %d weights of %d dimensions", target, len(whole.weights()), whole.dimension)

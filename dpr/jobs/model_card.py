@@ -33,27 +33,26 @@ def card_facts(model_file: str, name: str, *, license_name: str | None, results:
     state: dict[str, Any] = {}
     if checkpoint.is_dir():
         checkpoint = resolve_checkpoint(checkpoint)
-        config, state = _object(checkpoint / CONFIG_FILE), _object(checkpoint / STATE_FILE)
-    fixed, free = (_dict(_dict(state.get("identity")).get(part)) for part in ("fixed", "free"))
-    fingerprints = {
+        with suppress(InputError):
+            config = _section(read_json(checkpoint / CONFIG_FILE))
+        with suppress(InputError):
+            state = _section(read_json(checkpoint / STATE_FILE))
+    fixed = _section(state, "identity", "fixed")
+    data = {
         "training data": fixed.get("train_datasets"),
-        "validation data": free.get("dev_datasets.content"),
+        "validation data": _section(state, "identity", "free").get("dev_datasets.content"),
     }
-    metrics = _dict(_dict(state.get("progress")).get("last_metrics"))
-    base = None if config.get("model_file") else _dict(config.get("encoder")).get("pretrained_model_cfg")
+    metrics = _section(state, "progress", "last_metrics")
+    base = None if config.get("model_file") else _section(config, "encoder").get("pretrained_model_cfg")
+    if not isinstance(base, str) or not _HUB_NAME.fullmatch(base) or Path(base).exists():
+        base = None
     return CardFacts(
         name=name,
         license=license_name,
-        base_model=base
-        if isinstance(base, str) and _HUB_NAME.fullmatch(base) and not Path(base).exists()
-        else None,
+        base_model=base,
         command=_command(config) if config else "",
         seed=fixed.get("seed") if isinstance(fixed.get("seed"), int) else None,
-        data={
-            key: [str(value) for value in values]
-            for key, values in fingerprints.items()
-            if isinstance(values, list) and values
-        },
+        data={key: list(map(str, found)) for key, found in data.items() if isinstance(found, list) and found},
         validation={key: float(value) for key, value in metrics.items() if type(value) in (int, float)},
         retrievals=[read_retrieval(Path(file).stem, Path(file)) for file in results],
     )
@@ -61,37 +60,21 @@ def card_facts(model_file: str, name: str, *, license_name: str | None, results:
 
 def _command(config: dict[str, Any]) -> str:
     """The command of the run: the settings that are not the default ones, files by their names."""
-    usual = flatten(asdict(BiEncoderTrainConfig()))
-    own = {key: value for key, value in config.items() if key not in _NOT_OF_THE_RUN}
-    shown = {key: value for key, value in flatten(own).items() if value != usual.get(key)}
-    leaves = _leaves(own)
-    words = [f"{key}={_typed(leaves.get(key), text)}" for key, text in shown.items()]
-    return " ".join(["dpr train", *map(shlex.quote, words)])
+    defaults = flatten(asdict(BiEncoderTrainConfig()))
+    words = ["dpr train"]
+    for key, text in flatten({key: config[key] for key in config if key not in _NOT_OF_THE_RUN}).items():
+        if text != defaults.get(key):
+            value: Any = config
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if isinstance(value, list):
+                text = f"[{text.replace(', ', ',')}]"
+            words.append(shlex.quote(f"{key}={'null' if text == '-' else text}"))
+    return " ".join(words)
 
 
-def _typed(value: Any, text: str) -> str:
-    """The ``text`` that a page shows of a value, as it is typed."""
-    return (
-        "null"
-        if value is None
-        else f"[{text.replace(', ', ',')}]"
-        if isinstance(value, list | tuple)
-        else text
-    )
-
-
-def _leaves(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, entry in value.items():
-        flat |= _leaves(entry, f"{prefix}{key}.") if isinstance(entry, dict) else {f"{prefix}{key}": entry}
-    return flat
-
-
-def _object(file: Path) -> dict[str, Any]:
-    with suppress(InputError):
-        return _dict(read_json(file))
-    return {}
-
-
-def _dict(value: Any) -> dict[str, Any]:
+def _section(value: Any, *names: str) -> dict[str, Any]:
+    """The section of nested settings; empty where there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
