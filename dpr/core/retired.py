@@ -35,6 +35,15 @@ SETTINGS = {
     "train.validation.hard_runs": _SAMPLE,
     "train.validation.hard_depth": _SAMPLE,
     "train.validation.keep_vectors": "after training, dpr embed model_file=<run> writes the same bytes",
+    "encoder.pooling=bm25": (
+        "encoder.pooling=idf_sqrt finds more once it is trained (docs/without_labels.md)"
+    ),
+    "encoder.bm25_k1": "encoder.pooling=bm25 is gone, which it was of",
+    "encoder.bm25_b": "encoder.pooling=bm25 is gone, which it was of",
+    "rows": (
+        "rows of a static encoder begin with random numbers, which train to as much or more"
+        " (docs/without_labels.md)"
+    ),
     "init=continue": _ROUNDS,
     "workers": "dpr serve is one process; start it again on other ports, behind any proxy (docs/serving.md)",
     "open_timeout": "dpr serve waits until its indexes are open, and /readyz says when they are",

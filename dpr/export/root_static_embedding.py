@@ -1,8 +1,8 @@
 """Modules of sentence-transformers: the mean of a text's token vectors, in which n repeats of a token count
-sqrt(n) times, or as in BM25.
+sqrt(n) times.
 
-``dpr export`` copies this file into folders of models with ``encoder.pooling=idf_sqrt`` or ``bm25``; nothing
-here imports it.
+``dpr export`` copies this file into folders of models with ``encoder.pooling=idf_sqrt``; nothing here imports
+it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,11 @@ class RootStaticEmbedding(StaticEmbedding):
             text * self.num_embeddings + tokens, return_inverse=True, return_counts=True
         )
         table = self.embedding.weight
-        weights = self.weights(counts[same].to(table.dtype), lengths[text].to(table.dtype), **kwargs)
+        weights = counts[same].to(table.dtype).rsqrt() / lengths[text].to(table.dtype)
         features["sentence_embedding"] = torch.nn.functional.embedding_bag(
             tokens, table, offsets, mode="sum", per_sample_weights=weights
         )
         return features
-
-    def weights(self, counts: torch.Tensor, lengths: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Of each occurrence of a token that occurs ``counts`` times in a text of ``lengths`` tokens."""
-        return counts.rsqrt() / lengths
 
     @classmethod
     def load(cls, model_name_or_path: str, **kwargs: Any) -> RootStaticEmbedding:
@@ -56,21 +52,4 @@ class RootStaticEmbedding(StaticEmbedding):
             cls.load_file_path(model_name_or_path, filename="tokenizer.json", **where)
         )
         weights = cls.load_torch_weights(model_name_or_path=model_name_or_path, **where)
-        module = cls(tokenizer, embedding_weights=weights.pop("embedding.weight"))
-        for name, value in weights.items():
-            module.register_buffer(name, value)
-        return module
-
-
-class Bm25StaticEmbedding(RootStaticEmbedding):
-    """Sums: of questions (``encode_query``) plain, of passages with repeats and length as in BM25."""
-
-    forward_kwargs = frozenset({"task"})
-
-    def weights(
-        self, counts: torch.Tensor, lengths: torch.Tensor, task: str | None = None, **kwargs: Any
-    ) -> torch.Tensor:
-        k1, b, mean = self.constants
-        return (
-            torch.ones_like(counts) if task == "query" else 1 / (counts + k1 * (1 - b + b * lengths / mean))
-        )
+        return cls(tokenizer, embedding_weights=weights["embedding.weight"])

@@ -60,7 +60,7 @@ from dpr.storage.durable import durable_file
 
 GRAPH = "onnx/model.onnx"
 ROOT_MODULE = "root_static_embedding"
-"""Of ``idf_sqrt`` and ``bm25``: the file of this name in the folder, which is a copy of the module here."""
+"""Of ``idf_sqrt``: the file of this name in the folder, which is a copy of the module here."""
 _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
 _BATCH = 8
 
@@ -159,12 +159,10 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
     tower, settings = side.tower, model.settings
     prefix = f"{side.folder}_" if side.folder else ""
     if _is_bag(model):
-        own = {"idf_sqrt": f"{ROOT_MODULE}.RootStaticEmbedding", "bm25": f"{ROOT_MODULE}.Bm25StaticEmbedding"}
-        route = {side.folder: own.get(settings.pooling, type_of(STATIC))}
+        is_rooted = settings.pooling == "idf_sqrt"
+        route = {side.folder: f"{ROOT_MODULE}.RootStaticEmbedding" if is_rooted else type_of(STATIC)}
         write_tokenizer(model.tensorizer, side, folder, truncated=True)
-        pooling = model.ctx_model.pooling
-        constants = dict(pooling.named_buffers()) if isinstance(pooling, RootIdfPooling) else {}  # of bm25
-        write_table(folder / side.folder, static_rows(tower), **constants)
+        write_table(folder / side.folder, static_rows(tower))
     else:
         route = {side.folder: type_of(TRANSFORMER)}
         backbone = write_tower(model, side, folder)

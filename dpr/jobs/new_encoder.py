@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dpr.core.settings import Settings, require_set, setting
 
@@ -35,9 +35,6 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     """Width, also that of the vectors."""
     heads: int = setting(0, least=0)
     """Attention heads; 0 = one per 64 of the width."""
-    rows: str = setting("random", choices=("random", "svd"), requires="layers=0")
-    """What the rows of a static encoder begin with: random numbers, or the strongest singular vectors of the
-    corpus, by BM25's weights (docs/training.md)."""
     max_positions: int = setting(512, unit="tokens", least=1)
     """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")
@@ -68,15 +65,7 @@ def run(config: NewEncoderSettings) -> None:
     )
     questions = [Path(file) for file in config.questions]
     out, corpus = Path(str(config.out)), Path(str(config.corpus))
-    made_as: dict[str, Any] = {
-        "tokenizer": config.tokenizer,
-        "rows": config.rows,
-        "overwrite": config.overwrite,
-    }
-    size = new_encoder(out, corpus, questions, shape=shape, **made_as)
-    weights = (
-        "weights come with training"
-        if config.rows == "random"
-        else "its rows are the corpus's singular vectors"
+    size = new_encoder(
+        out, corpus, questions, shape=shape, tokenizer=config.tokenizer, overwrite=config.overwrite
     )
-    print(f"{out}: {config.layers} layer(s), {config.hidden} wide, {size} tokens; {weights}")
+    print(f"{out}: {config.layers} layer(s), {config.hidden} wide, {size} tokens; weights come with training")

@@ -154,8 +154,6 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         special_tokens=config.special_tokens or (),
         options=options,
         token_frequencies=encoder.token_frequencies,
-        bm25_k1=encoder.bm25_k1,
-        bm25_b=encoder.bm25_b,
     )
 
 

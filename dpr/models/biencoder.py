@@ -328,16 +328,14 @@ class BiEncoder(TextEncoding):
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
         token_frequencies: str | None = None,
-        bm25_k1: float = 0.9,
-        bm25_b: float = 0.4,
     ) -> BiEncoder:
         """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
         weights.
 
         ``token_frequencies`` names the folder whose frequencies the weights of ``idf`` pooling begin with, by
-        default the encoder's; ``bm25`` pooling begins with ``bm25_k1`` and ``bm25_b`` too.
+        default the encoder's.
         """
-        from dpr.models.token_weights import begin_with_idf, length_of_rows  # what stored models do not need
+        from dpr.models.token_weights import begin_with_idf  # what stored models do not need
 
         name_or_folder = with_home(name_or_folder)
         settings, options = settings or EncoderSettings(), options or TowerOptions()
@@ -355,8 +353,7 @@ class BiEncoder(TextEncoding):
         make = partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts)
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):
-            length = length_of_rows(tower.backbone)
-            begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder), length, bm25_k1, bm25_b)
+            begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder))
         tensorizer, settings = new_tensorizer(
             name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -108,16 +107,6 @@ class Encoder(nn.Module):
                 f" {self.dimension} or less"
             )
         self.dimension = dimensions
-
-    def of_questions(self) -> Encoder:
-        """The tower of questions over these weights: this one, unless its pooling has another for
-        questions."""
-        of_questions = getattr(self.pooling, "of_questions", None)
-        if of_questions is None:
-            return self
-        question = copy.copy(self)
-        question._modules = self._modules | {"pooling": of_questions()}
-        return question
 
     def _check_residual_words(self, pooling_of_one_token: str | None, adapter: Adapter | None) -> None:
         reason = "a static encoder has no layers" if is_static(self.backbone) else None

@@ -87,7 +87,7 @@ def new_tensorizer(
 def build_towers(
     make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions, base: BaseModel
 ) -> tuple[Encoder, Encoder]:
-    """The question and the context tower, which are the same object if shared and not pooled differently.
+    """The question and the context tower, which are the same object if shared.
     ``base`` is what ``make_backbone`` loads."""
     names = (
         "pooling",
@@ -115,4 +115,4 @@ def build_towers(
         # All backbones before the projections: random weights are drawn in this order.
         backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
         towers = [make_tower(backbone) for backbone in backbones]
-    return towers[0].of_questions(), towers[-1]
+    return towers[0], towers[-1]

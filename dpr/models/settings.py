@@ -34,7 +34,6 @@ POOLINGS = {
     "mean_sqrt": PoolingKind("dpr.models.special_poolings:RootMeanPooling", "mean_sqrt_len_tokens"),
     "idf": PoolingKind("dpr.models.pooling:IdfPooling", has_token_weights=True),
     "idf_sqrt": PoolingKind("dpr.models.pooling:RootIdfPooling", has_token_weights=True),
-    "bm25": PoolingKind("dpr.models.token_weights:Bm25Pooling", has_token_weights=True),
 }
 """Any other pooling is an import path, ``module:Class``, or several of these without token weights, joined:
 ``cls+mean``."""
@@ -71,15 +70,8 @@ class BackboneSettings(Settings):
     token_frequencies: str | None = setting(
         None, on_resume=MODEL, requires=_WITH_TOKEN_WEIGHTS, excludes="model_file", path="input"
     )
-    """Folder whose token_frequencies.json encoder.pooling=idf, idf_sqrt and bm25 begin with; absent =
+    """Folder whose token_frequencies.json encoder.pooling=idf and idf_sqrt begin with; absent =
     pretrained_model_cfg."""
-    bm25_k1: float = setting(0.9, least=0, on_resume=START, requires="pooling=bm25", excludes="model_file")
-    """encoder.pooling=bm25: how soon more occurrences of a token stop counting. Stored with the weights, as
-    is bm25_b."""
-    bm25_b: float = setting(
-        0.4, least=0, most=1, on_resume=START, requires="pooling=bm25", excludes="model_file"
-    )
-    """encoder.pooling=bm25: how much long passages are marked down, 0 to 1."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED, requires=TRAINING)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
@@ -92,8 +84,7 @@ class VectorSettings(Settings):
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token,
     for causal backbones), weighted_mean (token i counts i times), mean_sqrt (the sum over the root of the
     number of tokens), idf (every token has a learned weight), idf_sqrt (the same, with n repeats of a token
-    in a text counted sqrt(n) times), bm25 (questions and passages differ, so that products begin as BM25's
-    scores), or user-defined: module:Class (docs/training.md)."""
+    in a text counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
     projection_activation: str = setting(

@@ -1,5 +1,5 @@
 """``dpr new-encoder``: a small encoder and a WordPiece vocabulary learned from the corpus it is for. Weights
-come with training, or those of a static encoder from the corpus too.
+come with training.
 
 The vocabulary is the same from run to run. The trainer of the ``tokenizers`` package breaks ties by token
 number, and numbers its first tokens in the order of a randomly seeded hash table, so two runs on one text
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,16 +24,12 @@ from dpr.core.logs import get_logger
 from dpr.core.paths import user_path
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer, load_tokenizer
-from dpr.formats.checkpoints import MODEL_FILE, write_tensors
 from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_questions
 from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_folder, read_json, write_json
 from dpr.storage.outputs import output, require_writable
-
-if TYPE_CHECKING:
-    from dpr.preparation.corpus_rows import PassageSample
 
 logger = get_logger(__name__)
 
@@ -86,7 +82,6 @@ def new_encoder(
     *,
     shape: EncoderShape,
     tokenizer: str | None = None,
-    rows: str = "random",
     overwrite: bool = False,
 ) -> int:
     """Writes an encoder with random weights, and a vocabulary of a corpus and questions (train questions
@@ -95,7 +90,6 @@ def new_encoder(
 
     Args:
         tokenizer: a model whose tokenizer is taken in place of a new one.
-        rows: ``svd`` begins the rows of a static encoder with the corpus's singular vectors.
 
     Raises:
         ConfigError: sizes that do not fit.
@@ -106,18 +100,18 @@ def new_encoder(
     require_writable(out, folder=True)
     made_of = {"texts": [content_sha256(file) for file in sources], **asdict(shape)}
     made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}
-    made_of |= {} if rows == "random" else {"rows": rows}
     texts, passages = partial(_texts_of, sources[0], sources[1:]), partial(read_passages, sources[0])
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if is_missing:
-            made_as: dict[str, Any] = {
-                "passages": passages,
-                "tokenizer": tokenizer,
-                "rows": rows,
-                "overwrite": overwrite,
-                "made_of": made_of,
-            }
-            return write_encoder(out, texts, shape=shape, **made_as)
+            return write_encoder(
+                out,
+                texts,
+                shape=shape,
+                passages=passages,
+                tokenizer=tokenizer,
+                overwrite=overwrite,
+                made_of=made_of,
+            )
         return int(read_json(out / "config.json")["vocab_size"])
 
 
@@ -128,7 +122,6 @@ def write_encoder(
     shape: EncoderShape,
     passages: Callable[[], Iterable[Passage]] | None = None,
     tokenizer: str | None = None,
-    rows: str = "random",
     overwrite: bool = False,
     made_of: Mapping[str, Any] | None = None,
 ) -> int:
@@ -137,26 +130,16 @@ def write_encoder(
 
     Equal texts and settings give equal files. With ``tokenizer``, the name or folder of a model, no
     vocabulary is learned. The tokens of ``passages`` are counted for ``idf`` pooling. The folder holds no
-    weights but with ``rows="svd"``: the table of a static encoder, from ``passages`` (``svd_rows``), in which
-    a token that is fully kept is as long as a random one. Its bits depend on the versions of torch and scipy
-    and the number of threads too.
+    weights.
 
     Raises:
         ConfigError: sizes that do not fit.
         InputError: ``out`` exists and ``overwrite`` is false, or there is no text.
     """
-    heads, sample = shape.heads(), None
-    if rows == "svd":
-        from dpr.preparation.corpus_rows import PassageSample, svd_rows
-
-        if shape.num_layers or passages is None:
-            raise ConfigError(
-                "rows=svd makes the rows of a static encoder from passages; set layers=0 and a corpus, or"
-                " leave rows out"
-            )
-        sample = PassageSample()
-    kind = "encoder without weights" if sample is None else "encoder"
-    with durable_folder(out, overwrite=overwrite, metadata={"kind": kind, "made_of": made_of}) as folder:
+    heads = shape.heads()
+    with durable_folder(
+        out, overwrite=overwrite, metadata={"kind": "encoder without weights", "made_of": made_of}
+    ) as folder:
         if tokenizer is None:
             vocabulary = train_vocabulary(
                 texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused
@@ -174,42 +157,25 @@ def write_encoder(
 
             load_tokenizer(tokenizer).save_pretrained(str(folder))
         loaded = load_tokenizer(folder)
-        size, width, pad = len(loaded), shape.hidden_size, loaded.pad_token_id or 0
-        if sample is not None and size < width:
-            raise ConfigError(
-                f"hidden={width} is more than the {size} tokens, which rows=svd has no rows for; set"
-                f" hidden={size} or less"
-            )
+        size, pad = len(loaded), loaded.pad_token_id or 0
         write_json(
             folder / "config.json",
             _bert_config(shape, heads, size, pad) if shape.num_layers else _static_config(shape, size, pad),
         )
         if passages is not None:
-            frequencies = count_tokens(loaded, passages(), vocab_size=size, sample=sample)
-            frequencies.write(folder)
-        if sample is not None:
-            write_tensors(
-                folder,
-                MODEL_FILE,
-                {"words.weight": _RANGE * width**0.5 * svd_rows(sample, frequencies, width)},
-            )
+            count_tokens(loaded, passages(), vocab_size=size).write(folder)
     return size
 
 
-def count_tokens(
-    tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int, sample: PassageSample | None = None
-) -> TokenFrequencies:
+def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int) -> TokenFrequencies:
     """Frequencies of the ``vocab_size`` tokens of a fast tokenizer in passages as towers see them: titles and
-    special tokens too. A ``sample`` is given each passage."""
+    special tokens too."""
     tensorizer = Tensorizer(tokenizer, sequence_length=_WHOLE)
     counts, total, length = np.zeros(vocab_size, dtype=np.int64), 0, 0
     remaining = iter(passages)
     while part := list(islice(remaining, _PASSAGES_AT_ONCE)):
         for tokens in tensorizer.passage_tokens(part):
-            distinct, times = np.unique(tokens, return_counts=True)
-            counts[distinct] += 1
-            if sample is not None:
-                sample.add(distinct, times)
+            counts[np.unique(tokens)] += 1
             length += len(tokens)
         total += len(part)
     return TokenFrequencies(total, counts, length / max(total, 1))

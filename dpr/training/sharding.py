@@ -46,10 +46,7 @@ def shard(model: BiEncoder, ranks: Ranks) -> None:
             "train.sharding=fsdp2 and encoder.adapter=lora are mutually exclusive; leave one of them out"
         )
     if len({tower.backbone for tower in model.towers}) < len(model.towers):
-        raise ConfigError(
-            "train.sharding=fsdp2 needs a tower, or two, with layers of its own; leave it out, or"
-            " encoder.pooling=bm25"
-        )
+        raise ConfigError("train.sharding=fsdp2 needs a tower, or two, with layers of its own; leave it out")
     if rows.row_tables(model):
         raise ConfigError(
             "train.sharding=fsdp2: a table that learns by rows cannot be sharded; set train.sharding=none"

@@ -21,7 +21,6 @@ from tests.helpers.training import make_trainer
 from tests.invariants.test_one_gradient import gradient_of_a_step
 
 SHARED: dict[str, Any] = {"shared": True, "normalize": True, "pooling": "idf"}
-BM25: dict[str, Any] = {"shared": True, "pooling": "bm25"}
 CASES: dict[str, dict[str, Any]] = {
     "packed": {"settings": SHARED, "options": {"temperature": 0.05}},
     "padded": {"settings": SHARED, "options": {"temperature": 0.05, "packed": False}},
@@ -35,9 +34,6 @@ CASES: dict[str, dict[str, Any]] = {
         "options": {"temperature": 0.05, "learn_temperature": True},
         "grad_cache_tokens": 40,
     },
-    "sides that differ": {"settings": BM25, "options": {"temperature": 0.5}},
-    "sides that differ, padded": {"settings": BM25, "options": {"temperature": 0.5, "packed": False}},
-    "sides that differ, cached": {"settings": BM25, "options": {"temperature": 0.5}, "grad_cache_tokens": 40},
     "one side through the other's tower": {"settings": {"pooling": "mean"}, "encoder_type": "question"},
 }
 BESIDE: dict[str, Any] = {"static_questions": True, "pooling": "mean", "projection_dim": 6}
@@ -58,7 +54,7 @@ CASES |= {
     "beside a frozen transformer, cached": {"settings": BESIDE, "options": FROZEN, "grad_cache_tokens": 40},
 }
 SAME_AS = {"padded": "packed", "cached": "packed", "two towers, cached": "two towers"}
-OTHERS = ("sides that differ", "beside a transformer", "beside a frozen transformer")
+OTHERS = ("beside a transformer", "beside a frozen transformer")
 SAME_AS |= {f"{name}, {how}": name for name in OTHERS for how in ("padded", "cached")}
 
 

@@ -48,9 +48,6 @@ class Trial(NamedTuple):
 _COSINE = [
     Trial(f"cosine, temperature {value}", [f"loss.temperature={value}"]) for value in (0.15, 0.1, 0.05)
 ]
-_SATURATING = Trial(
-    "BM25's pooling, temperature 1", ["encoder.pooling=bm25", "encoder.normalize=false", "loss.temperature=1"]
-)
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class AdaptationPlan:
     def trials(self) -> list[Trial]:
         """What the encoder is tried with, the usual first; one alone is taken without a trial."""
         if self.encoder == STATIC:
-            return [*_COSINE, _SATURATING]
+            return _COSINE
         return [
             Trial(f"cosine, temperature {value}", [f"loss.temperature={value}"])
             for value in [0.07 if self.encoder == TRANSFORMER else 0.05]

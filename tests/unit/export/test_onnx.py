@@ -39,7 +39,6 @@ MADE = {
     "roots of repeats": lambda folder: static(
         folder, pooling="idf_sqrt", title_template="{title} {title} {text}"
     ),
-    "bm25": lambda folder: static(folder, pooling="bm25", shared=True, plain_apostrophes=False),
     "the original's [SEP]": lambda folder: shared(
         folder, pooling="mean", dpr_trailing_sep=True, title_template="{title} - {text}"
     ),

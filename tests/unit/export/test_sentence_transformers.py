@@ -59,11 +59,6 @@ WEIGHTED: dict[str, Callable[[Path], BiEncoder]] = {
     ),
     "roots, pairs, unscaled": lambda folder: rooted(folder, title_template="", normalize=False),
     "roots without special tokens": lambda folder: bag(folder, pooling="idf_sqrt"),
-    "bm25": lambda folder: rooted(folder, pooling="bm25", normalize=False),
-    "bm25, two towers": lambda folder: rooted(
-        folder, pooling="bm25", normalize=False, shared=False, question_length=9, **PROMPTS
-    ),
-    "bm25, cut, cosine": lambda folder: rooted(folder, pooling="bm25", dimensions=5),
     "idf of a transformer": lambda folder: shared(folder, pooling="idf", normalize=True),
     "idf of two transformers": lambda folder: bert(
         folder, pooling="idf", normalize=True, dimensions=5, **PROMPTS

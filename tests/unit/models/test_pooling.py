@@ -22,7 +22,6 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
 from dpr.models.fast import attention
 from dpr.models.pooling import POOLINGS, IdfPooling, MeanPooling, make_pooling
-from dpr.models.token_weights import Bm25Pooling
 from tests.helpers.tiny import encoder_folder, tiny_model
 from tests.unit.models.fast.test_packing import CONFIGS, LENGTHS, batch_of
 
@@ -122,14 +121,11 @@ def test_each_reads_what_its_name_says() -> None:
         "weighted_mean": [[23 / 6, 11 / 6], [5.0, -1.0]],
         "idf": [[(0.5 + 2 * 2 + 2 * 6) / 3, 6 / 3], [10.0, -2.0]],
         "idf_sqrt": [[(0.5 + (2 * 2 + 2 * 6) / 2**0.5) / 3, (4 + 2 / 2**0.5) / 3], [10.0, -2.0]],
-        "bm25": [[0.5 / 2 + (2 * 2 + 2 * 6) / 3, 4 / 2 + 2 / 3], [10 / (5 / 3), -2 / (5 / 3)]],
     }
     for name in POOLINGS:
         pooling, width = make_pooling(name, 2, 4)
         if isinstance(pooling, IdfPooling):
             pooling.token_weights.data = torch.tensor([9.0, 0.5, 2.0, 1.0])
-        if isinstance(pooling, Bm25Pooling):
-            pooling.constants.copy_(torch.tensor([1.0, 0.5, 3.0]))
         assert width == 2
         torch.testing.assert_close(
             pooling.padded(hidden, tokens, mask, position), torch.tensor(expected[name])

@@ -3,23 +3,19 @@ by its folder."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.token_weights import begin_with_idf
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.trial import graph_bytes_per_token
 from tests.helpers.tiny import VOCABULARY, encoder_folder, static_folder, tiny_model
@@ -28,9 +24,7 @@ BATCH = TokenBatch.from_lists([[5, 9, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41, 9
 
 
 @pytest.mark.parametrize("side", ["question", "ctx"])
-@pytest.mark.parametrize(
-    "pooling", ["idf", "idf_sqrt", "bm25", "mean", "max", "mean+max", "weighted_mean", "last"]
-)
+@pytest.mark.parametrize("pooling", ["idf", "idf_sqrt", "mean", "max", "mean+max", "weighted_mean", "last"])
 def test_packed_equals_padded_in_vectors_and_gradients(tmp_path: Path, pooling: str, side: str) -> None:
     folder = static_folder(tmp_path)
     results = []
@@ -50,7 +44,7 @@ def test_packed_equals_padded_in_vectors_and_gradients(tmp_path: Path, pooling: 
                 *(weight.grad.to_dense() for weight in tower.parameters() if weight.grad is not None),
             ]
         )
-    assert len(results[0]) == (3 if pooling in ("idf", "idf_sqrt", "bm25") else 2)
+    assert len(results[0]) == (3 if pooling in ("idf", "idf_sqrt") else 2)
     for packed_tensor, padded_tensor in zip(*results, strict=True):
         torch.testing.assert_close(packed_tensor, padded_tensor, rtol=0, atol=1e-13)
 
@@ -77,102 +71,6 @@ def test_repeats_count_by_their_root_and_weights_begin_with_the_root_of_idf(tmp_
     rows = root.pooling.token_weights[:, None] * root.backbone.words.weight
     expected = [(rows[5] + 2**0.5 * rows[9] + rows[30] + rows[6]) / 5, (rows[5] + rows[6]) / 2]
     torch.testing.assert_close(root(BATCH)[:2], torch.stack(expected), rtol=0, atol=1e-12)
-
-
-def bm25_model(folder: Path, **settings: Any) -> BiEncoder:
-    static_folder(folder, width=len(VOCABULARY))
-    return tiny_model(folder, **{"shared": True, "pooling": "bm25", **settings})
-
-
-def bm25_scores(questions: TokenBatch, passages: TokenBatch, k1: float, b: float) -> Tensor:
-    """By its formula, word by word, with the frequencies of ``static_folder``."""
-    texts = [
-        [part.tolist() for part in batch.tokens.split(batch.lengths.tolist())]
-        for batch in (questions, passages)
-    ]
-    scores = torch.zeros(len(questions), len(passages), dtype=torch.float64)
-    for (row, question), (column, passage) in itertools.product(enumerate(texts[0]), enumerate(texts[1])):
-        for token in question:
-            count, held = passage.count(token), token % 100
-            idf = math.log1p((100 - held + 0.5) / (held + 0.5))
-            scores[row, column] += idf * count / (count + k1 * (1 - b + b * len(passage) / 12.5))
-    return scores
-
-
-QUESTIONS = TokenBatch.from_lists([[5, 9, 6], [5, 30, 9, 9, 6], [12]])
-
-
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("shared", [True, False])
-def test_scores_are_those_of_bm25_where_rows_are_orthogonal(
-    tmp_path: Path, packed: bool, shared: bool
-) -> None:
-    model = bm25_model(tmp_path, shared=shared, options=TowerOptions(packed=packed))
-    with torch.no_grad():
-        for tower in model.towers:
-            torch.nn.init.eye_(tower.backbone.words.weight)
-            begin_with_idf(tower.pooling, tmp_path, 1.0, 1.2, 0.7)
-    vectors = model(QUESTIONS, BATCH)
-    torch.testing.assert_close(
-        vectors.questions @ vectors.contexts.T, bm25_scores(QUESTIONS, BATCH, 1.2, 0.7), rtol=1e-6, atol=0
-    )
-
-
-def test_scores_begin_of_the_size_of_bm25_whatever_the_length_of_rows(tmp_path: Path) -> None:
-    static_folder(tmp_path, width=4096)
-    model = tiny_model(tmp_path, shared=True, pooling="bm25")
-    vectors = model(QUESTIONS, BATCH)
-    torch.testing.assert_close(
-        vectors.questions @ vectors.contexts.T, bm25_scores(QUESTIONS, BATCH, 0.9, 0.4), rtol=0, atol=0.3
-    )
-
-
-def test_sides_of_bm25_differ_and_share_their_weights(tmp_path: Path) -> None:
-    model = bm25_model(tmp_path / "encoder")
-    text = "ba ba be bi bo bu"
-    assert np.abs(model.encode_questions(text) - model.encode_passages(text)).max() > 0.1
-    with pytest.raises(ConfigError, match="encodes questions and passages differently"):
-        model.encode(text)
-    assert sorted(model.weights()) == [
-        "ctx_model.pooling.constants",
-        "question_model.backbone.words.weight",
-        "question_model.pooling.token_weights",
-    ]
-    vectors = model(QUESTIONS, BATCH)
-    (vectors.questions.sum() + 2 * vectors.contexts.sum()).backward()
-    rows, held = (
-        model.ctx_model.backbone.words.weight,
-        set(QUESTIONS.tokens.tolist()) | set(BATCH.tokens.tolist()),
-    )
-    assert rows.grad.is_sparse and set(rows.grad.coalesce().indices()[0].tolist()) == held
-    assert set(model.ctx_model.pooling.token_weights.grad.nonzero()[:, 0].tolist()) == held
-    model.float().save(tmp_path / "model")
-    loaded = BiEncoder.load(tmp_path / "model").double()
-    assert (
-        loaded.fingerprint == model.double().fingerprint
-        and loaded.ctx_model.pooling.constants.tolist() == pytest.approx([0.9, 0.4, 12.5])
-    )
-    assert loaded.question_model.pooling.token_weights is loaded.ctx_model.pooling.token_weights
-    assert (loaded.encode_questions(text) == model.encode_questions(text)).all()
-    assert (loaded.encode_passages(text) == model.encode_passages(text)).all()
-
-
-def test_constants_of_bm25_are_part_of_the_model(tmp_path: Path) -> None:
-    model, text = bm25_model(tmp_path), "ba ba be bi bo bu"
-    made_as = {"settings": model.settings, "pretrained": False}
-    torch.manual_seed(0)
-    other = BiEncoder.from_pretrained(str(tmp_path), **made_as, bm25_k1=2.0, bm25_b=0.0).double()
-    assert (
-        other.ctx_model.pooling.constants.tolist() == [2.0, 0.0, 12.5]
-        and other.fingerprint != model.fingerprint
-    )
-    assert (other.encode_questions(text) == model.encode_questions(text)).all()
-    assert (other.encode_passages(text) != model.encode_passages(text)).any()
-    counted = json.loads((tmp_path / TOKEN_FREQUENCIES_FILE).read_text())
-    del counted["mean_length"]
-    (tmp_path / TOKEN_FREQUENCIES_FILE).write_text(json.dumps(counted))
-    with pytest.raises(InputError, match=r"no mean_length, which encoder\.pooling=bm25 needs"):
-        BiEncoder.from_pretrained(str(tmp_path), **made_as)
 
 
 def test_the_gradient_holds_the_tokens_of_the_batch_alone(tmp_path: Path) -> None:
