@@ -49,7 +49,6 @@ _TRANSFORMER: Settings = {
     "encoder": "quickstart",
     "encoder.pooling": "idf_sqrt",
     "encoder.normalize": "true",
-    "encoder.residual_words": "true",
     "loss.temperature": 0.05,
     "train.batch_size": 96,
     "train.learning_rate": 0.001,
@@ -292,16 +291,10 @@ def main() -> None:
         help="what is judged; settings were chosen on dev, with seed 0",
     )
     parser.add_argument("--kinds", nargs="+", choices=("tables", "students"), default=["tables", "students"])
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="a transformer without encoder.residual_words; give it another --out",
-    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     prepare(given.data, given.out, labels=given.labels, width=given.width)
-    transformer = {**_TRANSFORMER, "encoder.residual_words": "false"} if given.plain else _TRANSFORMER
-    studies = [Study(given.out, seed, given.part, transformer) for seed in given.seeds]
+    studies = [Study(given.out, seed, given.part, _TRANSFORMER) for seed in given.seeds]
     for kind in given.kinds:
         lines: dict[str, list[dict[str, Measured]]] = {}
         for study in studies:

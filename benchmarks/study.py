@@ -30,7 +30,6 @@ from dpr.formats.results import read_trec_run
 Settings = Mapping[str, object]
 
 REFERENCE, MINED, TAUGHT = "static", "static, mined negatives", "static, mined negatives, teacher"
-STARTED = "transformer on the static start"
 CHOICE_SEED = 1
 SHOWN = {
     "squad": ("accuracy@20", "mrr@10"),
@@ -43,7 +42,6 @@ NEGATIVES = 3
 
 _UNTRAINED: Settings = {"train.max_steps": 1, "train.learning_rate": 0, "train.warmup_steps": 0}
 _POOLED_AS_STATIC: Settings = {"encoder.pooling": "idf_sqrt", "loss.temperature": 0.05}
-_STARTED: Settings = {**_POOLED_AS_STATIC, "encoder.residual_words": "true"}
 
 
 @dataclass(frozen=True)
@@ -77,13 +75,6 @@ CONDITIONS = {
     TAUGHT: Condition("static", _TEACHERS, {"train.hard_negatives": NEGATIVES}),
     "transformer": Condition("quickstart", fixed={"loss.temperature": 0.07}),
     "transformer, idf pooling": Condition("quickstart", fixed=_POOLED_AS_STATIC),
-    STARTED: Condition("quickstart", fixed=_STARTED),
-    f"{STARTED}, mined negatives": Condition(
-        "quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=MINED
-    ),
-    f"{STARTED}, mined negatives, teacher": Condition(
-        "quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=TAUGHT
-    ),
 }
 
 

@@ -10,13 +10,32 @@ id in the payload. Milvus holds texts of at most 65,535 bytes. Memory does not g
 from __future__ import annotations
 
 import argparse
+import glob
 import json
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from dpr.embedding.source import PassageSource
-from dpr.export.stores.rows import VectorRows
-from dpr.formats.vector_shards import open_shards
-from dpr.storage.durable import durable_file
+import numpy as np
+
+import dpr
+
+
+def vectors_of(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Id and vector of each row of a shard, in the order of the corpus (docs/file_formats.md)."""
+    if not (folder / "manifest.json").is_file() or list(folder.glob("scales-*.npy")):
+        raise SystemExit(f"{folder}: not a finished shard of float32 or float16")
+    for file in sorted(folder.glob("vectors-*.npy")):
+        ids = np.load(file.with_name(file.name.replace("vectors", "ids")))
+        keys = ids.tolist()
+        if ids.dtype == np.uint8:  # offsets, then the bytes of all ids
+            data = ids.tobytes()
+            count = int.from_bytes(data[:4], "little") // 4
+            ends = np.frombuffer(data, "<u4", count=count).tolist()
+            keys = [data[start:end] for start, end in pairwise(ends)]
+        for key, vector in zip(keys, np.load(file, mmap_mode="r"), strict=True):
+            yield key.decode(), vector
 
 
 def main() -> None:
@@ -26,14 +45,18 @@ def main() -> None:
     parser.add_argument("out", help="file to write")
     given = parser.parse_args()
 
-    rows = VectorRows(open_shards([given.vectors]), [PassageSource(Path(given.corpus))])
-    with durable_file(Path(given.out)) as out:
-        for _, batches in rows.steps():
-            for batch in batches:
-                for row, key in enumerate(batch.ids):
-                    texts = {name: values[row] for name, values in batch.columns.items()}
-                    line = {"id": key, "vector": batch.vectors[row].tolist(), **texts}
-                    out.write(json.dumps(line, ensure_ascii=False) + "\n")
+    passages = dpr.read_passages(given.corpus)
+    shards = sorted(map(Path, glob.glob(given.vectors)), key=lambda each: int(each.name.rpartition("_")[2]))
+    with open(given.out, "w", encoding="utf-8") as out:
+        for folder in shards:
+            for key, vector in vectors_of(folder):
+                passage = next((each for each in passages if each.id == key), None)
+                if passage is None:
+                    raise SystemExit(
+                        f"{given.corpus}: no passage {key!r} after those of the vectors before it"
+                    )
+                line = {"id": key, "vector": vector.tolist(), "title": passage.title, "text": passage.text}
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

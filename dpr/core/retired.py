@@ -35,6 +35,9 @@ SETTINGS = {
     "train.validation.hard_runs": _SAMPLE,
     "train.validation.hard_depth": _SAMPLE,
     "train.validation.keep_vectors": "after training, dpr embed model_file=<run> writes the same bytes",
+    "encoder.residual_words": (
+        "a static encoder (encoder=static) is the start from scratch that costs least (docs/training.md)"
+    ),
     "encoder.pooling=bm25": (
         "encoder.pooling=idf_sqrt finds more once it is trained (docs/without_labels.md)"
     ),

@@ -45,7 +45,6 @@ def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
     problems = {
         f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),
         "it reads the original's [SEP] at the end of the window": settings.dpr_trailing_sep,
-        "its words reach the pooling past the layers (encoder.residual_words)": settings.residual_words,
     }
     refuse(
         problems,

@@ -44,8 +44,7 @@ class Encoder(nn.Module):
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path
     (``dpr.models.pooling``). With ``packed``, if the backbone supports it, no padding is computed; otherwise
     sequences are padded to the longest of the batch. ``attention`` is sdpa or varlen
-    (``dpr.models.fast.varlen``). ``residual_words`` adds the words to the states
-    (``dpr.models.residual_words``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
+    (``dpr.models.fast.varlen``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
     read. A second tower over the same backbone gets ``fast`` from the first; each has its ``adapter``.
     ``dimensions`` cuts the vectors, 0 does not.
 
@@ -66,7 +65,6 @@ class Encoder(nn.Module):
         attention: str = "sdpa",
         fast: Capabilities | None = None,
         adapter: Adapter | None = None,
-        residual_words: bool = False,
         dimensions: int = 0,
     ) -> None:
         super().__init__()
@@ -84,13 +82,6 @@ class Encoder(nn.Module):
         self.fast = fast or accelerate(
             backbone, packed=packed, attention=attention, reads_one_token=reads_one_token
         )
-        if (
-            residual_words
-        ):  # after the trials of what is fast, which would not see the layers behind a map of zeros
-            from dpr.models.residual_words import add_residual_words  # which few models have
-
-            self._check_residual_words(pooling if reads_one_token else None, adapter)
-            add_residual_words(backbone)
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
         self.adapter = adapter
@@ -107,18 +98,6 @@ class Encoder(nn.Module):
                 f" {self.dimension} or less"
             )
         self.dimension = dimensions
-
-    def _check_residual_words(self, pooling_of_one_token: str | None, adapter: Adapter | None) -> None:
-        reason = "a static encoder has no layers" if is_static(self.backbone) else None
-        if pooling_of_one_token is not None:
-            reason = f"encoder.pooling={pooling_of_one_token} reads one token"
-        if adapter is not None:
-            reason = "the backbone of encoder.adapter=lora is frozen"
-        if reason is not None:
-            raise ConfigError(
-                f"encoder.residual_words=true, but {reason}; leave it out, or train all layers with"
-                " encoder.pooling=idf or mean"
-            )
 
     def attend_to_last(self, token: int, position: int) -> None:
         """Appends ``token`` at ``position`` to every sequence that is not longer than ``position``, as the

@@ -94,7 +94,6 @@ def build_towers(
         "projection_dim",
         "projection_activation",
         "normalize",
-        "residual_words",
         "dimensions",
     )
     made_as: dict[str, Any] = {name: getattr(settings, name) for name in names}

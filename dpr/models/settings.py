@@ -119,9 +119,6 @@ class VectorSettings(Settings):
     """Adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: str = setting("all", on_resume=IDENTITY, requires="adapter=lora")
     """Linear layers that get an adapter: all, or names with commas between (q_proj,v_proj)."""
-    residual_words: bool = setting(False, on_resume=IDENTITY)
-    """For training from scratch: word vectors reach the pooling past the layers, whose part begins at zero,
-    so that training starts from a static encoder."""
 
     dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
     """A vector is cut to its first so many numbers, as Matryoshka training makes possible (loss.dimensions);
@@ -147,7 +144,6 @@ class EncoderSettings(VectorSettings, TextSettings):
             "dpr_trailing_sep": False,
             "pool_prompts": True,
             "append_eos": False,
-            "residual_words": False,
             "static_questions": False,
             "dimensions": 0,
             **asdict(TextSettings()),

@@ -46,7 +46,7 @@ ROOMS = {
     "huggingface_hub": ("dpr/models/", "dpr/core/offline.py", "dpr/export/"),
     "safetensors": ("dpr/storage/", "dpr/formats/", "dpr/models/"),
     "datasets": ("dpr/formats/",),
-    "pyarrow": ("dpr/formats/",),
+    "pyarrow": ("dpr/formats/", "dpr/export/stores/lance.py"),
     "yaml": ("dpr/formats/",),
     "filelock": ("dpr/formats/", "dpr/storage/"),
     "faiss": ("dpr/indexer/",),

@@ -32,7 +32,7 @@ ALWAYS = {
     "it decides vectors": (
         "encoder.pooling encoder.projection_dim encoder.normalize encoder.shared encoder.sequence_length"
         " encoder.question_length encoder.dpr_trailing_sep encoder.append_eos encoder.adapter"
-        " encoder.residual_words encoder.dimensions encoder.pretrained_model_cfg encoder.query_prompt"
+        " encoder.dimensions encoder.pretrained_model_cfg encoder.query_prompt"
         " encoder.passage_prompt encoder.prompts encoder.title_template encoder.plain_apostrophes"
         " special_tokens dimensions out_dtype"
     ),

@@ -147,9 +147,7 @@ CASES: dict[str, dict[str, Any]] = {
         "settings": {"projection_dim": 6},
     },
     "loss scale": {"loss_scale": 0.25},
-    "words past the layers, learned weights of tokens": {
-        "settings": {"shared": True, "pooling": "idf", "residual_words": True}
-    },
+    "learned weights of tokens": {"settings": {"shared": True, "pooling": "idf"}},
     "a loss of all questions too": {"loss": Symmetric, "options": {"learn_temperature": True}},
     "a loss of each question by itself": {"loss": Margin},
     "a user's term": {"loss": with_a_term, "options": {"learn_temperature": True}},

@@ -185,7 +185,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda folder: bert(folder, pooling="idf", normalize=True, projection_dim=6),
         "a projection",
     ),
-    "residual words": (lambda folder: bert(folder, pooling="mean", residual_words=True), "residual_words"),
     "names of prompts": (lambda folder: bert(folder, prompts={"corpus": "x"}), "a prompt called corpus"),
 }
 

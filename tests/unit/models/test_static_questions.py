@@ -39,7 +39,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "dimensions": 4,
         "normalize": True,
     },
-    "idf, words past the layers": {"pooling": "idf", "residual_words": True, "normalize": True},
 }
 TEXTS = ["ba be bi", "bo", "ba ba ba bu ke"]
 
@@ -110,10 +109,6 @@ def test_other_libraries_give_the_same_vectors(to: str, kind: str, tmp_path: Pat
     form = format_of(to)
     pytest.importorskip(form.library)
     model = with_table(tmp_path / "encoder", **KINDS[kind])
-    if to == "sentence-transformers" and model.settings.residual_words:
-        with pytest.raises(InputError, match="residual_words"):
-            export_folder(model, tmp_path / "out", to, source=kind)
-        return
     export_folder(model, tmp_path / "out", to, source=kind)
     found = check(model, tmp_path / "out", form, kind)
     assert found is not None and max(found[:2]) < 1e-5
@@ -122,9 +117,7 @@ def test_other_libraries_give_the_same_vectors(to: str, kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("resaved", [False, True])
-@pytest.mark.parametrize(
-    "kind", [kind for kind, settings in KINDS.items() if "residual_words" not in settings]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_router_of_a_table_and_a_transformer_comes_back(kind: str, resaved: bool, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     model = with_table(tmp_path / "encoder", **KINDS[kind])

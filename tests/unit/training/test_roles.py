@@ -86,7 +86,6 @@ WITH_ANOTHER = {
     "loss.dimension_weights": "needs loss.dimensions too",
     "encoder.attention": "needs a GPU's precision too",
     "encoder.append_eos": "needs a tokenizer with an end token",
-    "encoder.residual_words": "needs another pooling too",
     "encoder.adapter": "needs pretrained weights",
     **dict.fromkeys(
         ("encoder.lora_rank", "encoder.lora_alpha", "encoder.lora_targets", "encoder.lora_dropout"),
