@@ -9,7 +9,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.suggestions import suggestion
-from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, text_table
+from dpr.evaluation.ranking_metrics import heading_of, tested_columns, text_table
 from dpr.evaluation.report.examples import cut
 from dpr.evaluation.significance import SHOWN, TOO_FEW, PairedTest, holm, paired_test
 from dpr.formats.metrics_files import MetricsFile, PerQuestion
@@ -60,7 +60,7 @@ def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> l
                 f"--metrics {name} is not in all of these files for two questions or"
                 f" more{suggestion(name, common)}"
             )
-    return list(wanted) or [name for name in RETRIEVAL_COLUMNS if name in common] or common
+    return list(wanted) or [name for name in tested_columns() if name in common] or common
 
 
 def paired_values(
@@ -132,9 +132,7 @@ def difference_table(differences: Sequence[Difference]) -> str:
     for one in differences:
         test, label = (
             one.test,
-            [one.question_set] * several[0]
-            + [one.run] * several[1]
-            + [RETRIEVAL_COLUMNS.get(one.metric, one.metric)],
+            [one.question_set] * several[0] + [one.run] * several[1] + [heading_of(one.metric)],
         )
         told = [
             f"[{test.low:+{SHOWN}}, {test.high:+{SHOWN}}]",

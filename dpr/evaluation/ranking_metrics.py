@@ -1,47 +1,172 @@
-"""Ranking metrics by trec_eval (pytrec-eval-terrier): recall@k, mrr@k, ndcg@k, accuracy@k (a relevant passage
-among the first k) and map.
+"""Ranking metrics: one table, ``METRICS``, which names, defaults and tables follow from.
 
-trec_eval ranks by score again: it narrows scores to float32 and breaks ties by id, descending. So it is
-handed strictly falling scores made from the rank, and what it judges is the order of the list. A run read
-back from a file has the same metrics as the run in memory.
+What trec_eval computes comes from it (pytrec-eval-terrier). It ranks by score again: it narrows scores to
+float32 and breaks ties by id, descending. So it is handed strictly falling scores made from the rank, and what
+it judges is the order of the list. A run read back from a file has the same metrics as the run in memory.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from dpr.core.errors import InputError
 
-Run = Mapping[str, Sequence[tuple[str, float]]]
-"""Question id -> passage ids with scores, best first."""
-
+Ranking = Sequence[tuple[str, float]]
+"""Passage ids with scores, best first."""
+Run = Mapping[str, Ranking]
+"""Rankings by question id."""
 Qrels = Mapping[str, Mapping[str, int]]
 """Question id -> passage id -> grade; above 0 is relevant."""
 
 CUTOFFS = (1, 5, 10, 20, 100)
-RETRIEVAL_COLUMNS = {
-    "accuracy@1": "top-1",
-    "accuracy@5": "top-5",
-    "accuracy@20": "top-20",
-    "accuracy@100": "top-100",
-    "mrr@10": "MRR@10",
-    "ndcg@10": "nDCG@10",
-}
-"""What is shown of a retrieval, in this order, with the headings."""
+ByRank = Callable[[Sequence[int], Sequence[int], int], float]
+"""(grades at the ranks, best first; the grades above 0 of all passages; cut-off) -> value of a question."""
 
 
-def evaluate_run(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> dict[str, float]:
-    """Mean of each metric over all questions with a relevant passage in ``qrels``; one that is not in ``run``
-    counts as 0.
+@dataclass(frozen=True)
+class Metric:
+    """A metric from 0 to 1 of a question's ranking, such as ``name@10``; adding one to ``METRICS`` is all that
+    a new one needs.
+
+    Attributes:
+        measure: what trec_eval calls it, or a function.
+        heading: in tables, with ``{k}`` for the cut-off.
+        cutoffs: those in metrics files; 0 stands for none, in all of these.
+        shown: those in the tables of ``dpr retrieve`` and ``dpr evaluate``, and on model cards.
+        tested: those that ``dpr compare`` shows and tests.
+        validated: those of a validation of training, and in reports.
+        by_answers: whether it is measured also by answers in the texts; it then is a function that does not
+            ask for passages that were not retrieved.
+    """
+
+    name: str
+    measure: str | ByRank
+    heading: str
+    cutoffs: tuple[int, ...] = CUTOFFS
+    shown: tuple[int, ...] = (10,)
+    tested: tuple[int, ...] = (10,)
+    validated: tuple[int, ...] = (10,)
+    by_answers: bool = False
+
+    def named(self, cutoffs: Iterable[int]) -> list[str]:
+        return [f"{self.name}@{k}" if k else self.name for k in cutoffs]
+
+
+def _accuracy(grades: Sequence[int], relevant: Sequence[int], k: int) -> float:
+    """Whether a relevant passage is among the first k."""
+    return float(any(grade > 0 for grade in grades[:k]))
+
+
+def _reciprocal_rank(grades: Sequence[int], relevant: Sequence[int], k: int) -> float:
+    """trec_eval cannot cut it off."""
+    return next((1 / rank for rank, grade in enumerate(grades[:k], 1) if grade > 0), 0.0)
+
+
+_TOP = (1, 5, 20, 100)
+METRICS = [
+    Metric("accuracy", _accuracy, "top-{k}", shown=_TOP, tested=_TOP, validated=_TOP, by_answers=True),
+    Metric("mrr", _reciprocal_rank, "MRR@{k}"),
+    Metric("ndcg", "ndcg_cut", "nDCG@{k}"),
+    Metric("recall", "recall", "recall@{k}", shown=(100,), tested=(), validated=(20, 100)),
+    Metric("map", "map", "map", cutoffs=(0,), shown=(), tested=(), validated=()),
+]
+_HEADLINES = ("ndcg@10", "recall@100", "mrr@10")
+_ANSWER_HEADLINES = ("accuracy@20", "accuracy@100", "accuracy@1")
+
+
+def metric_names(num_docs: int) -> list[str]:
+    """All metrics of rankings of ``num_docs`` passages."""
+    names = [name for metric in METRICS for name in metric.named(metric.cutoffs)]
+    return [name for name in names if cutoff_of(name) <= num_docs]
+
+
+def shown_names() -> list[str]:
+    return [name for metric in METRICS for name in metric.named(metric.shown)]
+
+
+def tested_columns() -> dict[str, str]:
+    """With their headings."""
+    return {name: heading_of(name) for metric in METRICS for name in metric.named(metric.tested)}
+
+
+def validated_names() -> list[str]:
+    return [name for metric in METRICS for name in metric.named(metric.validated)]
+
+
+def headline_names(measured: Collection[str]) -> list[str]:
+    """The columns of a table of test sets: of fewer than ten passages those at the deepest cut-off, by answers
+    accuracies. The first is also compared with BM25's."""
+    if not any(name.startswith("ndcg@") for name in measured):
+        return [name for name in _ANSWER_HEADLINES if name in measured] or list(measured)[-1:]
+    if "ndcg@10" not in measured:
+        deepest = max(cutoff_of(name) for name in measured if name.startswith("ndcg@"))
+        return [f"{kind}@{deepest}" for kind in ("ndcg", "recall", "mrr")]
+    usual = [*_HEADLINES, *_ANSWER_HEADLINES]
+    kinds = {name.partition("@")[0] for name in usual}
+    others = [name for name in shown_names() if name.partition("@")[0] not in kinds]
+    return [name for name in (*_HEADLINES, *others) if name in measured]
+
+
+def heading_of(name: str) -> str:
+    """A metric's heading in tables; the name of one that is not known."""
+    kind, _, k = name.partition("@")
+    return next((metric.heading.format(k=k) for metric in METRICS if metric.name == kind), name)
+
+
+def cutoff_of(name: str) -> int:
+    """0 where a metric has no cut-off."""
+    return int(name.partition("@")[2] or 0)
+
+
+def is_by_answers(name: str) -> bool:
+    """Whether a metric is measured by answers in the texts, too."""
+    return any(metric.by_answers for metric in METRICS if metric.name == name.partition("@")[0])
+
+
+def values_of(run: Run, grades: Qrels, names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """The metrics ``names`` of each question of ``grades``, in its order; one that is not in ``run`` has an empty
+    ranking.
 
     Raises:
-        InputError: no question has a relevant passage, or a passage is listed twice for a question.
+        InputError: a passage is listed twice for a question.
     """
-    return mean_metrics(evaluate_questions(run, qrels, cutoffs))
+    import pytrec_eval
+
+    by_kind = {metric.name: metric.measure for metric in METRICS}
+    measures = {name: by_kind[name.partition("@")[0]] for name in names}
+    of_trec_eval = {
+        f"{measure}.{cutoff_of(name)}" if cutoff_of(name) else measure
+        for name, measure in measures.items()
+        if isinstance(measure, str)
+    }
+    measured = {}
+    if of_trec_eval:
+        scores = {question: _falling_scores(question, run.get(question, ())) for question in grades}
+        judged = {question: dict(of_question) for question, of_question in grades.items()}
+        measured = pytrec_eval.RelevanceEvaluator(judged, of_trec_eval).evaluate(scores)
+    values: dict[str, dict[str, float]] = {}
+    for question, of_question in grades.items():
+        by_rank = [of_question.get(passage, 0) for passage, _ in run.get(question, ())]
+        relevant = [grade for grade in of_question.values() if grade > 0]
+        values[question] = {}
+        for name, measure in measures.items():
+            k = cutoff_of(name)
+            if callable(measure):
+                values[question][name] = measure(by_rank, relevant, k)
+            else:
+                values[question][name] = measured[question][f"{measure}_{k}" if k else measure]
+    return values
+
+
+def evaluate_questions(
+    run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS
+) -> dict[str, dict[str, float]]:
+    """All metrics of each question with a relevant passage, in the order of ``qrels``; one that is not in
+    ``run`` counts as 0."""
+    at = sorted(set(cutoffs))
+    names = [name for metric in METRICS for name in metric.named((0,) if metric.cutoffs == (0,) else at)]
+    return values_of(run, with_relevant(qrels), names)
 
 
 def mean_metrics(per_question: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -59,118 +184,14 @@ def mean_metrics(per_question: Mapping[str, Mapping[str, float]]) -> dict[str, f
     return {name: sum(values[name] for values in per_question.values()) / len(per_question) for name in names}
 
 
-def evaluate_questions(
-    run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS
-) -> dict[str, dict[str, float]]:
-    """The metrics of each question with a relevant passage, in the order of ``qrels``."""
-    import pytrec_eval
-
-    judged = {
-        question: dict(grades)
-        for question, grades in qrels.items()
-        if any(grade > 0 for grade in grades.values())
-    }
-    cutoffs = sorted(set(cutoffs))
-    depths = ",".join(map(str, cutoffs))
-    scores = {question: _falling_scores(question, run.get(question, ())) for question in judged}
-    evaluator = pytrec_eval.RelevanceEvaluator(
-        judged, {f"recall.{depths}", f"ndcg_cut.{depths}", f"success.{depths}", "map", "recip_rank"}
-    )
-    measured = evaluator.evaluate(scores)
-    result = {}
-    for question in judged:
-        measures = measured[question]
-        # trec_eval cannot cut the reciprocal rank off; with the first relevant rank r it is 1/r, or 0 beyond
-        # the cut-off.
-        reciprocal = measures["recip_rank"]
-        values = {}
-        for k in cutoffs:
-            values[f"accuracy@{k}"] = measures[f"success_{k}"]
-            values[f"recall@{k}"] = measures[f"recall_{k}"]
-            values[f"mrr@{k}"] = reciprocal if reciprocal * (k + 0.5) > 1 else 0.0
-            values[f"ndcg@{k}"] = measures[f"ndcg_cut_{k}"]
-        result[question] = values | {"map": measures["map"]}
-    return result
+def with_relevant(qrels: Qrels) -> dict[str, Mapping[str, int]]:
+    """The questions that have a relevant passage."""
+    return {key: grades for key, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
 
 
-def metric_names(cutoffs: Iterable[int]) -> list[str]:
-    """Names of the metrics of ``evaluate_run``."""
-    return [f"{kind}@{k}" for k in sorted(set(cutoffs)) for kind in ("accuracy", "recall", "mrr", "ndcg")] + [
-        "map"
-    ]
-
-
-def metric_by_rank(name: str, grades: np.ndarray, relevant: Sequence[Sequence[int]]) -> list[float]:
-    """One of the metrics of each question, bit by bit as ``evaluate_questions`` has it, from the grades that
-    stand at its ranks.
-
-    Args:
-        name: such as ``mrr@10`` or ``map``.
-        grades: (Q, K), best first; 0 where nothing is judged or listed.
-        relevant: for each question the grades above 0 of all passages, in the corpus or not.
-    """
-    kind, _, cutoff = name.partition("@")
-    cut = grades[:, : int(cutoff)] if cutoff else grades
-    hits = cut > 0
-    ranks = np.arange(1, cut.shape[1] + 1)
-    if kind == "accuracy":
-        return hits.any(axis=1).astype(float).tolist()
-    if kind == "mrr":
-        return (hits / ranks).max(axis=1, initial=0.0).tolist()
-    totals = np.array([len(listed) for listed in relevant])
-    if kind == "recall":
-        return (hits.sum(axis=1) / totals).tolist()
-    if kind == "map":  # cumsum adds one after the other, as trec_eval does; sum would not
-        return ((hits * np.cumsum(hits, axis=1) / ranks).cumsum(axis=1)[:, -1] / totals).tolist()
-    discounts = np.array([math.log2(rank + 1) for rank in ranks.tolist()])
-    ideal = np.zeros(cut.shape)
-    for line, listed in zip(ideal, relevant, strict=True):
-        best = sorted(listed, reverse=True)[: len(line)]
-        line[: len(best)] = best
-    gained, possible = ((values / discounts).cumsum(axis=1)[:, -1] for values in (np.maximum(cut, 0), ideal))
-    return (gained / possible).tolist()
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How run, judgements and corpus fit together; ``str`` is the one line to report."""
-
-    num_evaluated: int
-    num_without_judgements: int
-    num_without_relevant: int
-    num_not_in_run: int
-    num_judged_passages_not_in_corpus: int | None
-
-    def __str__(self) -> str:
-        parts = [f"{self.num_evaluated} questions evaluated"]
-        if self.num_without_judgements:
-            parts.append(f"{self.num_without_judgements} without judgements left out")
-        if self.num_without_relevant:
-            parts.append(f"{self.num_without_relevant} without a relevant passage left out")
-        if self.num_not_in_run:
-            parts.append(f"{self.num_not_in_run} judged but without any hit (count as 0)")
-        if self.num_judged_passages_not_in_corpus:
-            parts.append(
-                f"{self.num_judged_passages_not_in_corpus} relevant passages are not in the corpus (cannot be"
-                " found)"
-            )
-        return "; ".join(parts)
-
-
-def coverage(run: Run, qrels: Qrels, corpus_ids: Collection[str] | None = None) -> Coverage:
-    """Counts what does not fit together. ``corpus_ids``: at least those relevant passages that exist; absent
-    = not checked."""
-    judged = {question for question, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
-    relevant = {passage for question in judged for passage, grade in qrels[question].items() if grade > 0}
-    return Coverage(
-        num_evaluated=len(judged),
-        num_without_judgements=sum(question not in qrels for question in run),
-        num_without_relevant=len(qrels) - len(judged),
-        num_not_in_run=sum(not run.get(question) for question in judged),
-        num_judged_passages_not_in_corpus=(
-            None if corpus_ids is None else sum(passage not in corpus_ids for passage in relevant)
-        ),
-    )
+def relevant_ids(qrels: Qrels) -> set[str]:
+    """Every passage that is judged relevant for some question."""
+    return {passage for grades in qrels.values() for passage, grade in grades.items() if grade > 0}
 
 
 def format_table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
@@ -205,7 +226,7 @@ def text_table(cells: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _falling_scores(question: str, ranking: Sequence[tuple[str, float]]) -> dict[str, float]:
+def _falling_scores(question: str, ranking: Ranking) -> dict[str, float]:
     scores = {passage: float(len(ranking) - rank) for rank, (passage, _) in enumerate(ranking)}
     if len(scores) != len(ranking):
         raise InputError(f"a passage is listed more than once for question {question!r}")

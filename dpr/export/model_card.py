@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.version import __version__
+from dpr.evaluation.ranking_metrics import shown_names
 from dpr.evaluation.report.reading import Retrieval
 from dpr.export.tower_files import weights_tokens
 from dpr.models.biencoder import BiEncoder
 
 README = "README.md"
-_SHOWN = ("accuracy@1", "accuracy@5", "accuracy@20", "accuracy@100", "mrr@10", "ndcg@10", "recall@100")
 _TEMPLATE = """---
 {{ card_data }}
 ---
@@ -151,7 +151,7 @@ def model_card(
     measured: list[tuple[str, str, Mapping[str, float]]] = []
     for each in facts.retrievals:
         name = each.question_set or each.label
-        shown = {metric: each.metrics[metric] for metric in _SHOWN if metric in each.metrics}
+        shown = {metric: each.metrics[metric] for metric in shown_names() if metric in each.metrics}
         measured.append((f"{name} ({each.num_questions} questions)", name, shown or each.metrics))
     if facts.validation:
         measured.append(("validation in training", "validation", facts.validation))

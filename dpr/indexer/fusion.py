@@ -49,14 +49,10 @@ class FusedLists:
                 self._is_listed[side, row, : len(ids)] = [passage in scores for passage in ids]
                 self._sides[side, row, : len(ids)] = [scores.get(passage, rest) for passage in ids]
 
-    def best(self, weight: float, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def rankings(self, weight: float, k: int) -> list[Ranking]:
         """The ``k`` best of each question by ``weight`` times the first side plus ``1 - weight`` times the
         second. A side of weight 0 gives no passages: they would follow those of the other side in an order
-        that means nothing.
-
-        Returns:
-            Rows, ranks from 0, columns and scores (n,), in the order of rows and ranks.
-        """
+        that means nothing."""
         scores = weight * self._sides[0] + (1.0 - weight) * self._sides[1]
         chosen = (self._is_listed[0] & (weight > 0)) | (self._is_listed[1] & (weight < 1))
         if scores.shape[1] > k:  # ties with the last one kept stay in until they are sorted
@@ -67,7 +63,13 @@ class FusedLists:
         order = np.lexsort((-values, rows))  # stable, so equal scores stay in the order of ids
         ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
         kept = ranks < k
-        return rows[kept], ranks[kept], columns[order][kept], values[order][kept]
+        rankings: list[Ranking] = [[] for _ in self.ids]
+        hits = zip(
+            rows[kept].tolist(), columns[order][kept].tolist(), values[order][kept].tolist(), strict=True
+        )
+        for row, column, score in hits:
+            rankings[row].append((self.ids[row][column], score))
+        return rankings
 
 
 def fuse_linear(
@@ -85,10 +87,7 @@ def fuse_linear(
         lists = FusedLists(
             first[start : start + _AT_ONCE], second[start : start + _AT_ONCE], normalisation=normalisation
         )
-        part: list[Ranking] = [[] for _ in lists.ids]
-        for row, _, column, score in zip(*(values.tolist() for values in lists.best(weight, k)), strict=True):
-            part[row].append((lists.ids[row][column], score))
-        fused += part
+        fused += lists.rankings(weight, k)
     return fused
 
 

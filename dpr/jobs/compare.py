@@ -54,7 +54,7 @@ def run(config: CompareSettings) -> None:
         ConfigError: two runs have the same label.
         InputError: a file is missing, is not what is compared, or does not belong to the others.
     """
-    from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, format_table
+    from dpr.evaluation.ranking_metrics import format_table, tested_columns
     from dpr.storage.durable import write_json
     from dpr.storage.outputs import require_writable
 
@@ -78,7 +78,7 @@ def run(config: CompareSettings) -> None:
     for runs in groups.values():
         first = next(iter(runs.values()))
         print(f"{first.question_set}, {first.num_questions} questions")
-        print(format_table({label: run.metrics for label, run in runs.items()}, RETRIEVAL_COLUMNS))
+        print(format_table({label: run.metrics for label, run in runs.items()}, tested_columns()))
     tested = tests_of(groups, config.metrics)
     if config.out is not None:
         records = {name: record_of(runs) for name, runs in groups.items()}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
+from dpr.evaluation.ranking_metrics import validated_names
 from dpr.export.adapters import merged
 from dpr.export.settings import MergeConfig
 from dpr.formats.checkpoints import write_json_file
@@ -146,6 +147,6 @@ def _validations(config: MergeConfig) -> list[RetrievalValidation]:
             passage_prefix=each.options.passage_prefix or "",
         )
         validations.append(RetrievalValidation(settings))
-        if config.metric not in (known := validations[-1].judged.names()):
+        if config.metric not in (known := validations[-1].evaluator.names(validated_names())):
             raise ConfigError(f"metric={config.metric} is not known; choose one of {', '.join(known)}")
     return validations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -13,35 +13,23 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
-from dpr.core.records import Passage
-from dpr.evaluation.ranking_metrics import format_table
+from dpr.core.records import Passage, Question
+from dpr.embedding.source import PassageSource
+from dpr.evaluation.evaluator import Evaluator, first_hits, without_own_ids
+from dpr.evaluation.ranking_metrics import Qrels, format_table, shown_names, values_of, with_relevant
 from dpr.formats.corpora import require_word
 from dpr.formats.question_sets import read_qrels, require_judged
 from dpr.formats.results import write_results, write_trec_run
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import open_shards
+from dpr.indexer.fusion import FusedLists
 from dpr.indexer.ranking import Ranking, decode_ids
 from dpr.jobs.indexes import build_retriever, cluster_folder, index_choice
-from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
+from dpr.jobs.sources import QuestionSet, resolve_passage_sources, resolve_question_set
 from dpr.models.settings import GivenTextSettings
-from dpr.retrieval.judging import (
-    Judged,
-    example_rows,
-    first_hits,
-    judge_by_answers,
-    judge_by_qrels,
-    possibly_own,
-    relevant_ids,
-    to_results,
-    warn_of_own_passages,
-    weight_values,
-    without_own_ids,
-    write_report,
-)
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.retrievers import (
     DenseRetriever,
-    Fusion,
     HybridRetriever,
     QuestionForm,
     Retriever,
@@ -53,6 +41,9 @@ from dpr.storage.durable import remove_folder
 from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
+
+WEIGHTS = tuple(step / 20 for step in range(21))
+_AT_ONCE = 256
 
 
 def run(config: RetrievalConfig) -> float | None:
@@ -66,61 +57,166 @@ def run(config: RetrievalConfig) -> float | None:
         require_writable(file)
     for folder in filter(None, (config.search_folder, config.index_path, config.bm25_index_path)):
         require_writable(folder, folder=True)
-    job = _Retrieval(config)
+
+    # All inputs are resolved and checked before the first model is loaded.
+    question_set = resolve_question_set(str(config.qa_dataset), config.datasets)
+    sources = resolve_passage_sources(config.passage_names(), config.ctx_sources)
+    questions = question_set.read()
+    qrels = read_qrels(config.qrels) if config.qrels else None
+    if qrels is not None:
+        ids = [question.id for question in questions]
+        require_judged(ids, qrels, file=str(config.qrels), of=str(question_set.file))
+    answer_match = answers_by(config, question_set, questions, has_texts=bool(sources))
+    evaluator = Evaluator(questions, qrels, answer_match, config.n_docs, config.validation_workers)
+    form = question_form(question_set.options, config.encoder_path)
+    texts = [form.text(question.text) for question in questions]
+    asked = [form.asked(question.text) for question in questions]
     if config.trec_run_file:
-        job.require_words(config.trec_run_file)
+        require_words(config, questions, sources)
+
     device = resolve_device(config.device_or_cpu)
-    retriever = build_retriever(config, job.sources, form=job.form, device=device, questions=job.asked)
-    warn_of_unknown_words(retriever, job.asked, str(job.question_set.file))
+    retriever = build_retriever(config, sources, form=form, device=device, questions=asked)
+    warn_of_unknown_words(retriever, asked, str(question_set.file))
     start = time.monotonic()
-    rankings, weight = job.retrieve(retriever)
-    logger.info("%d questions searched in %.1f s", len(job.texts), time.monotonic() - start)
-    shown = example_rows(job.questions, job.qrels) if config.metrics_file else []
-    with_texts = bool((config.out_file and config.out_texts) or job.answer_match)
-    beside = possibly_own(job.questions, rankings)
-    passages = job.look_up(rankings, with_texts=with_texts, also=first_hits(rankings, shown), beside=beside)
-    setting = "skip_same_id=true leaves out hits with a question's own id"
-    warn_of_own_passages(job.questions, rankings, passages or {}, job.qrels, setting=setting)
-    judged = job.judge(rankings, passages)
-    for line in judged.notes:
-        logger.info(line)
+    tried_weights: dict[float, float] = {}
+    weight = None
+    depth = config.n_docs + config.skip_same_id
+    if isinstance(retriever, HybridRetriever):
+        dense, lexical = retriever.retrieve_sides(asked, depth)
+        if config.skip_same_id:
+            most = max(config.n_docs, config.hybrid_depth)
+            dense = without_own_ids(questions, dense, most)
+            lexical = without_own_ids(questions, lexical, most)
+        fusion = retriever.fusion
+        if config.tune_hybrid_weight:
+            hits = hits_of([*dense, *lexical]) if answer_match else set()
+            tried_weights = weight_values(
+                evaluator,
+                dense,
+                lexical,
+                metric=config.tune_metric,
+                normalisation=fusion.normalisation,
+                passages=require_passages(sources, hits),
+            )
+            shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
+            logger.info("hybrid_weight: %s", shown)
+            best = max(tried_weights, key=lambda weight: (tried_weights[weight], -weight))
+            fusion = replace(fusion, weight=best)
+            why = f"the best {config.tune_metric} on these questions"
+        elif config.hybrid_weight is None:
+            why = "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a dev set"
+        else:
+            why = "as set"
+        if fusion.method == "linear":
+            weight = fusion.weight
+            logger.info("hybrid_weight=%g, the dense side's share: %s", weight, why)
+        rankings = fusion.fuse(dense, lexical, config.n_docs)
+    else:
+        rankings = retriever.retrieve(asked, depth)
+        if config.skip_same_id:
+            rankings = without_own_ids(questions, rankings, config.n_docs)
+    logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
+
+    # One pass over the corpus for the texts of all hits, where these are needed, and for what else is looked at.
+    needed = hits_of(rankings) if (config.out_file and config.out_texts) or answer_match else set()
+    also = evaluator.relevant()
+    if config.metrics_file:
+        also |= first_hits(rankings, evaluator.example_rows())
+    passages = None
+    if sources and (needed or also):
+        passages = require_passages(sources, needed, also=also | evaluator.possibly_own(rankings))
+    evaluator.check(rankings, passages, own="skip_same_id=true leaves out hits with a question's own id")
+    judged = evaluator.evaluate(rankings, passages)
+
     if config.out_file:
-        results = to_results(
-            job.questions, job.texts, rankings, (passages or {}) if config.out_texts else None, judged.matched
-        )
+        shown_passages = (passages or {}) if config.out_texts else None
+        results = evaluator.results(texts, rankings, shown_passages, judged)
         write_results(config.out_file, results, with_texts=config.out_texts)
         logger.info("results written to %s", config.out_file)
     if config.trec_run_file:
-        write_trec_run(
-            config.trec_run_file,
-            {question.id: ranking for question, ranking in zip(job.questions, rankings, strict=True)},
-        )
+        run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
+        write_trec_run(config.trec_run_file, run)
         logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
-        asked: dict[str, Any] = {"questions": job.questions, "texts": job.texts, "rankings": rankings}
-        measured: dict[str, Any] = {
-            "judged": judged,
-            "num_docs": config.n_docs,
-            "rows": shown,
-            "passages": passages,
+        facts = {
+            "question_set": question_set.name,
+            "indexer": config.indexer.kind,
+            "hybrid": config.hybrid,
+            "hybrid_weight": weight,
+            **index_facts(retriever),
         }
-        write_report(
-            Path(config.metrics_file),
-            job.facts(weight) | index_facts(retriever),
-            **asked,
-            **measured,
-            note={},
+        if tried_weights:
+            facts["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
+        evaluator.write_report(
+            Path(config.metrics_file), facts, texts, rankings, judged, passages=passages, note={}
         )
     if config.search_folder:
-        job.search_settings(weight).write(Path(config.search_folder))
+        search_settings(config, sources, form, weight).write(Path(config.search_folder))
     if config.cluster.kind != "none":  # not before: a killed run finds there what was searched
         remove_folder(cluster_folder(config))
-    if judged.metrics:
-        print(job.table(judged.metrics))
-    return next(
-        (judged.metrics[name] for name in ("mrr@10", *reversed(judged.metrics)) if name in judged.metrics),
-        None,
-    )
+
+    metrics = judged.metrics
+    if metrics:
+        label = config.indexer.kind if config.hybrid == "none" else f"{config.hybrid} hybrid"
+        names = [name for name in shown_names() if name in metrics] or list(metrics)
+        print(f"{question_set.name}, {len(questions)} questions")
+        print(format_table({label: metrics}, {name: name for name in names}))
+    return next((metrics[name] for name in ("mrr@10", *reversed(metrics)) if name in metrics), None)
+
+
+def weight_values(
+    evaluator: Evaluator,
+    dense: Sequence[Ranking],
+    lexical: Sequence[Ranking],
+    *,
+    metric: str,
+    normalisation: str,
+    passages: Mapping[str, Passage],
+) -> dict[float, float]:
+    """``metric`` of the fused rankings for each weight of a linear hybrid, the same bits as by fusing and
+    evaluating each.
+
+    Args:
+        passages: with their texts, where answers are matched.
+
+    Raises:
+        ConfigError: the metric is not measured here.
+    """
+    if metric not in (names := evaluator.names()):
+        raise ConfigError(
+            f"tune_metric={metric} is not measured here; choose one of {', '.join(names) or 'none'}"
+        )
+    qrels = with_relevant(evaluator.qrels or {})
+    by_answers = evaluator.qrels is None or metric.startswith("answer_")
+    rows = list(range(len(evaluator.questions)))
+    if not by_answers:  # in the order of the judgements, in which their mean is taken
+        row_of = {question.id: row for row, question in enumerate(evaluator.questions)}
+        rows = [row_of[key] for key in qrels]
+    name = metric.removeprefix("answer_")
+    values: dict[float, list[float]] = {weight: [] for weight in WEIGHTS}
+    for start in range(0, len(rows), _AT_ONCE):
+        part = rows[start : start + _AT_ONCE]
+        some = replace(evaluator, questions=[evaluator.questions[row] for row in part])
+        lists = FusedLists(
+            [dense[row] for row in part], [lexical[row] for row in part], normalisation=normalisation
+        )
+        grades: Qrels = some.qrels or {}
+        if by_answers:
+            flags = some.matched(lists.ids, passages)
+            grades = {
+                question.id: dict(zip(ids, found, strict=True))
+                for question, ids, found in zip(some.questions, lists.ids, flags, strict=True)
+            }
+        for weight in WEIGHTS:
+            fused = lists.rankings(weight, evaluator.num_docs)
+            run = {question.id: ranking for question, ranking in zip(some.questions, fused, strict=True)}
+            values[weight] += [each[name] for each in values_of(run, grades, [name]).values()]
+    return {weight: sum(listed) / max(len(listed), 1) for weight, listed in values.items()}
+
+
+def hits_of(rankings: Sequence[Ranking]) -> set[str]:
+    """All passages of the rankings."""
+    return {passage for ranking in rankings for passage, _ in ranking}
 
 
 def index_facts(retriever: Retriever) -> dict[str, Any]:
@@ -149,187 +245,66 @@ def question_form(options: QuestionSetConfig, encoder_path: str | None) -> Quest
     )
 
 
-class _Retrieval:
-    """The inputs of a run, resolved and checked before the first model is loaded, and what is made of
-    them."""
-
-    def __init__(self, config: RetrievalConfig) -> None:
-        self.config = config
-        self.question_set = resolve_question_set(str(config.qa_dataset), config.datasets)
-        self.sources = resolve_passage_sources(config.passage_names(), config.ctx_sources)
-        self.questions = self.question_set.read()
-        self.qrels = read_qrels(config.qrels) if config.qrels else None
-        if self.qrels is not None:
-            asked = [question.id for question in self.questions]
-            require_judged(asked, self.qrels, file=str(config.qrels), of=str(self.question_set.file))
-        self.answer_match = self._answer_match()
-        self.form = question_form(self.question_set.options, config.encoder_path)
-        self.texts = [self.form.text(question.text) for question in self.questions]
-        self.asked = [self.form.asked(question.text) for question in self.questions]
-        self.tried_weights: dict[str, float] = {}
-        """``tune_metric`` by weight, where the weight was chosen."""
-
-    def _answer_match(self) -> str | None:
-        match, has_answers = self.config.match, any(question.answers for question in self.questions)
-        if match in ("string", "regex"):
-            if not has_answers:
-                message, hint = (
-                    f"match={match}, but no question has answers",
-                    "give qrels=<file>, or match=none",
-                )
-                raise InputError(message, file=self.question_set.file, hint=hint)
-            return match
-        if match == "auto" and self.sources and has_answers:
-            return "string"
-        if match == "auto" and self.qrels is None:
-            missing = (
-                "ctx_datasets=[<corpus>] gives the texts to look for answers in"
-                if has_answers
-                else "qrels=<file> gives judgements"
-            )
-            logger.warning("there is nothing to compute metrics from: %s", missing)
-        return None
-
-    def require_words(self, trec_run_file: str) -> None:
-        """Raises InputError where a TREC run cannot hold the id of a question, or of a passage that is known
-        before the search."""
-        passages: Iterable[str] = (str(passage.id) for source in self.sources for passage in source.read())
-        patterns = self.config.vector_patterns()
-        if not self.sources and all(
-            path.is_dir() for pattern in patterns for path in matching_paths(pattern)
-        ):
-            shards = open_shards(patterns, verify=False) if patterns else []
-            passages = (key for shard in shards for ids in shard.id_chunks() for key in decode_ids(ids))
-        for key in chain((question.id for question in self.questions), passages):
-            require_word(key, Path(trec_run_file), hint="leave trec_run_file out; out_file holds any id")
-
-    def retrieve(self, retriever: Retriever) -> tuple[list[Ranking], float | None]:
-        """Rankings, and the weight of a linear hybrid."""
-        config = self.config
-        num_docs = config.n_docs + config.skip_same_id
-        if not isinstance(retriever, HybridRetriever):
-            rankings = retriever.retrieve(self.asked, num_docs)
-            return (
-                without_own_ids(self.questions, rankings, config.n_docs) if config.skip_same_id else rankings
-            ), None
-        dense, lexical = retriever.retrieve_sides(self.asked, num_docs)
-        if config.skip_same_id:
-            depth = max(config.n_docs, config.hybrid_depth)
-            dense, lexical = (without_own_ids(self.questions, side, depth) for side in (dense, lexical))
-        fusion = retriever.fusion
-        why = "as set"
-        if config.tune_hybrid_weight:
-            fusion = replace(fusion, weight=self._tune(fusion, dense, lexical))
-            why = f"the best {config.tune_metric} on these questions"
-        elif config.hybrid_weight is None:
-            why = (
-                "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a"
-                " dev set"
-            )
-        if fusion.method == "linear":
-            logger.info("hybrid_weight=%g, the dense side's share: %s", fusion.weight, why)
-        return fusion.fuse(dense, lexical, config.n_docs), (
-            fusion.weight if fusion.method == "linear" else None
+def answers_by(
+    config: RetrievalConfig, question_set: QuestionSet, questions: Sequence[Question], *, has_texts: bool
+) -> str | None:
+    """How answers are matched; None where they are not looked at."""
+    match = config.match
+    has_answers = any(question.answers for question in questions)
+    if match in ("string", "regex"):
+        if not has_answers:
+            hint = "give qrels=<file>, or match=none"
+            raise InputError(f"match={match}, but no question has answers", file=question_set.file, hint=hint)
+        return match
+    if match == "auto" and has_texts and has_answers:
+        return "string"
+    if match == "auto" and config.qrels is None:
+        missing = (
+            "ctx_datasets=[<corpus>] gives the texts to look for answers in"
+            if has_answers
+            else "qrels=<file> gives judgements"
         )
+        logger.warning("there is nothing to compute metrics from: %s", missing)
+    return None
 
-    def _tune(self, fusion: Fusion, dense: list[Ranking], lexical: list[Ranking]) -> float:
-        """The weight with the best ``tune_metric``; of equal ones the smallest."""
-        values = weight_values(
-            self.questions,
-            dense,
-            lexical,
-            metric=self.config.tune_metric,
-            k=self.config.n_docs,
-            normalisation=fusion.normalisation,
-            qrels=self.qrels,
-            answer_match=self.answer_match,
-            passages=(self.look_up([*dense, *lexical], with_texts=True) or {}) if self.answer_match else {},
-            workers=self.config.validation_workers,
-        )
-        self.tried_weights = {f"{weight:g}": value for weight, value in values.items()}
-        logger.info(
-            "hybrid_weight: %s", ", ".join(f"{weight:g} {value:.3f}" for weight, value in values.items())
-        )
-        return max(values, key=lambda weight: (values[weight], -weight))
 
-    def look_up(
-        self,
-        rankings: Sequence[Ranking],
-        *,
-        with_texts: bool,
-        also: Collection[str] = (),
-        beside: Collection[str] = (),
-    ) -> dict[str, Passage] | None:
-        """The retrieved passages (all must be in the corpus), those judged relevant and ``also``, read in one
-        pass over the corpus, and those ``beside`` where there is such a pass."""
-        hits = {passage for ranking in rankings for passage, _ in ranking} if with_texts else set()
-        others = relevant_ids(self.qrels or {}).union(also)
-        if not self.sources or not (hits or others):
-            return None
-        return require_passages(self.sources, hits, also=others.union(beside))
+def require_words(
+    config: RetrievalConfig, questions: Sequence[Question], sources: Sequence[PassageSource]
+) -> None:
+    """Raises InputError where a TREC run cannot hold the id of a question, or of a passage that is known
+    before the search."""
+    passages: Iterable[str] = (str(passage.id) for source in sources for passage in source.read())
+    patterns = config.vector_patterns()
+    if not sources and all(path.is_dir() for pattern in patterns for path in matching_paths(pattern)):
+        shards = open_shards(patterns, verify=False) if patterns else []
+        passages = (key for shard in shards for ids in shard.id_chunks() for key in decode_ids(ids))
+    for key in chain((question.id for question in questions), passages):
+        hint = "leave trec_run_file out; out_file holds any id"
+        require_word(key, Path(str(config.trec_run_file)), hint=hint)
 
-    def judge(self, rankings: Sequence[Ranking], passages: dict[str, Passage] | None) -> Judged:
-        config, by_answers = self.config, Judged()
-        if self.answer_match is not None:
-            by_answers = judge_by_answers(
-                self.questions,
-                rankings,
-                passages or {},
-                kind=self.answer_match,
-                num_docs=config.n_docs,
-                workers=config.validation_workers,
-            )
-        if self.qrels is None:
-            return by_answers
-        by_qrels = judge_by_qrels(
-            self.questions, rankings, self.qrels, num_docs=config.n_docs, corpus_ids=passages
-        )
-        if self.answer_match is None:
-            return by_qrels
-        # Metrics by judgements keep the plain names, those by answers get a prefix; has_answer in the results
-        # is about answers.
-        metrics = by_qrels.metrics | {f"answer_{name}": value for name, value in by_answers.metrics.items()}
-        values = by_qrels.values | {f"answer_{name}": listed for name, listed in by_answers.values.items()}
-        return replace(by_qrels, matched=by_answers.matched, metrics=metrics, values=values)
 
-    def facts(self, weight: float | None) -> dict[str, Any]:
-        """How the questions were answered, for the metrics file."""
-        config = self.config
-        return {
-            "question_set": self.question_set.name,
-            "indexer": config.indexer.kind,
-            "hybrid": config.hybrid,
-            "hybrid_weight": weight,
-            **({"tried_weights": self.tried_weights} if self.tried_weights else {}),
-        }
-
-    def search_settings(self, weight: float | None) -> SearchSettings:
-        config, name = self.config, self.config.encoder.pretrained_model_cfg
-        reads_texts = index_choice(config.indexer).index_class.reads == "texts"
-        is_kept = reads_texts or config.index_path is not None
-        return SearchSettings(
-            model_file=None if reads_texts else config.model_file,
-            encoded_ctx_files=config.vector_patterns(),
-            passages=self.sources,
-            # An index that was not saved would be built again for every question.
-            indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),
-            index_path=config.index_path,
-            bm25_index_path=config.bm25_index_path,
-            hybrid=config.hybrid,
-            hybrid_weight=weight,
-            hybrid_normalisation=config.hybrid_normalisation,
-            hybrid_depth=config.hybrid_depth,
-            form=self.form,
-            # A folder by its absolute path, so that it is found from anywhere.
-            pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
-            dimensions=config.dimensions,
-            text=config.encoder.part(GivenTextSettings),
-        )
-
-    def table(self, metrics: dict[str, float]) -> str:
-        label = self.config.indexer.kind if self.config.hybrid == "none" else f"{self.config.hybrid} hybrid"
-        shown = [f"accuracy@{k}" for k in (1, 5, 20, 100)] + ["mrr@10", "ndcg@10", "recall@100"]
-        columns = {name: name for name in shown if name in metrics} or {name: name for name in metrics}
-        return f"{self.question_set.name}, {len(self.questions)} questions\n" + format_table(
-            {label: metrics}, columns
-        )
+def search_settings(
+    config: RetrievalConfig, sources: list[PassageSource], form: QuestionForm, weight: float | None
+) -> SearchSettings:
+    """How to search the same way, for ``search.json``."""
+    name = config.encoder.pretrained_model_cfg
+    reads_texts = index_choice(config.indexer).index_class.reads == "texts"
+    is_kept = reads_texts or config.index_path is not None
+    return SearchSettings(
+        model_file=None if reads_texts else config.model_file,
+        encoded_ctx_files=config.vector_patterns(),
+        passages=sources,
+        # An index that was not saved would be built again for every question.
+        indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),
+        index_path=config.index_path,
+        bm25_index_path=config.bm25_index_path,
+        hybrid=config.hybrid,
+        hybrid_weight=weight,
+        hybrid_normalisation=config.hybrid_normalisation,
+        hybrid_depth=config.hybrid_depth,
+        form=form,
+        # A folder by its absolute path, so that it is found from anywhere.
+        pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
+        dimensions=config.dimensions,
+        text=config.encoder.part(GivenTextSettings),
+    )

@@ -58,7 +58,7 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
     folder, or a checkpoint file of the original DPR."""
     output_dir: str | None = setting(None, path="folder")
-    """Where results.json, results.html and a folder for each test set are written. The same command again
+    """Where results.json, results.md and a folder for each test set are written. The same command again
     keeps sets that are complete."""
     systems: list[str] = setting(lambda: list(SYSTEMS), choices=(*SYSTEMS, STATIC))
     """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores), and static: an untrained

@@ -15,7 +15,7 @@ import torch
 
 from dpr.core.errors import ConfigError
 from dpr.embedding.source import PassageSource
-from dpr.evaluation.ranking_metrics import evaluate_run
+from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats import checkpoints
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.ranking import to_rankings
@@ -100,7 +100,9 @@ def test_bm25_and_the_hybrid_stand_beside_it(folder: Path, tmp_path: Path) -> No
     questions, qrels = read_questions(folder / "questions.jsonl"), read_qrels(folder / "qrels.tsv")
     found = to_rankings(lexical_search(PassageSource(folder / "corpus.tsv"), questions, 100))
     run = {question.id: ranking for question, ranking in zip(questions, found, strict=True)}
-    wanted = evaluate_run(run, {key: grades for key, grades in qrels.items() if key in run})
+    wanted = mean_metrics(
+        evaluate_questions(run, {key: grades for key, grades in qrels.items() if key in run})
+    )
     start = job.progress.start_metrics
     assert start["eval/own/bm25/ndcg@10"] == pytest.approx(wanted["ndcg@10"]) != start["eval/own/ndcg@10"]
     assert len({start[f"eval/own/{way}ndcg@10"] for way in ("", "bm25/", "hybrid/")}) == 3

@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS
+from dpr.evaluation.ranking_metrics import heading_of, validated_names
 from dpr.evaluation.report.examples import NUM_EXAMPLES, TEXT_LIMIT, cut
 from dpr.evaluation.report.figures import Point, curves_svg, printable_text
 from dpr.evaluation.report.reading import Retrieval, Training
@@ -51,8 +51,6 @@ class Report:
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the page was written with."""
     notes: list[str] = field(default_factory=list)
-    table: tuple[str, list[list[str]]] | None = None
-    """Heading and lines of cells, the first of them headings; before everything else."""
     defaults: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,7 +109,7 @@ def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
     """Runs over the same questions: a line of the table and a curve for each."""
     total, judged = runs[0].num_questions, runs[0].num_judged
     counted = f"{total:,} questions" if judged == total else f"{judged:,} of {total:,} questions judged"
-    metrics = [name for name in RETRIEVAL_COLUMNS if any(name in one.metrics for one in runs)]
+    metrics = [name for name in validated_names() if any(name in one.metrics for one in runs)]
     metrics = metrics or sorted({name for one in runs for name in one.metrics})[:8]
     curves: dict[str, list[Point]] = {}
     bands: dict[str, list[Point]] = {}
@@ -133,7 +131,7 @@ def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
         rows.append((one, ends))
     return {
         "heading": ", ".join(part for part in (runs[0].question_set, counted) if part),
-        "columns": {name: RETRIEVAL_COLUMNS.get(name, name) for name in metrics},
+        "columns": {name: heading_of(name) for name in metrics},
         "rows": rows,
         "chart": chart,
     }

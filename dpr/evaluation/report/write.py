@@ -58,14 +58,9 @@ def write_report(
         report.notes.append(
             "No training run found: neither the folder nor a folder in it has a metrics.jsonl."
         )
-    write_page(target, report)
-    return target
-
-
-def write_page(target: Path, report: Report) -> None:
-    """Writes a page as it is, without a run folder."""
     with durable_file(target, note={}) as file:
         file.write(build_page(report))
+    return target
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from dpr.core.seeding import generator_for
 from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
-from dpr.evaluation.answer_match import match_hits, warn_of_empty_answers
-from dpr.evaluation.ranking_metrics import evaluate_questions
+from dpr.evaluation.answer_match import warn_of_empty_answers
+from dpr.evaluation.evaluator import Evaluator
+from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import finest
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
@@ -45,96 +45,34 @@ _PASSAGES = "passages.jsonl"
 _DRAWN = 97  # keeps these random numbers apart from others
 _BESIDE = ("bm25/", "hybrid/")
 _MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
-_CUTOFFS = (1, 5, 10, 20, 100)
-_SHOWN = {"accuracy": (1, 5, 20, 100), "recall": (20, 100), "mrr": (10,), "ndcg": (10,)}
 
 
-@dataclass(frozen=True)
-class JudgedQuestions:
-    """The questions of a set, with what tells a right passage: judgements, answers, or both."""
+def evaluator_of(options: RetrievalValidationSettings) -> Evaluator:
+    """The questions that something is known about, with their judgements and answers.
 
-    questions: Sequence[Question]
-    qrels: dict[str, dict[str, int]]
-    answer_match: str | None
-    cutoffs: tuple[int, ...]
-
-    @classmethod
-    def read(cls, options: RetrievalValidationSettings) -> JudgedQuestions:
-        """Reads the files; questions that nothing is known about are left out.
-
-        Raises:
-            InputError: a row is bad, or no question has a relevant passage or an answer.
-        """
-        questions = read_questions(options.questions)
-        qrels = read_qrels(options.qrels) if options.qrels else {}
-        if options.qrels:
-            require_judged(
-                [question.id for question in questions], qrels, file=options.qrels, of=str(options.questions)
-            )
-        relevant = {
-            key: grades for key, grades in qrels.items() if any(grade > 0 for grade in grades.values())
-        }
-        match = "string" if options.match == "auto" and not options.qrels else options.match
-        by_answers = match if match in ("string", "regex") else None
-        kept = [
-            question for question in questions if question.id in relevant or (by_answers and question.answers)
-        ]
-        if not kept or (by_answers and not any(question.answers for question in kept)):
-            missing = "has answers" if by_answers else f"has a passage judged relevant in {options.qrels}"
-            raise InputError(
-                f"no question {missing}",
-                file=options.questions,
-                hint="question ids and judgements must belong together",
-            )
-        if by_answers:
-            warn_of_empty_answers(kept)
-        cutoffs = tuple(k for k in _CUTOFFS if k <= options.n_docs) or (options.n_docs,)
-        asked = {question.id for question in kept}
-        return cls(
-            kept, {key: grades for key, grades in relevant.items() if key in asked}, by_answers, cutoffs
+    Raises:
+        InputError: a row is bad, or no question has a relevant passage or an answer.
+    """
+    questions = read_questions(options.questions)
+    qrels: Qrels = {}
+    if options.qrels:
+        judged = read_qrels(options.qrels)
+        ids = [question.id for question in questions]
+        require_judged(ids, judged, file=options.qrels, of=str(options.questions))
+        qrels = with_relevant(judged)
+    match = "string" if options.match == "auto" and not options.qrels else options.match
+    answer_match = match if match in ("string", "regex") else None
+    kept = [question for question in questions if question.id in qrels or (answer_match and question.answers)]
+    if not kept or (answer_match and not any(question.answers for question in kept)):
+        missing = "has answers" if answer_match else f"has a passage judged relevant in {options.qrels}"
+        raise InputError(
+            f"no question {missing}",
+            file=options.questions,
+            hint="question ids and judgements must belong together",
         )
-
-    @property
-    def answer_prefix(self) -> str:
-        """Before the metrics by answers: those by judgements keep the plain names."""
-        return "answer_" if self.qrels else ""
-
-    def names(self) -> list[str]:
-        """The metrics, without the set's name."""
-        by_qrels = (
-            [f"{kind}@{k}" for kind, listed in _SHOWN.items() for k in listed if k in self.cutoffs]
-            if self.qrels
-            else []
-        )
-        by_answers = (
-            [f"{self.answer_prefix}accuracy@{k}" for k in _SHOWN["accuracy"] if k in self.cutoffs]
-            if self.answer_match
-            else []
-        )
-        return by_qrels + by_answers
-
-    def values(self, rankings: Sequence[Ranking], source: PassageSource) -> dict[str, list[float]]:
-        """By metric, the values of the questions that it is taken over."""
-        by_metric: dict[str, list[float]] = {}
-        if self.qrels:
-            run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
-            each = list(evaluate_questions(run, self.qrels, self.cutoffs).values())
-            by_metric = {name: [values[name] for values in each] for name in each[0]}
-        if self.answer_match:
-            pairs = [
-                (question.answers, ranking)
-                for question, ranking in zip(self.questions, rankings, strict=True)
-                if question.answers
-            ]
-            hits = [[key for key, _ in ranking] for _, ranking in pairs]
-            texts = {
-                key: passage.text
-                for key, passage in found_in(source, {key for ids in hits for key in ids}).items()
-            }
-            matched = match_hits([answers for answers, _ in pairs], hits, texts, kind=self.answer_match)
-            for k in self.cutoffs:
-                by_metric[f"{self.answer_prefix}accuracy@{k}"] = [float(any(flags[:k])) for flags in matched]
-        return by_metric
+    if answer_match:
+        warn_of_empty_answers(kept)
+    return Evaluator(kept, qrels or None, answer_match, options.n_docs, only_answered=True)
 
 
 def lexical_search(source: PassageSource, questions: Sequence[Question], depth: int) -> SearchResult:
@@ -168,14 +106,14 @@ class RetrievalValidation(Validation):
             options.every,
             options.guard,
         )
-        self.judged = JudgedQuestions.read(options)
+        self.evaluator = evaluator_of(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision, self._chunk_size = precision, chunk_size or CHUNK_ROWS
         self._corpus: CorpusTokens | None = None
 
     def names(self) -> list[str]:
         """The metrics by their full names."""
-        return [f"eval/{self.name}/{kind}" for kind in self.judged.names()]
+        return [f"eval/{self.name}/{kind}" for kind in self.evaluator.names(validated_names())]
 
     def higher_is_better(self, name: str) -> bool | None:
         return True if name.startswith(f"eval/{self.name}/") else None
@@ -204,7 +142,7 @@ class RetrievalValidation(Validation):
         return self._measured(model, ways=("",) if is_large else ("", *_BESIDE))
 
     def num_texts(self, model: BiEncoder) -> int:
-        return self.corpus_of(model).num_passages + len(self.judged.questions)
+        return self.corpus_of(model).num_passages + len(self.evaluator.questions)
 
     def _measured(
         self,
@@ -217,9 +155,9 @@ class RetrievalValidation(Validation):
         corpus = self.corpus_of(model)
         passes = CorpusPass(model, corpus, precision=self._precision)
         depth = min(self.options.n_docs, corpus.num_passages)
-        asked = QuerySet(len(self.judged.questions), lambda rows: self._tokens(model, rows), depth)
+        asked = QuerySet(len(self.evaluator.questions), lambda rows: self._tokens(model, rows), depth)
         hits = passes.run(asked, num_chunks=num_chunks)
-        names = [way + kind for way in ways for kind in self.judged.names()]
+        names = [way + kind for way in ways for kind in self.evaluator.names(validated_names())]
         values = torch.zeros(len(names), dtype=torch.float64)
 
         def judge() -> None:
@@ -247,19 +185,19 @@ class RetrievalValidation(Validation):
 
     def _beside(self, dense: Sequence[Ranking], source: PassageSource) -> tuple[list[Ranking], list[Ranking]]:
         """What BM25 finds, and the hybrid."""
-        lexical = to_rankings(lexical_search(source, self.judged.questions, self.options.n_docs))
+        lexical = to_rankings(lexical_search(source, self.evaluator.questions, self.options.n_docs))
         return lexical, fuse_linear(dense, lexical, weight=DEFAULT_WEIGHT, k=self.options.n_docs)
 
     def _judge(self, rankings: Sequence[Ranking], source: PassageSource, way: str) -> Metrics:
-        each = self.judged.values(rankings, source)
-        self.values = {
-            **self.values,
-            **{f"eval/{self.name}/{way}{kind}": listed for kind, listed in each.items()},
-        }
-        return {kind: sum(listed) / len(listed) for kind, listed in each.items()}
+        hits = {key for ranking in rankings for key, _ in ranking}
+        texts = found_in(source, hits) if self.evaluator.answer_match else None
+        judged = self.evaluator.evaluate(rankings, texts)
+        values = {f"eval/{self.name}/{way}{kind}": list(of.values()) for kind, of in judged.values.items()}
+        self.values = {**self.values, **values}
+        return judged.metrics
 
     def _tokens(self, model: BiEncoder, rows: range) -> TokenBatch:
-        texts = [self.judged.questions[row].text for row in rows]
+        texts = [self.evaluator.questions[row].text for row in rows]
         prefix = model.tensorizer.text.agreed_prefix(
             self.options.query_prefix,
             model.tensorizer.text.question_prompt(self.options.prompt),
@@ -284,7 +222,12 @@ class RetrievalValidation(Validation):
             def count() -> None:
                 stored = with_store(source)  # made by rank 0; the others then find it in the cache
                 counted[0] = stored.count_unique()
-                self._check_judgements(stored)
+                if relevant := self.evaluator.relevant():
+                    first = next(stored.read()).id
+                    found = found_in(stored, relevant)
+                    self.evaluator.require_relevant(
+                        found, f"the corpus begins with {first!r}", file=source.file
+                    )
 
             on_main(count)
             source = with_store(source)
@@ -300,9 +243,7 @@ class RetrievalValidation(Validation):
         """The passages judged relevant and those drawn from the others, as a corpus of its own in the cache,
         and how many there are; rank 0 writes it, and all ranks call this together."""
         options = self.options
-        relevant = {
-            key for grades in self.judged.qrels.values() for key, grade in grades.items() if grade > 0
-        }
+        relevant = self.evaluator.relevant()
         parts = [content_sha256(source.file), options.sample, options.seed]
         folder = (
             cache_root(None)
@@ -332,25 +273,3 @@ class RetrievalValidation(Validation):
             )
             logger.warning(message, self.name, size, num_passages)
         return PassageSource(folder / _PASSAGES, source.name, passage_prefix=source.passage_prefix), size
-
-    def _check_judgements(self, source: PassageSource) -> None:
-        """Judgements of other passages than those of the corpus would give 0 for every metric, which is not a
-        measurement."""
-        wanted = {key for grades in self.judged.qrels.values() for key, grade in grades.items() if grade > 0}
-        if not wanted:
-            return
-        missing = wanted - found_in(source, wanted).keys()
-        if len(missing) == len(wanted):
-            first = next(source.read())
-            found = (
-                f"none of the {len(wanted)} passages judged relevant is in it: one is {min(wanted)!r}, its"
-                f" first id is {first.id!r}"
-            )
-            raise InputError(found, file=source.file, hint="judgements and corpus must use the same ids")
-        if missing:
-            logger.warning(
-                "%s: %d of %d relevant passages are not in the corpus and cannot be found",
-                self.name,
-                len(missing),
-                len(wanted),
-            )

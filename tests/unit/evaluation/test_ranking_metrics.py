@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.evaluation.ranking_metrics import coverage, evaluate_questions, evaluate_run, format_table
+from dpr.core.records import Question
+from dpr.evaluation.evaluator import Evaluator
+from dpr.evaluation.ranking_metrics import (
+    CUTOFFS,
+    Qrels,
+    Run,
+    evaluate_questions,
+    format_table,
+    mean_metrics,
+)
+
+
+def evaluate_run(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> dict[str, float]:
+    return mean_metrics(evaluate_questions(run, qrels, cutoffs))
 
 
 def test_metrics_by_hand() -> None:
@@ -91,6 +105,11 @@ def test_no_judged_question_and_repeated_passages_are_refused() -> None:
         evaluate_run({"q": [("a", 1.0), ("a", 0.5)]}, {"q": {"a": 1}})
 
 
+def fit(asked: list[str], run: Run, qrels: Qrels, corpus: set[str] | None = None) -> str:
+    evaluator = Evaluator([Question(key, key) for key in asked], qrels)
+    return evaluator.coverage([run.get(key, ()) for key in asked], corpus)
+
+
 def test_what_does_not_fit_together_is_counted_in_one_line() -> None:
     run = {"q1": [("a", 1.0)], "unjudged": [("a", 1.0)], "q2": []}
     qrels = {
@@ -99,14 +118,15 @@ def test_what_does_not_fit_together_is_counted_in_one_line() -> None:
         "absent": {"a": 1},
         "none": {"a": 0},
     }
-    line = str(coverage(run, qrels, {"a", "b"}))
+    asked = [*run, "absent", "none"]
+    line = fit(asked, run, qrels, {"a", "b"})
     assert (
         line
         == "3 questions evaluated; 1 without judgements left out; 1 without a relevant passage left out; 2"
         " judged but without any hit (count as 0); 1 relevant passages are not in the corpus (cannot be"
         " found)"
     )
-    assert str(coverage({"q1": [("a", 1.0)]}, {"q1": {"a": 1}})) == "1 questions evaluated"
+    assert fit(["q1"], {"q1": [("a", 1.0)]}, {"q1": {"a": 1}}) == "1 questions evaluated"
 
 
 def test_per_question_values_average_to_the_whole() -> None:

@@ -100,10 +100,7 @@ def test_questions_fused_together_are_fused_as_each_alone(k: int) -> None:
         ]
         for row, (ours, theirs) in enumerate(zip(first, second, strict=True)):
             sides = FusedLists([ours], [[]]), FusedLists([[]], [theirs])
-            (mine, yours) = (
-                {side.ids[0][c]: s for c, s in zip(*side.best(share, 99)[2:])}
-                for side, share in zip(sides, (1.0, 0.0))
-            )
+            (mine, yours) = (dict(side.rankings(share, 99)[0]) for side, share in zip(sides, (1.0, 0.0)))
             scores = {
                 key: weight * mine.get(key, 0.0) + (1.0 - weight) * yours.get(key, 0.0)
                 for key in mine.keys() | yours.keys()

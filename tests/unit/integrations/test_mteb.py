@@ -12,7 +12,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.evaluation.ranking_metrics import evaluate_run
+from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels
 from dpr.indexer.exact import ExactIndex
@@ -73,7 +73,7 @@ def figures(world: World) -> dict[str, float]:
         [question.text for question in world.questions], 60
     )
     run = {question.id: ranking for question, ranking in zip(world.questions, rankings, strict=True)}
-    return evaluate_run(run, read_qrels(world.path("qrels.tsv")))
+    return mean_metrics(evaluate_questions(run, read_qrels(world.path("qrels.tsv"))))
 
 
 def evaluated(model: MtebModel, task: Any, folder: Path) -> Mapping[str, float]:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError, DprError, InputError
+from dpr.evaluation.evaluator import Evaluator
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, read_questions, write_qrels, write_questions
 from dpr.formats.yaml_files import read_yaml
-from dpr.jobs import evaluate as job
 from dpr.retrieval.suites import read_suite
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import evaluate as main
@@ -131,7 +131,7 @@ def test_the_untrained_encoder_is_the_same_every_time_and_knows_words(data: Path
 def test_a_stopped_evaluation_continues_and_changed_files_are_noticed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole, out, judge = tmp_path / "whole", tmp_path / "out", job.judge_by_qrels
+    whole, out, judge = tmp_path / "whole", tmp_path / "out", Evaluator.evaluate
     assert main(arguments(data, whole)) == 0
     calls: list[str] = []
 
@@ -141,7 +141,7 @@ def test_a_stopped_evaluation_continues_and_changed_files_are_noticed(
             raise DprError("stopped")
         return judge(*given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(job, "judge_by_qrels", stopped)
+    monkeypatch.setattr(Evaluator, "evaluate", stopped)
     assert main(arguments(data, out)) == 1
     assert not (out / "results.json").exists() and (out / "cranfield").is_dir()
     assert main(arguments(data, out)) == 0

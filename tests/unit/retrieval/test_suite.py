@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytrec_eval
 
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.evaluation.evaluator import Evaluator
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
@@ -135,9 +135,9 @@ def test_questions_with_answers_need_no_judgements(
     heading, *rows = [
         text
         for text in capsys.readouterr().out.splitlines()
-        if "accuracy" in text or text.startswith("answers")
+        if "top-20" in text or text.startswith("answers")
     ]
-    assert heading.split() == ["accuracy@20", "accuracy@1", "accuracy@20", "-", "BM25"] and len(rows) == 3
+    assert heading.split() == ["top-20", "top-1", "top-20", "-", "BM25"] and len(rows) == 3
     by_answers = read_metrics(tmp_path / "out" / "answers" / "bm25.json")
     assert by_answers.each is not None and len(by_answers.each.ids) == len(asked) - 1
     write_qrels(
@@ -267,8 +267,8 @@ def test_results_hold_every_figure_with_its_interval_and_the_means(evaluated: Pa
             figures["first"][system]["ndcg@10"]["mean"] + figures["second"][system]["ndcg@10"]["mean"]
         ) / 2
         assert figures["mean"][system]["ndcg@10"]["mean"] == pytest.approx(mean)
-    page = ElementTree.fromstring((evaluated / "results.html").read_text())
-    cells = ["".join(cell.itertext()) for cell in page.iter("td")]
+    lines = (evaluated / "results.md").read_text().splitlines()
+    cells = [cell.strip() for line in lines for cell in line.split("|")]
     shown = figures["mean"]["dense"]["ndcg@10"]
     assert f"{shown['mean']:.3f} [{shown['low']:.3f}, {shown['high']:.3f}]" in cells
 
@@ -281,7 +281,7 @@ def test_the_same_command_again_does_nothing_and_a_stopped_one_continues(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    out, judge = tmp_path / "out", job.judge_by_qrels
+    out, judge = tmp_path / "out", Evaluator.evaluate
     calls: list[str] = []
 
     def stopped(*given: object, **options: object) -> object:
@@ -290,7 +290,7 @@ def test_the_same_command_again_does_nothing_and_a_stopped_one_continues(
             raise DprError("stopped")
         return judge(*given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(job, "judge_by_qrels", stopped)
+    monkeypatch.setattr(Evaluator, "evaluate", stopped)
     assert main(arguments(world, out, beir)) == 1
     assert (out / "first").is_dir() and not (out / "second").exists()
     assert main(arguments(world, out, beir)) == 0

@@ -8,10 +8,11 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, Question
-from dpr.evaluation.ranking_metrics import evaluate_run, metric_names
+from dpr.evaluation.evaluator import Evaluator
+from dpr.evaluation.ranking_metrics import evaluate_questions
 from dpr.indexer.fusion import fuse_linear
 from dpr.indexer.ranking import Ranking
-from dpr.retrieval.judging import WEIGHTS, judge_by_answers, judge_by_qrels, weight_values
+from dpr.jobs.retrieve import WEIGHTS, weight_values
 
 WORDS = "ba be bi bo bu da de di do du".split()
 
@@ -46,51 +47,56 @@ def world(num_questions: int, listed: int) -> dict[str, Any]:
 def test_every_weight_has_the_value_of_fusing_and_judging_with_it(k: int) -> None:
     """Equal, not close: the choice between weights must not change."""
     made = world(40, 25)
-    for metric in [*metric_names((1, 20) if k == 20 else (1,)), "answer_accuracy@1"]:
-        found = weight_values(**made, metric=metric, k=k, normalisation="minmax", answer_match="string")
-        for weight in WEIGHTS[::5]:
-            fused = fuse_linear(made["dense"], made["lexical"], weight=weight, k=k)
-            if metric.startswith("answer"):
-                judged = judge_by_answers(
-                    made["questions"], fused, made["passages"], kind="string", num_docs=k
-                )
-                assert found[weight] == judged.metrics["accuracy@1"]
-            else:
-                assert (
-                    found[weight]
-                    == judge_by_qrels(made["questions"], fused, made["qrels"], num_docs=k).metrics[metric]
-                ), (
-                    metric,
-                    weight,
-                )
+    evaluator = Evaluator(made["questions"], made["qrels"], "string", k)
+    fused = {
+        weight: fuse_linear(made["dense"], made["lexical"], weight=weight, k=k) for weight in WEIGHTS[::5]
+    }
+    expected = {
+        weight: evaluator.evaluate(ranking, made["passages"]).metrics for weight, ranking in fused.items()
+    }
+    assert {"map", "answer_accuracy@1", "ndcg@1"} <= expected[0.5].keys()
+    for metric in evaluator.names():
+        found = values(made, evaluator, metric)
+        assert {weight: found[weight] for weight in expected} == {
+            weight: metrics[metric] for weight, metrics in expected.items()
+        }
+
+
+def values(
+    made: dict[str, Any], evaluator: Evaluator, metric: str, normalisation: str = "minmax"
+) -> dict[float, float]:
+    return weight_values(
+        evaluator,
+        made["dense"],
+        made["lexical"],
+        metric=metric,
+        normalisation=normalisation,
+        passages=made["passages"],
+    )
 
 
 def test_with_answers_alone_their_accuracy_is_compared() -> None:
-    made = world(20, 10) | {"qrels": None}
-    found = weight_values(**made, metric="accuracy@5", k=5, normalisation="zscore", answer_match="string")
+    made = world(20, 10)
+    evaluator = Evaluator(made["questions"], None, "string", 5)
+    found = values(made, evaluator, "accuracy@5", "zscore")
     fused = fuse_linear(made["dense"], made["lexical"], weight=0.5, k=5, normalisation="zscore")
-    assert (
-        found[0.5]
-        == judge_by_answers(made["questions"], fused, made["passages"], kind="string", num_docs=5).metrics[
-            "accuracy@5"
-        ]
-    )
+    assert found[0.5] == evaluator.evaluate(fused, made["passages"]).metrics["accuracy@5"]
     with pytest.raises(
         ConfigError, match="tune_metric=mrr@10 is not measured here; choose one of accuracy@1"
     ):
-        weight_values(**made, metric="mrr@10", k=5, normalisation="minmax", answer_match="string")
+        values(made, evaluator, "mrr@10")
 
 
 def test_all_weights_take_less_time_than_fusing_and_judging_a_few() -> None:
     """21 weights against 8, on this machine at this moment, so that no limit in seconds is needed."""
     made = world(150, 200)
     start = time.perf_counter()
-    weight_values(**made, metric="ndcg@10", k=100, normalisation="minmax", answer_match=None)
+    values(made, Evaluator(made["questions"], made["qrels"]), "ndcg@10")
     middle = time.perf_counter()
     for _ in range(8):
         run = {
             f"q{row}": hits
             for row, hits in enumerate(fuse_linear(made["dense"], made["lexical"], weight=0.5, k=100))
         }
-        evaluate_run(run, made["qrels"])
+        evaluate_questions(run, made["qrels"])
     assert middle - start < time.perf_counter() - middle

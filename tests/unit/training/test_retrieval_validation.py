@@ -17,7 +17,7 @@ import pytest
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding import corpus_tokens
-from dpr.evaluation.ranking_metrics import evaluate_run
+from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
@@ -117,7 +117,7 @@ def truth(folder: Path) -> dict[str, float]:
         order = sorted(range(len(passages)), key=lambda row: (-scores[row], passages[row].id))
         run[question.id] = [(str(passages[row].id), float(scores[row])) for row in order[:100]]
     qrels = {key: grades for key, grades in read_qrels(folder / "qrels.tsv").items() if key in run}
-    return evaluate_run(run, qrels)
+    return mean_metrics(evaluate_questions(run, qrels))
 
 
 @pytest.mark.parametrize(
@@ -230,5 +230,5 @@ def test_a_wrong_entry_is_refused(folder: Path, wrong: dict[str, Any], message: 
 
 def test_judgements_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq1\tother\t1\n")
-    with pytest.raises(InputError, match="none of the 1 passages judged relevant is in it"):
+    with pytest.raises(InputError, match="none of the 1 passages judged relevant is in the corpus"):
         measured(folder, tmp_path, {"qrels": str(tmp_path / "qrels.tsv")})

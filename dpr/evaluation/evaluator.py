@@ -1,0 +1,353 @@
+"""The one evaluator of rankings, under ``dpr retrieve``, ``dpr evaluate`` and the validation of training:
+questions with what is right for them, by judgements, by answers in the texts, or by both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import InputError
+from dpr.core.logs import get_logger
+from dpr.core.records import Passage, Question
+from dpr.data.text import plain
+from dpr.evaluation.answer_match import match_hits, warn_of_empty_answers
+from dpr.evaluation.ranking_metrics import (
+    Qrels,
+    Ranking,
+    is_by_answers,
+    mean_metrics,
+    metric_names,
+    relevant_ids,
+    values_of,
+    with_relevant,
+)
+from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
+from dpr.formats.metrics_files import PerQuestion, write_metrics
+from dpr.formats.results import Hit, RetrievedQuestion
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Judged rankings. ``values``: by metric and question id, in the order in which the means are taken."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    values: dict[str, dict[str, float]] = field(default_factory=dict)
+    right: list[list[bool]] | None = None
+    """Whether each hit is right by the judgement behind ``metrics``: judgements before answers."""
+    has_answer: list[list[bool]] | None = None
+    """The same as results show it: answers before judgements."""
+
+    @property
+    def judged_ids(self) -> Collection[str]:
+        """The questions that the metrics are taken over."""
+        return next(iter(self.values.values()), {}).keys()
+
+    def first_right_rank(self, row: int) -> int | None:
+        """1 for the first hit; None where none is right."""
+        flags = self.right[row] if self.right is not None else []
+        return flags.index(True) + 1 if True in flags else None
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Questions with what is right for them.
+
+    Attributes:
+        qrels: judgements; those of questions that were not asked do not count.
+        answer_match: ``string`` or ``regex``: a passage with an answer in its text is right. Beside judgements the
+            metrics by answers begin with ``answer_``.
+        workers: processes that match answers.
+        only_answered: metrics by answers leave out questions without answers, which else count as 0.
+    """
+
+    questions: Sequence[Question]
+    qrels: Qrels | None = None
+    answer_match: str | None = None
+    num_docs: int = 100
+    workers: int = 1
+    only_answered: bool = False
+
+    def __post_init__(self) -> None:
+        if self.qrels is not None:
+            asked = {question.id for question in self.questions}
+            judged = {key: grades for key, grades in self.qrels.items() if key in asked}
+            object.__setattr__(self, "qrels", judged)
+
+    @property
+    def prefix(self) -> str:
+        """Before the metrics by answers."""
+        return "" if self.qrels is None else "answer_"
+
+    def names(self, wanted: Collection[str] | None = None) -> list[str]:
+        """The metrics that are measured; those ``wanted`` of them, without the prefix."""
+        measured = metric_names(self.num_docs)
+        if wanted is not None:
+            measured = [name for name in wanted if name in measured]
+        by_qrels = measured if self.qrels is not None else []
+        by_answers = filter(is_by_answers, measured) if self.answer_match is not None else []
+        return [*by_qrels, *(self.prefix + name for name in by_answers)]
+
+    def evaluate(self, rankings: Sequence[Ranking], passages: Mapping[str, Passage] | None = None) -> Judged:
+        """The metrics of the rankings.
+
+        Args:
+            passages: the hits with their texts, where answers are matched.
+
+        Raises:
+            InputError: no question has a relevant passage.
+        """
+        run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
+        names = metric_names(self.num_docs)
+        values: dict[str, dict[str, float]] = {}
+        right = has_answer = None
+
+        if self.qrels is not None:
+            each = values_of(run, with_relevant(self.qrels), names)
+            mean_metrics(each)  # refuses none
+            values = {name: {key: of_question[name] for key, of_question in each.items()} for name in names}
+            right = has_answer = [
+                [self.qrels.get(key, {}).get(passage, 0) > 0 for passage, _ in ranking]
+                for key, ranking in run.items()
+            ]
+
+        if self.answer_match is not None:
+            has_answer = self.matched([[key for key, _ in ranking] for ranking in rankings], passages or {})
+            right = has_answer if right is None else right
+            grades = {
+                question.id: dict(zip((key for key, _ in ranking), flags, strict=True))
+                for question, ranking, flags in zip(self.questions, rankings, has_answer, strict=True)
+                if question.answers or not self.only_answered
+            }
+            names = list(filter(is_by_answers, names))
+            each = values_of(run, grades, names)
+            for name in names:
+                values[self.prefix + name] = {key: of_question[name] for key, of_question in each.items()}
+
+        metrics = {name: sum(listed.values()) / len(listed) for name, listed in values.items()}
+        return Judged(metrics, values, right, has_answer)
+
+    def matched(self, hits: Sequence[Sequence[str]], passages: Mapping[str, Passage]) -> list[list[bool]]:
+        """Whether each hit of each question has an answer in its text."""
+        texts = {key: passages[key].text for listed in hits for key in listed}
+        answers = [question.answers for question in self.questions]
+        return match_hits(answers, hits, texts, kind=str(self.answer_match), workers=self.workers)
+
+    def example_rows(self) -> list[int]:
+        """Questions for a report. They follow from questions and judgements alone, so that all runs over them
+        show the same."""
+        rows = range(len(self.questions))
+        if self.qrels is None:
+            return spread(rows, NUM_EXAMPLES)
+        relevant = with_relevant(self.qrels)
+        return spread((row for row in rows if self.questions[row].id in relevant), NUM_EXAMPLES)
+
+    def relevant(self) -> set[str]:
+        """Every passage that is judged relevant."""
+        return relevant_ids(self.qrels or {})
+
+    def check(
+        self, rankings: Sequence[Ranking], passages: Mapping[str, Passage] | None = None, *, own: str = ""
+    ) -> None:
+        """Says how questions, judgements, rankings and corpus fit together.
+
+        Args:
+            passages: those judged relevant and ``possibly_own``, as far as the corpus has them; absent = that is
+                not checked.
+            own: where it is to be said that questions find themselves, what leaves such hits out.
+
+        Raises:
+            InputError: no relevant passage is in the corpus.
+        """
+        if self.answer_match is not None:
+            warn_of_empty_answers(self.questions)
+        if own:
+            self._warn_of_own_passages(rankings, passages or {}, own)
+        if self.qrels is None:
+            return
+        relevant = self.relevant()
+        first = next((ranking[0][0] for ranking in rankings if ranking), None)
+        if passages is not None:
+            self.require_relevant(passages, f"a retrieved one {first!r}")
+        logger.info("judgements: %s", self.coverage(rankings, passages))
+        pairs = zip(self.questions, rankings, strict=True)
+        if not any(self.qrels.get(one.id, {}).get(key, 0) > 0 for one, hits in pairs for key, _ in hits):
+            message = (
+                "no passage judged relevant was retrieved for any question: a passage judged relevant is"
+            )
+            logger.warning(
+                "%s %r, a retrieved one %r; every metric is 0", message, min(relevant, default=None), first
+            )
+
+    def require_relevant(self, found: Collection[str], other: str, *, file: Path | None = None) -> None:
+        """Judgements whose ids are not in the corpus give 0 for every metric, which is not a measurement.
+
+        Args:
+            found: of the passages judged relevant at least those that are in the corpus.
+            other: what else there is, for the message.
+
+        Raises:
+            InputError: none is in the corpus.
+        """
+        relevant = self.relevant()
+        missing = [key for key in relevant if key not in found]
+        if relevant and len(missing) == len(relevant):
+            raise InputError(
+                f"none of the {len(relevant)} passages judged relevant is in the corpus: a passage judged relevant"
+                f" is {min(relevant)!r}, {other}",
+                file=file,
+                hint="judgements, corpus and vectors must use the same ids, an id_prefix included",
+            )
+        if missing:
+            logger.warning(
+                "%d of %d passages judged relevant are not in the corpus and cannot be found",
+                len(missing),
+                len(relevant),
+            )
+
+    def coverage(self, rankings: Sequence[Ranking], corpus_ids: Collection[str] | None = None) -> str:
+        """One line: how rankings, judgements and corpus fit together. ``corpus_ids``: at least those relevant
+        passages that exist; absent = not checked."""
+        qrels = self.qrels or {}
+        judged = with_relevant(qrels)
+        found = {question.id for question, ranking in zip(self.questions, rankings, strict=True) if ranking}
+        relevant = self.relevant() if corpus_ids is not None else ()
+        counts = {
+            "without judgements left out": sum(question.id not in qrels for question in self.questions),
+            "without a relevant passage left out": len(qrels) - len(judged),
+            "judged but without any hit (count as 0)": sum(key not in found for key in judged),
+            "relevant passages are not in the corpus (cannot be found)": sum(
+                key not in (corpus_ids or ()) for key in relevant
+            ),
+        }
+        parts = [f"{count} {what}" for what, count in counts.items() if count]
+        return "; ".join([f"{len(judged)} questions evaluated", *parts])
+
+    def possibly_own(self, rankings: Sequence[Ranking]) -> set[str]:
+        """Hits that may be the question itself, by id or because they come first: the passages that
+        ``check`` compares."""
+        first = {ranking[0][0] for ranking in rankings if ranking}
+        pairs = zip(self.questions, rankings, strict=True)
+        return first | {question.id for question, ranking in pairs if question.id in dict(ranking)}
+
+    def _warn_of_own_passages(
+        self, rankings: Sequence[Ranking], passages: Mapping[str, Passage], setting: str
+    ) -> None:
+        """Says how many questions are passages of the corpus that are not right for them: they find
+        themselves."""
+        found: list[tuple[Question, str]] = []
+        for question, ranking in zip(self.questions, rankings, strict=True):
+            text = plain(question.text)
+            grades = (self.qrels or {}).get(question.id, {})
+            for rank, (key, _) in enumerate(ranking):
+                if (rank and key != question.id) or grades.get(key, 0) > 0:
+                    continue
+                passage = passages.get(key)
+                is_equal = passage is not None and text in (
+                    plain(passage.text),
+                    plain(f"{passage.title} {passage.text}"),
+                )
+                # By the id alone it is told where it comes first and judgements, which go by ids, do not find it
+                # right.
+                if is_equal or (self.qrels is not None and not rank and key == question.id):
+                    found.append((question, key))
+                    break
+        if not found:
+            return
+        others = sum(question.id != key for question, key in found)
+        logger.warning(
+            "%d of %d questions are passages of the corpus and find themselves, the first is %r as passage %r; %s%s",
+            len(found),
+            len(self.questions),
+            found[0][0].id,
+            found[0][1],
+            setting,
+            f" ({others} are there under another id, which it keeps)" if others else "",
+        )
+
+    def results(
+        self,
+        texts: Sequence[str],
+        rankings: Sequence[Ranking],
+        passages: Mapping[str, Passage] | None,
+        judged: Judged,
+    ) -> list[RetrievedQuestion]:
+        """DPR's result records; ``texts`` are the questions as they were asked. Without ``passages``, hits have
+        neither title nor text."""
+        results = []
+        for row, question in enumerate(self.questions):
+            flags = None if judged.has_answer is None else judged.has_answer[row]
+            results.append(_result(question, texts[row], rankings[row], passages, flags))
+        return results
+
+    def write_report(
+        self,
+        file: Path,
+        facts: Mapping[str, Any],
+        texts: Sequence[str],
+        rankings: Sequence[Ranking],
+        judged: Judged,
+        *,
+        passages: Mapping[str, Passage] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes a metrics file.
+
+        Args:
+            facts: what was asked and how, put into the file as it is.
+            texts: the questions as they were asked.
+            passages: those that ten example questions show, as far as they are there.
+        """
+        ranks = Counter(
+            judged.first_right_rank(row)
+            for row, question in enumerate(self.questions)
+            if question.id in judged.judged_ids
+        )
+        counts = [ranks[rank] for rank in range(1, self.num_docs + 1)]
+        examples = []
+        for row in self.example_rows() if passages else ():
+            hits = rankings[row][:NUM_HITS]
+            kept = [place for place, (key, _) in enumerate(hits) if key in (passages or {})]
+            right = None if judged.right is None else [judged.right[row][place] for place in kept]
+            shown = _result(self.questions[row], texts[row], [hits[place] for place in kept], passages, right)
+            examples.append({**example_of(shown), "first_right_rank": judged.first_right_rank(row)})
+        report = {
+            **facts,
+            "num_questions": len(self.questions),
+            "n_docs": self.num_docs,
+            "metrics": judged.metrics,
+            "first_right_rank": {"counts": counts, "not_found": ranks[None]} if ranks else None,
+            "examples": examples,
+        }
+        ids = [question.id for question in self.questions]
+        values = {name: [of.get(key) for key in ids] for name, of in judged.values.items()}
+        write_metrics(file, report, PerQuestion(ids, list(texts), values), note=note)
+
+
+def first_hits(rankings: Sequence[Ranking], rows: Iterable[int]) -> set[str]:
+    """The passages whose texts ``Evaluator.write_report`` shows."""
+    return {passage for row in rows for passage, _ in rankings[row][:NUM_HITS]}
+
+
+def without_own_ids(questions: Sequence[Question], rankings: Sequence[Ranking], k: int) -> list[Any]:
+    """Rankings without hits of the question's own id, cut to ``k``."""
+    pairs = zip(questions, rankings, strict=True)
+    return [[hit for hit in ranking if hit[0] != question.id][:k] for question, ranking in pairs]
+
+
+def _result(
+    question: Question,
+    text: str,
+    ranking: Ranking,
+    passages: Mapping[str, Passage] | None,
+    flags: Sequence[bool] | None,
+) -> RetrievedQuestion:
+    hits = []
+    for rank, (key, score) in enumerate(ranking):
+        passage = Passage("", "") if passages is None else passages[key]
+        hits.append(Hit(key, passage.title, passage.text, score, None if flags is None else flags[rank]))
+    return RetrievedQuestion(text, question.id, question.answers, hits)
