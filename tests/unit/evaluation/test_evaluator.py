@@ -7,6 +7,7 @@ pytest tests/unit/evaluation/test_evaluator.py
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 import torch
 
 from dpr.core.records import Passage, Question
+from dpr.evaluation import ranking_metrics
+from dpr.evaluation.ranking_metrics import METRICS, Metric
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import write_questions
 from dpr.training.validations.retrieval import RetrievalValidation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
-from tests.helpers.jobs import evaluate, retrieve
+from tests.helpers.jobs import compare, evaluate, retrieve
 from tests.helpers.tiny import encoder_folder, tiny_model
 
 FIGURES = Path(__file__).parents[2] / "golden" / "retrieval_figures.json"
@@ -164,3 +167,35 @@ def test_retrieval_evaluation_and_validation_agree(folder: Path, tmp_path: Path)
         if kind.startswith("answer_"):  # it asks nothing that has neither judgements nor answers
             continue
         assert mean == evaluated["means"][kind]
+
+
+def test_one_entry_is_all_that_a_new_metric_needs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files, tables, tests, training: the share of the first k that is relevant."""
+
+    def precision(grades: Sequence[int], relevant: Sequence[int], k: int) -> float:
+        return sum(grade > 0 for grade in grades[:k]) / k
+
+    entry = Metric("precision", precision, "P@{k}", cutoffs=(1, 2, 10))
+    monkeypatch.setattr(ranking_metrics, "METRICS", [*METRICS, entry])
+    qrels = f"qrels={folder / 'qrels' / 'test.tsv'}"
+    found = retrieved(folder, tmp_path / "m.json", qrels, "match=qrels")
+    assert found["values"]["precision@1"] == found["values"]["accuracy@1"]
+    assert found["values"]["precision@2"][found["questions"].index("q1")] == 1
+    assert "precision@10" in capsys.readouterr().out
+    assert evaluate([f"set={folder}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]"]) == 0
+    assert "P@10" in capsys.readouterr().out
+    assert "P@10" in (tmp_path / "out" / "results.md").read_text()
+    assert (
+        "precision@10"
+        in json.loads((tmp_path / "out" / "results.json").read_text())["figures"]["tiny"]["bm25"]
+    )
+    assert compare([f"a={tmp_path / 'm.json'}", f"b={tmp_path / 'm.json'}"]) == 0
+    assert "P@10" in capsys.readouterr().out
+    named = {
+        key: str(folder / f"{name}.jsonl") for key, name in (("corpus", "corpus"), ("questions", "queries"))
+    }
+    named["qrels"] = str(folder / "qrels" / "test.tsv")
+    names = RetrievalValidation(RetrievalValidationSettings(**named, name="own")).names()
+    assert "eval/own/precision@10" in names
