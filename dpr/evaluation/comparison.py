@@ -4,8 +4,7 @@ changed most."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.suggestions import suggestion
@@ -16,6 +15,7 @@ from dpr.formats.metrics_files import MetricsFile, PerQuestion
 
 _NUM_CHANGED = 20
 _TEXT_LIMIT = 90
+_HEADINGS = "first,second,difference,95 % interval,t test,randomisation,Holm,detectable".split(",")
 
 
 @dataclass(frozen=True)
@@ -81,25 +81,23 @@ def paired_values(
     return list(ours.values()), [theirs[key] for key in ours]
 
 
-def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence[str]) -> list[Difference]:
+def differences(sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence[str]) -> list[Difference]:
     """Every run of every set against the set's first, in every metric, and where there are several sets the
     means over them; all of these are one family."""
-    values: dict[tuple[str, str, str, str], list[Any]] = {}
-    mean = f"mean of {len(sets)} sets"
+    family: dict[tuple[str, str, str, str], list[tuple[list[float], list[float]]]] = {}
     for name, runs in sets.items():
-        (against, first), *others = runs.items()
-        for label, run in others:
-            assert first.each is not None and run.each is not None
+        against, *others = runs
+        for label in others:
             for metric in metrics:
-                values[name, label, against, metric] = [
-                    paired_values(first.each, run.each, metric, label=label, against=against)
-                ]
+                pairs = paired_values(runs[against], runs[label], metric, label=label, against=against)
+                family[name, label, against, metric] = [pairs]
     if len(sets) > 1:
-        for (_, label, against, metric), pairs in list(values.items()):
-            values.setdefault((mean, label, against, metric), []).extend(pairs)
-    tests = [paired_test(*pairs) for pairs in values.values()]
+        mean = f"mean of {len(sets)} sets"
+        for (_, label, against, metric), of_set in list(family.items()):
+            family.setdefault((mean, label, against, metric), []).extend(of_set)
+    tests = [paired_test(*pairs) for pairs in family.values()]
     adjusted = holm([test.p_flips for test in tests])
-    return [Difference(*key, test, p) for key, test, p in zip(values, tests, adjusted, strict=True)]
+    return [Difference(*key, test, p) for key, test, p in zip(family, tests, adjusted, strict=True)]
 
 
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:
@@ -115,66 +113,30 @@ def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[C
 
 def difference_table(differences: Sequence[Difference]) -> str:
     """One line for each, with the set and the run where there are several."""
-    several = len({one.question_set for one in differences}) > 1, len({one.run for one in differences}) > 1
-    rows = [
-        [
-            "",
-            "first",
-            "second",
-            "difference",
-            "95 % interval",
-            "t test",
-            "randomisation",
-            "Holm",
-            "detectable",
-        ]
-    ]
+    has_sets = len({one.question_set for one in differences}) > 1
+    has_runs = len({one.run for one in differences}) > 1
+    rows = [["", *_HEADINGS]]
     for one in differences:
-        test, label = (
-            one.test,
-            [one.question_set] * several[0] + [one.run] * several[1] + [heading_of(one.metric)],
-        )
-        told = [
-            f"[{test.low:+{SHOWN}}, {test.high:+{SHOWN}}]",
-            _p(test.p_t),
-            _p(test.p_flips),
-            _p(one.adjusted),
-            f"{test.detectable:{SHOWN}}",
-        ]
-        if test.outcome == TOO_FEW:
-            told = [f"{TOO_FEW} to tell", "-", "-", "-", "-"]
-        rows.append(
-            [
-                ", ".join(label),
-                f"{test.first:{SHOWN}}",
-                f"{test.second:{SHOWN}}",
-                f"{test.difference:+{SHOWN}}",
-                *told,
-            ]
-        )
+        test = one.test
+        label = heading_of(one.metric)
+        if has_runs:
+            label = f"{one.run}, {label}"
+        if has_sets:
+            label = f"{one.question_set}, {label}"
+        means = [f"{test.first:{SHOWN}}", f"{test.second:{SHOWN}}", f"{test.difference:+{SHOWN}}"]
+        told = [f"{TOO_FEW} to tell", "-", "-", "-", "-"]
+        if test.outcome != TOO_FEW:
+            told = [f"[{test.low:+{SHOWN}}, {test.high:+{SHOWN}}]"]
+            for p in (test.p_t, test.p_flips, one.adjusted):
+                told.append("<0.001" if p < 0.001 else f"{p:.3f}")
+            told.append(f"{test.detectable:{SHOWN}}")
+        rows.append([label, *means, *told])
     return text_table(rows)
 
 
 def changed_table(changed: Sequence[Changed]) -> str:
     """Both values, the difference, and the question with its id, cut."""
-    rows = [
-        [f"{one.first:.3f}", f"{one.second:.3f}", f"{one.second - one.first:+.3f}", f"{one.id}: {one.text}"]
+    return "\n".join(
+        f"{one.first:.3f}  {one.second:.3f}  {one.second - one.first:+.3f}  {cut(f'{one.id}: {one.text}', _TEXT_LIMIT)}"
         for one in changed
-    ]
-    return "\n".join("  ".join([*row[:3], cut(row[3], _TEXT_LIMIT)]) for row in rows)
-
-
-def as_record(one: Difference) -> dict[str, Any]:
-    """For JSON."""
-    return {
-        "question_set": one.question_set,
-        "run": one.run,
-        "against": one.against,
-        "metric": one.metric,
-        "p_holm": one.adjusted,
-        **asdict(one.test),
-    }
-
-
-def _p(value: float) -> str:
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
+    )

@@ -12,6 +12,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import Settings, require_set, setting
 
 if TYPE_CHECKING:
+    from dpr.evaluation.comparison import Difference
     from dpr.formats.metrics_files import MetricsFile
 
 Groups = dict[str, "dict[str, MetricsFile]"]
@@ -54,6 +55,13 @@ def run(config: CompareSettings) -> None:
         ConfigError: two runs have the same label.
         InputError: a file is missing, is not what is compared, or does not belong to the others.
     """
+    from dpr.evaluation.comparison import (
+        changed_most,
+        changed_table,
+        difference_table,
+        differences,
+        metrics_to_test,
+    )
     from dpr.evaluation.ranking_metrics import format_table, tested_columns
     from dpr.storage.durable import write_json
     from dpr.storage.outputs import require_writable
@@ -63,11 +71,8 @@ def run(config: CompareSettings) -> None:
     named = labelled(config.runs)
     for _, path in named:
         if not path.exists():
-            hint = (
-                f"for several metrics: metrics={','.join([*config.metrics, str(path)])}"
-                if config.metrics
-                else ""
-            )
+            several = ",".join([*config.metrics, str(path)])
+            hint = f"for several metrics: metrics={several}" if config.metrics else ""
             raise InputError("no such file or folder", file=path, hint=hint)
     is_folders = all(path.is_dir() for _, path in named)
     if is_folders:
@@ -79,14 +84,71 @@ def run(config: CompareSettings) -> None:
         first = next(iter(runs.values()))
         print(f"{first.question_set}, {first.num_questions} questions")
         print(format_table({label: run.metrics for label, run in runs.items()}, tested_columns()))
-    tested = tests_of(groups, config.metrics)
-    if config.out is not None:
-        records = {name: record_of(runs) for name, runs in groups.items()}
-        write_json(
-            Path(config.out),
-            ({"sets": records} if is_folders else next(iter(records.values()))) | tested,
-            note={},
+
+    every = {f"{label} ({name})": run for name, runs in groups.items() for label, run in runs.items()}
+    against, *others = next(iter(groups.values()))
+    without = [label for label, run in every.items() if run.each is None]
+    if without and config.metrics:
+        raise InputError(
+            f"{without[0]} has no values of each question", hint="run dpr retrieve metrics_file=... again"
         )
+    compared: list[Difference] = []
+    changed: list[dict[str, Any]] = []
+    if without and others:
+        print(
+            f"\nNothing is tested: {', '.join(without)} has no values of each question; dpr retrieve"
+            " metrics_file=... writes them."
+        )
+    elif others:
+        names = metrics_to_test(every, config.metrics)
+        values = {
+            name: {label: run.each for label, run in runs.items() if run.each}
+            for name, runs in groups.items()
+        }
+        compared = differences(values, names)
+        if not compared:
+            print("\nNothing is tested: no metric is taken over two questions or more in all of these files.")
+    if compared:
+        heading = others[0] if len(others) == 1 else f"{len(others)} runs"
+        counts = sorted({one.test.num_questions for one in compared if one.question_set in groups})
+        number = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+        family = f"Holm over {len(compared)} comparisons"
+        print(f"\n{heading} against {against}: {number} judged questions; {family}")
+        print(difference_table(compared))
+        # The finest metric, unless one was named: with others, most questions change by the same.
+        finest = [name for name in ("ndcg@10", "mrr@10") if name in names and not config.metrics]
+        shown = [*finest, *names][0]
+        for name, of_set in values.items():
+            for label in others:
+                most = changed_most(of_set[against], of_set[label], shown)
+                questions = [asdict(one) for one in most]
+                changed.append({"set": name, "run": label, "metric": shown, "questions": questions})
+                if most and len(groups) == len(others) == 1:
+                    print(f"\nThe questions whose {shown} changed most, {against} -> {label}:")
+                    print(changed_table(most))
+
+    if config.out is not None:
+        records: dict[str, Any] = {}
+        for name, runs in groups.items():
+            # without example questions, which are for reading one by one: dpr report
+            reports = {
+                label: {key: value for key, value in run.report.items() if key != "examples"}
+                for label, run in runs.items()
+            }
+            count = next(iter(runs.values())).num_questions
+            records[name] = {"question_set": name, "num_questions": count, "runs": reports}
+        report = {"sets": records} if is_folders else next(iter(records.values()))
+        if compared:
+            report["tests"] = [as_record(one) for one in compared]
+            report["changed"] = changed
+        write_json(Path(config.out), report, note={})
+
+
+def as_record(one: Difference) -> dict[str, Any]:
+    """For JSON."""
+    record = asdict(one)
+    record["p_holm"] = record.pop("adjusted")
+    return record | record.pop("test")
 
 
 def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
@@ -106,72 +168,6 @@ def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
     return list(files_by_label.items())
 
 
-def record_of(runs: dict[str, MetricsFile]) -> dict[str, Any]:
-    """The runs of a set for JSON, without example questions, which are for reading one by one: dpr report."""
-    first = next(iter(runs.values()))
-    reports = {
-        label: {name: value for name, value in run.report.items() if name != "examples"}
-        for label, run in runs.items()
-    }
-    return {"question_set": first.question_set, "num_questions": first.num_questions, "runs": reports}
-
-
-def tests_of(groups: Groups, metrics: Sequence[str]) -> dict[str, Any]:
-    """Prints the tests of each run against the first of its set, and of two runs the questions that changed
-    most; returns both for JSON."""
-    from dpr.evaluation.comparison import (
-        as_record,
-        changed_most,
-        changed_table,
-        difference_table,
-        differences,
-        metrics_to_test,
-    )
-
-    every = {f"{label} ({name})": run for name, runs in groups.items() for label, run in runs.items()}
-    against, *others = next(iter(groups.values()))
-    without = [label for label, run in every.items() if run.each is None]
-    if without and metrics:
-        raise InputError(
-            f"{without[0]} has no values of each question", hint="run dpr retrieve metrics_file=... again"
-        )
-    if without and others:
-        print(
-            f"\nNothing is tested: {', '.join(without)} has no values of each question; dpr retrieve"
-            " metrics_file=... writes them."
-        )
-    if without or not others:
-        return {}
-    names = metrics_to_test(every, metrics)
-    compared = differences(groups, names)
-    if not compared:
-        print("\nNothing is tested: no metric is taken over two questions or more in all of these files.")
-        return {}
-    heading = others[0] if len(others) == 1 else f"{len(others)} runs"
-    counts = sorted({one.test.num_questions for one in compared if one.question_set in groups})
-    number = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    print(f"\n{heading} against {against}: {number} judged questions; Holm over {len(compared)} comparisons")
-    print(difference_table(compared))
-    # The finest metric, unless one was named: with others, most questions change by the same.
-    shown = names[0] if metrics else next((name for name in ("ndcg@10", "mrr@10") if name in names), names[0])
-    changed: list[dict[str, Any]] = []
-    for name, runs in groups.items():
-        first = runs[against].each
-        for label in others:
-            second = runs[label].each
-            assert first is not None and second is not None
-            listed = changed_most(first, second, shown)
-            changed.append(
-                {"set": name, "run": label, "metric": shown, "questions": [asdict(one) for one in listed]}
-            )
-            if len(groups) == len(others) == 1 and listed:
-                print(
-                    f"\nThe questions whose {shown} changed most, {against} ->"
-                    f" {label}:\n{changed_table(listed)}"
-                )
-    return {"tests": [as_record(one) for one in compared], "changed": changed}
-
-
 def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
     """Metrics files by label, in the order given.
 
@@ -181,16 +177,13 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
     from dpr.formats.metrics_files import read_metrics
 
     by_label: dict[str, MetricsFile] = {}
-    questions: tuple[Any, Any, Path] | None = None
+    wanted = ""
     for label, file in named:
         run = read_metrics(file)
-        asked = (run.question_set, run.num_questions)
-        if questions is not None and questions[:2] != asked:
-            about = f"is about {asked[1]} questions of {asked[0]}"
-            raise InputError(
-                about, file=file, expected=f"{questions[1]} of {questions[0]}, as {questions[2]}"
-            )
-        questions = questions or (*asked, file)
+        asked = f"{run.num_questions} questions of {run.question_set}"
+        wanted = wanted or asked
+        if asked != wanted:
+            raise InputError(f"is about {asked}", file=file, expected=f"{wanted}, as {named[0][1]}")
         by_label[label] = run
     return by_label
 

@@ -29,10 +29,8 @@ logger = get_logger(__name__)
 
 CACHE = "cache"
 """Folder of vectors and indexes beside those of the test sets."""
-_SUFFIXES = {
-    "corpus": (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet"),
-    "queries": (".jsonl", ".jsonl.gz", ".csv", ".csv.gz"),
-}
+_CORPORA = (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet")
+_QUERIES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 _QRELS = (".tsv", ".tsv.gz", ".txt", ".qrels")
 _ASKED = "each question once"
 _EXPECTED = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
@@ -69,43 +67,38 @@ def read_suite(
         ConfigError: the YAML has an option that is unknown or of the wrong type.
     """
     suite = user_path(path)
-    base, cache = suite.parent if data is None else user_path(data), cache or suite.parent / CACHE
+    base = suite.parent if data is None else user_path(data)
+    cache = cache or suite.parent / CACHE
+    known = suites or {}
     if data is not None and not base.is_dir():
         raise InputError("no such folder", file=data, expected="the folder that the suite's files are in")
-    if data is not None and str(path) in (suites or {}):
-        return _listed((suites or {})[str(path)], base, base, split, cache)
+    if data is not None and str(path) in known:
+        return _listed(known[str(path)], base, base, split, cache)
     if suite.is_file() and suite.suffix.lower() in (".yaml", ".yml"):
         value = read_yaml(suite)
         entries = value.get("sets") if isinstance(value, Mapping) and value.keys() == {"sets"} else None
         return _listed(entries, suite, base, split, cache)
     if data is not None:
         raise ConfigError(
-            f"data={data} is for a YAML or a named suite ({', '.join(suites or {}) or 'none is known'}), not"
-            f" for {path}"
+            f"data={data} is for a YAML or a named suite ({', '.join(known) or 'none is known'}), not for {path}"
         )
     if suite.is_file():
-        return [_of_training_data(suite, cache)]
+        name = suite.name.removesuffix(".gz").partition(".")[0]
+        return [_of_training_data(suite, cache, name, SuiteSetConfig())]
     if not suite.is_dir():
-        raise InputError(
-            "no such file or folder",
-            file=path,
-            expected="a folder in BEIR's layout, a folder of these, or a YAML",
-        )
+        expected = "a folder in BEIR's layout, a folder of these, or a YAML"
+        raise InputError("no such file or folder", file=path, expected=expected)
+
+    def in_layout(folder: Path, name: str) -> TestSet:
+        return _test_set(name, SuiteSetConfig(folder=str(folder)), folder, split, Path(), cache)
+
     if _is_set(suite, split):
-        return [
-            _test_set(
-                as_text(suite.resolve().name), SuiteSetConfig(folder=str(suite)), suite, split, Path(), cache
-            )
-        ]
+        return [in_layout(suite, as_text(suite.resolve().name))]
     folders = [folder for folder in sorted(suite.iterdir()) if folder.is_dir()]
-    of = [(folder, SuiteSetConfig(folder=str(folder))) for folder in folders if _is_set(folder, split)]
-    test_sets = [
-        _test_set(as_text(folder.name), options, folder, split, Path(), cache) for folder, options in of
-    ]
+    test_sets = [in_layout(folder, as_text(folder.name)) for folder in folders if _is_set(folder, split)]
     if not test_sets:
-        raise InputError(
-            "holds no test set", file=suite, expected=f"{_EXPECTED}, in the folder or in folders in it"
-        )
+        expected = f"{_EXPECTED}, in the folder or in folders in it"
+        raise InputError("holds no test set", file=suite, expected=expected)
     if others := [folder.name for folder in folders if not _is_set(folder, split)]:
         logger.info("%s: no test sets in %s", suite, ", ".join(others))
     return test_sets
@@ -121,11 +114,8 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
                 raise InputError(found, file=file, hint="write sets as a mapping, name: folder")
         entries = by_name
     if not isinstance(entries, Mapping) or not entries:
-        raise InputError(
-            "no sets",
-            file=file,
-            expected="sets: {name: folder, ...}, or name: {folder: ..., split: ..., query_prefix: ...}",
-        )
+        expected = "sets: {name: folder, ...}, or name: {folder: ..., split: ..., query_prefix: ...}"
+        raise InputError("no sets", file=file, expected=expected)
     known = [item.name for item in fields(SuiteSetConfig)]
     test_sets = []
     for name, entry in entries.items():
@@ -136,23 +126,18 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
             raise InputError(f"sets.{name} is not a folder or a set of options", file=file)
         for option in given:
             if option not in known:
-                raise ConfigError(
-                    f"{file}: unknown option sets.{name}.{option}{suggestion(str(option), known)}"
-                )
+                near = suggestion(str(option), known)
+                raise ConfigError(f"{file}: unknown option sets.{name}.{option}{near}")
         options = SuiteSetConfig(**{str(option): item for option, item in given.items() if item is not None})
         options.check(f"sets.{name}.")
-        if options.source and not matching_paths(
-            base / str(options.file or options.folder or options.corpus)
-        ):
+        place = base / str(options.file or options.folder or options.corpus)
+        if options.source and not matching_paths(place):
             logger.warning("%s is left out: not in %s; it is %s", name, base, options.source)
             continue
         test_sets.append(_test_set(name, options, file, split, base, cache))
     if not test_sets:
-        raise InputError(
-            f"holds none of the sets {', '.join(entries)}",
-            file=base,
-            expected="some, as in docs/collections.md",
-        )
+        expected = "some, as in docs/collections.md"
+        raise InputError(f"holds none of the sets {', '.join(entries)}", file=base, expected=expected)
     return test_sets
 
 
@@ -172,48 +157,40 @@ def _test_set(
     folder = None if options.folder is None else base / options.folder
     if folder is not None and not folder.is_dir():
         raise InputError(f"{name}: no such folder {folder}", file=source)
-    files: dict[str, Any] = {}
-    for part in ("corpus", "queries", "qrels"):
-        given = getattr(options, part)
-        files[part] = base / given if given else _in_folder(folder, part, options.split or split)
-        has_others = folder is not None and any(folder.glob("*qrels*"))
-        if (
-            part == "qrels"
-            and not given
-            and not has_others
-            and any(question.answers for question in read_questions(files["queries"]))
-        ):
-            files[part] = None
-            continue
-        if files[part] is None or not files[part].is_file():
-            missing = f"no {part}" if given is None else f"no such file {files[part]}"
-            expected = f"{_EXPECTED}, or questions with answers{_splits(folder, part)}"
-            raise InputError(f"{name}: {missing}", file=folder or source, expected=expected)
-    return TestSet(name, **files, options=options)
+
+    def file_of(part: str, given: str | None) -> Path:
+        file = base / given if given else _in_folder(folder, part, options.split or split)
+        if file is not None and file.is_file():
+            return file
+        expected = f"{_EXPECTED}, or questions with answers"
+        if folder is not None and part == "qrels":
+            stems = {each.name.removesuffix(".gz").rpartition(".")[0] for each in folder.glob("qrels/*")}
+            if stems:
+                expected += f"; it has the splits {', '.join(sorted(stems))}, choose with split=NAME"
+        missing = f"no {part}" if given is None else f"no such file {file}"
+        raise InputError(f"{name}: {missing}", file=folder or source, expected=expected)
+
+    corpus = file_of("corpus", options.corpus)
+    queries = file_of("queries", options.queries)
+    may_have_answers = options.qrels is None and not (folder and any(folder.glob("*qrels*")))
+    if may_have_answers and any(question.answers for question in read_questions(queries)):
+        return TestSet(name, corpus, queries, None, options)
+    return TestSet(name, corpus, queries, file_of("qrels", options.qrels), options)
 
 
-def _of_training_data(
-    file: Path, cache: Path, name: str = "", options: SuiteSetConfig | None = None
-) -> TestSet:
+def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfig) -> TestSet:
     """A test set of a file that lists right and wrong passages for each question; one passage of the corpus
     for each different text. A question of several rows is asked once."""
-    options = options or SuiteSetConfig()
     if not options.columns and not look_at(file).is_training_data:
-        hint = (
-            "put questions with answers into a folder as queries.jsonl or queries.csv, beside corpus.jsonl or"
-            " corpus.tsv"
-        )
         raise InputError(
             "is no test set",
             file=file,
             expected=f"a folder with {_EXPECTED}, a .yaml, or a file of training data",
-            hint=hint,
+            hint="put questions with answers into a folder as queries.jsonl or queries.csv, beside corpus.jsonl"
+            " or corpus.tsv",
         )
-    name = name or file.name.removesuffix(".gz").partition(".")[0]
-    folder = (
-        cache
-        / f"{name}-{text_sha256(json.dumps([content_sha256(file), sorted(options.columns.items()), _ASKED]))[:16]}"
-    )
+    made_of = json.dumps([content_sha256(file), sorted(options.columns.items()), _ASKED])
+    folder = cache / f"{name}-{text_sha256(made_of)[:16]}"
     if not (folder / MANIFEST).is_file():
         passages: dict[str, Passage] = {}
         questions: dict[str, Question] = {}
@@ -221,15 +198,14 @@ def _of_training_data(
         samples = open_training_set(file, name=name, columns=options.columns)
         for number in range(len(samples)):
             sample = samples[number]
-            asked = questions.setdefault(
-                sample.question, Question(sample.question, f"q{number}", sample.answers)
-            )
-            for rank, listed in enumerate((sample.positives, sample.hard_negatives, sample.other_negatives)):
-                for passage in listed:
-                    key = text_sha256(json.dumps([passage.title, passage.text]))[:24]
-                    passages.setdefault(key, Passage(passage.text, passage.title, key))
-                    if not rank:
-                        qrels.setdefault(asked.id, {})[key] = 1
+            asked = Question(sample.question, f"q{number}", sample.answers)
+            asked = questions.setdefault(sample.question, asked)
+            listed = [*sample.positives, *sample.hard_negatives, *sample.other_negatives]
+            for place, passage in enumerate(listed):
+                key = text_sha256(json.dumps([passage.title, passage.text]))[:24]
+                passages.setdefault(key, Passage(passage.text, passage.title, key))
+                if place < len(sample.positives):
+                    qrels.setdefault(asked.id, {})[key] = 1
         with durable_folder(folder) as target:
             (target / "qrels").mkdir()
             write_passages(target / "corpus.jsonl", passages.values())
@@ -238,38 +214,21 @@ def _of_training_data(
         logger.info(
             "%s: its %d passages are the corpus; figures of a larger one are lower", file, len(passages)
         )
-    parts = {
-        "corpus": folder / "corpus.jsonl",
-        "queries": folder / "queries.jsonl",
-        "qrels": folder / "qrels" / "test.tsv",
-    }
-    return TestSet(name, **parts, options=options)
+    qrels_file = folder / "qrels" / "test.tsv"
+    return TestSet(name, folder / "corpus.jsonl", folder / "queries.jsonl", qrels_file, options)
 
 
 def _is_set(folder: Path, split: str) -> bool:
-    return (
-        _in_folder(folder, "queries", split) is not None and _in_folder(folder, "corpus", split) is not None
-    )
+    return bool(_in_folder(folder, "queries", split) and _in_folder(folder, "corpus", split))
 
 
 def _in_folder(folder: Path | None, part: str, split: str) -> Path | None:
     if folder is None:
         return None
-    if part == "qrels":
-        names = [*(f"qrels/{split}{suffix}" for suffix in _QRELS), f"{split}_qrels.tsv"]
-    else:  # those of dpr prepare-folder hide the words of held-out questions in a corpus of its own
-        names = [part + suffix for suffix in _SUFFIXES[part]]
-        names = (
-            ["evaluation_corpus.jsonl", *names] if part == "corpus" else [*names, f"{split}_questions.jsonl"]
-        )
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _splits(folder: Path | None, part: str) -> str:
-    """What a folder without the split has instead."""
-    if folder is None or part != "qrels":
-        return ""
-    names = sorted(
-        {file.name.removesuffix(".gz").rpartition(".")[0] for file in (folder / "qrels").glob("*")}
-    )
-    return f"; it has the splits {', '.join(names)}, choose with split=NAME" if names else ""
+    # dpr prepare-folder hides the words of held-out questions in a corpus of its own
+    names = {
+        "corpus": ["evaluation_corpus.jsonl", *(f"corpus{suffix}" for suffix in _CORPORA)],
+        "queries": [*(f"queries{suffix}" for suffix in _QUERIES), f"{split}_questions.jsonl"],
+        "qrels": [*(f"qrels/{split}{suffix}" for suffix in _QRELS), f"{split}_qrels.tsv"],
+    }
+    return next((folder / name for name in names[part] if (folder / name).is_file()), None)
