@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
-from itertools import accumulate, repeat
+from itertools import repeat
 from multiprocessing import get_context
 
 import regex
@@ -99,15 +99,6 @@ def match_hits(
         for (question, rank), flag in zip(places, flags, strict=True):
             matched[question][rank] = flag
     return matched
-
-
-def top_k_hits(matched: Sequence[Sequence[bool]], num_docs: int) -> list[int]:
-    """At index k: the number of questions with an answer among their first k + 1 passages."""
-    first = [0] * num_docs
-    for flags in matched:
-        if True in flags[:num_docs]:
-            first[list(flags).index(True)] += 1
-    return list(accumulate(first))
 
 
 def _match_text(text: str, askers: list[tuple[str, ...]], kind: str) -> list[bool]:

@@ -20,7 +20,6 @@ from dpr.evaluation.ranking_metrics import (
     is_by_answers,
     mean_metrics,
     metric_names,
-    relevant_ids,
     values_of,
     with_relevant,
 )
@@ -103,12 +102,13 @@ class Evaluator:
         """
         run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
         names = metric_names(self.num_docs)
+        metrics: dict[str, float] = {}
         values: dict[str, dict[str, float]] = {}
         right = has_answer = None
 
         if self.qrels is not None:
             each = values_of(run, with_relevant(self.qrels), names)
-            mean_metrics(each)  # refuses none
+            metrics = mean_metrics(each)
             values = {name: {key: of_question[name] for key, of_question in each.items()} for name in names}
             right = has_answer = [
                 [self.qrels.get(key, {}).get(passage, 0) > 0 for passage, _ in ranking]
@@ -126,9 +126,10 @@ class Evaluator:
             names = list(filter(is_by_answers, names))
             each = values_of(run, grades, names)
             for name in names:
-                values[self.prefix + name] = {key: of_question[name] for key, of_question in each.items()}
+                listed = {key: of_question[name] for key, of_question in each.items()}
+                values[self.prefix + name] = listed
+                metrics[self.prefix + name] = sum(listed.values()) / len(listed)
 
-        metrics = {name: sum(listed.values()) / len(listed) for name, listed in values.items()}
         return Judged(metrics, values, right, has_answer)
 
     def matched(self, hits: Sequence[Sequence[str]], passages: Mapping[str, Passage]) -> list[list[bool]]:
@@ -148,7 +149,8 @@ class Evaluator:
 
     def relevant(self) -> set[str]:
         """Every passage that is judged relevant."""
-        return relevant_ids(self.qrels or {})
+        listed = (self.qrels or {}).values()
+        return {passage for grades in listed for passage, grade in grades.items() if grade > 0}
 
     def check(
         self, rankings: Sequence[Ranking], passages: Mapping[str, Passage] | None = None, *, own: str = ""

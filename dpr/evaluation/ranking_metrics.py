@@ -189,11 +189,6 @@ def with_relevant(qrels: Qrels) -> dict[str, Mapping[str, int]]:
     return {key: grades for key, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
 
 
-def relevant_ids(qrels: Qrels) -> set[str]:
-    """Every passage that is judged relevant for some question."""
-    return {passage for grades in qrels.values() for passage, grade in grades.items() if grade > 0}
-
-
 def format_table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
     """One line per row, one column per metric, three decimals; a metric that a row lacks is shown as ``-``,
     one that all lack is left out.

@@ -43,7 +43,6 @@ from dpr.storage.outputs import require_writable
 logger = get_logger(__name__)
 
 WEIGHTS = tuple(step / 20 for step in range(21))
-_AT_ONCE = 256
 
 
 def run(config: RetrievalConfig) -> float | None:
@@ -186,32 +185,21 @@ def weight_values(
         raise ConfigError(
             f"tune_metric={metric} is not measured here; choose one of {', '.join(names) or 'none'}"
         )
-    qrels = with_relevant(evaluator.qrels or {})
-    by_answers = evaluator.qrels is None or metric.startswith("answer_")
-    rows = list(range(len(evaluator.questions)))
-    if not by_answers:  # in the order of the judgements, in which their mean is taken
-        row_of = {question.id: row for row, question in enumerate(evaluator.questions)}
-        rows = [row_of[key] for key in qrels]
+    lists = FusedLists(dense, lexical, normalisation=normalisation)
+    ids = [question.id for question in evaluator.questions]
+    if evaluator.qrels is None or metric.startswith("answer_"):
+        flags = evaluator.matched(lists.ids, passages)
+        pairs = zip(lists.ids, flags, strict=True)
+        grades: Qrels = {key: dict(zip(*pair, strict=True)) for key, pair in zip(ids, pairs, strict=True)}
+    else:
+        grades = with_relevant(evaluator.qrels)
     name = metric.removeprefix("answer_")
-    values: dict[float, list[float]] = {weight: [] for weight in WEIGHTS}
-    for start in range(0, len(rows), _AT_ONCE):
-        part = rows[start : start + _AT_ONCE]
-        some = replace(evaluator, questions=[evaluator.questions[row] for row in part])
-        lists = FusedLists(
-            [dense[row] for row in part], [lexical[row] for row in part], normalisation=normalisation
-        )
-        grades: Qrels = some.qrels or {}
-        if by_answers:
-            flags = some.matched(lists.ids, passages)
-            grades = {
-                question.id: dict(zip(ids, found, strict=True))
-                for question, ids, found in zip(some.questions, lists.ids, flags, strict=True)
-            }
-        for weight in WEIGHTS:
-            fused = lists.rankings(weight, evaluator.num_docs)
-            run = {question.id: ranking for question, ranking in zip(some.questions, fused, strict=True)}
-            values[weight] += [each[name] for each in values_of(run, grades, [name]).values()]
-    return {weight: sum(listed) / max(len(listed), 1) for weight, listed in values.items()}
+    values = {}
+    for weight in WEIGHTS:
+        run = dict(zip(ids, lists.rankings(weight, evaluator.num_docs), strict=True))
+        each = values_of(run, grades, [name]).values()
+        values[weight] = sum(of_question[name] for of_question in each) / max(len(each), 1)
+    return values
 
 
 def hits_of(rankings: Sequence[Ranking]) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from dpr.core.records import Question
 from dpr.evaluation import answer_match
-from dpr.evaluation.answer_match import has_answer, match_hits, top_k_hits, warn_of_empty_answers
+from dpr.evaluation.answer_match import has_answer, match_hits, warn_of_empty_answers
 from tests.helpers.patience import patient
 
 
@@ -125,12 +125,6 @@ def test_hits_are_matched_in_their_order() -> None:
         [["Rome"], ["Paris", "neither"], ["x"]], [["p2", "p1"], ["p3", "p1", "p2"], []], TEXTS
     )
     assert matched == [[False, True], [True, False, True], []]
-    assert top_k_hits(matched, 3) == [1, 2, 2]
-    assert top_k_hits(matched, 20) == [1, *[2] * 19]
-
-
-def test_top_k_of_no_questions_is_zero() -> None:
-    assert top_k_hits([], 2) == [0, 0]
 
 
 def test_each_passage_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
