@@ -4,10 +4,10 @@
     python dense_retriever.py model_file=runs/first qa_dataset=questions.csv ctx_datatsets=[corpus.tsv] \
         encoded_ctx_files=[runs/first/vectors_*] out_file=runs/first/results.json
     python dense_retriever.py model_file=runs/first qa_dataset=queries.jsonl qrels=qrels/test.tsv \
-        encoded_ctx_files=[runs/first/vectors_*] indexer=hnsw index_path=runs/first/hnsw
+        encoded_ctx_files=[runs/first/vectors_*] indexer=hnsw index_path=runs/first/hnsw \
         trec_run_file=runs/first/test.run
-    python dense_retriever.py indexer=bm25 qa_dataset=queries.jsonl qrels=qrels/test.tsv
-    ctx_datatsets=[corpus.jsonl]
+    python dense_retriever.py indexer=bm25 qa_dataset=queries.jsonl qrels=qrels/test.tsv \
+        ctx_datatsets=[corpus.jsonl]
 
 ``--help`` lists every setting.
 """

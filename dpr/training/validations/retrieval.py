@@ -27,7 +27,7 @@ from dpr.formats.metrics_files import finest
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.fusion import fuse_linear
-from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
+from dpr.indexer.ranking import SearchResult, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.biencoder import BiEncoder
@@ -43,7 +43,6 @@ logger = get_logger(__name__)
 
 _PASSAGES = "passages.jsonl"
 _DRAWN = 97  # keeps these random numbers apart from others
-_BESIDE = ("bm25/", "hybrid/")
 _MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
 
 
@@ -100,15 +99,14 @@ class RetrievalValidation(Validation):
         self, options: RetrievalValidationSettings, *, precision: str = "fp32", chunk_size: int | None = None
     ) -> None:
         options.check("train.validation.")
-        self.options, self.name, self.every, self.guard = (
-            options,
-            options.set_name(),
-            options.every,
-            options.guard,
-        )
+        self.options = options
+        self.name = options.set_name()
+        self.every = options.every
+        self.guard = options.guard
         self.evaluator = evaluator_of(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
-        self._precision, self._chunk_size = precision, chunk_size or CHUNK_ROWS
+        self._precision = precision
+        self._chunk_size = chunk_size or CHUNK_ROWS
         self._corpus: CorpusTokens | None = None
 
     def names(self) -> list[str]:
@@ -139,7 +137,7 @@ class RetrievalValidation(Validation):
                 self.name,
                 _MOST_INDEXED,
             )
-        return self._measured(model, ways=("",) if is_large else ("", *_BESIDE))
+        return self._measured(model, with_others=not is_large)
 
     def num_texts(self, model: BiEncoder) -> int:
         return self.corpus_of(model).num_passages + len(self.evaluator.questions)
@@ -150,51 +148,48 @@ class RetrievalValidation(Validation):
         *,
         num_chunks: int | None = None,
         is_trial: bool = False,
-        ways: Sequence[str] = ("",),
+        with_others: bool = False,
     ) -> Metrics:
         corpus = self.corpus_of(model)
+        questions = self.evaluator.questions
         passes = CorpusPass(model, corpus, precision=self._precision)
         depth = min(self.options.n_docs, corpus.num_passages)
-        asked = QuerySet(len(self.evaluator.questions), lambda rows: self._tokens(model, rows), depth)
+        asked = QuerySet(len(questions), lambda rows: self._tokens(model, rows), depth)
         hits = passes.run(asked, num_chunks=num_chunks)
-        names = [way + kind for way in ways for kind in self.evaluator.names(validated_names())]
-        values = torch.zeros(len(names), dtype=torch.float64)
+        kinds = self.evaluator.names(validated_names())
+        ways = ("", "bm25/", "hybrid/") if with_others else ("",)
+        means = torch.zeros(len(ways), len(kinds), dtype=torch.float64)
 
         def judge() -> None:
-            rankings = {"": to_rankings(hits.result())}
-            if len(ways) > 1:
-                rankings |= zip(_BESIDE, self._beside(rankings[""], corpus.source), strict=True)
-            metrics = {
-                way + kind: value
-                for way in ways
-                for kind, value in self._judge(rankings[way], corpus.source, way).items()
-            }
-            values[:] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
+            rankings = [to_rankings(hits.result())]
+            if with_others:
+                lexical = to_rankings(lexical_search(corpus.source, questions, self.options.n_docs))
+                both = fuse_linear(rankings[0], lexical, weight=DEFAULT_WEIGHT, k=self.options.n_docs)
+                rankings += [lexical, both]
+            found = dict(self.values)
+            for row, (way, of_way) in enumerate(zip(ways, rankings, strict=True)):
+                ids = {key for ranking in of_way for key, _ in ranking}
+                texts = found_in(corpus.source, ids) if self.evaluator.answer_match else None
+                judged = self.evaluator.evaluate(of_way, texts)
+                means[row] = torch.tensor([judged.metrics[kind] for kind in kinds], dtype=torch.float64)
+                for kind, of_kind in judged.values.items():
+                    found[f"eval/{self.name}/{way}{kind}"] = list(of_kind.values())
+            self.values = found
 
         on_main(judge)
         if not is_trial:
             encoding, searching = passes.seconds.encoding, passes.seconds.searching
             logger.info(
                 "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s (%.1f %% of it)",
-                *(self.name, corpus.num_passages, encoding, asked.count, searching),
+                self.name,
+                corpus.num_passages,
+                encoding,
+                asked.count,
+                searching,
                 100 * searching / max(encoding, 1e-9),
             )
-        return dict(
-            zip((f"eval/{self.name}/{name}" for name in names), sum_over_ranks(values).tolist(), strict=True)
-        )
-
-    def _beside(self, dense: Sequence[Ranking], source: PassageSource) -> tuple[list[Ranking], list[Ranking]]:
-        """What BM25 finds, and the hybrid."""
-        lexical = to_rankings(lexical_search(source, self.evaluator.questions, self.options.n_docs))
-        return lexical, fuse_linear(dense, lexical, weight=DEFAULT_WEIGHT, k=self.options.n_docs)
-
-    def _judge(self, rankings: Sequence[Ranking], source: PassageSource, way: str) -> Metrics:
-        hits = {key for ranking in rankings for key, _ in ranking}
-        texts = found_in(source, hits) if self.evaluator.answer_match else None
-        judged = self.evaluator.evaluate(rankings, texts)
-        values = {f"eval/{self.name}/{way}{kind}": list(of.values()) for kind, of in judged.values.items()}
-        self.values = {**self.values, **values}
-        return judged.metrics
+        names = [f"eval/{self.name}/{way}{kind}" for way in ways for kind in kinds]
+        return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
 
     def _tokens(self, model: BiEncoder, rows: range) -> TokenBatch:
         texts = [self.evaluator.questions[row].text for row in rows]
