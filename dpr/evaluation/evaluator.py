@@ -52,7 +52,7 @@ class Judged:
         return flags.index(True) + 1 if True in flags else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evaluator:
     """Questions with what is right for them.
 
@@ -74,8 +74,7 @@ class Evaluator:
     def __post_init__(self) -> None:
         if self.qrels is not None:
             asked = {question.id for question in self.questions}
-            judged = {key: grades for key, grades in self.qrels.items() if key in asked}
-            object.__setattr__(self, "qrels", judged)
+            self.qrels = {key: grades for key, grades in self.qrels.items() if key in asked}
 
     @property
     def prefix(self) -> str:

@@ -9,7 +9,7 @@ result has the same bits for any number of ranks, and memory grows with the ques
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,106 +48,86 @@ class Seconds:
     searching: float = 0.0
 
 
-class CorpusPass:
-    """Searches ``corpus`` with ``model``; all ranks call it together."""
+def search_corpus(
+    model: BiEncoder,
+    corpus: CorpusTokens,
+    asked: QuerySet,
+    *,
+    precision: str = "fp32",
+    num_chunks: int | None = None,
+) -> tuple[RunningTopK, Seconds]:
+    """What is found for the questions, on rank 0, in the first ``num_chunks`` chunks, in all of them by default. All
+    ranks call it together.
 
-    def __init__(self, model: BiEncoder, corpus: CorpusTokens, *, precision: str = "fp32") -> None:
-        self._model, self._corpus, self._precision = model, corpus, precision
-        self.seconds = Seconds()
+    Raises:
+        InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
+        LostRankError: that happened on another rank.
+    """
+    ranks = current_ranks()
+    budget = usual_tokens(model.device)
+    seconds = Seconds()
 
-    def run(self, asked: QuerySet, *, num_chunks: int | None = None) -> RunningTopK:
-        """What is found for the questions, on rank 0, in the first ``num_chunks`` chunks, in all of them by
-        default.
-
-        Raises:
-            InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
-            LostRankError: that happened on another rank.
-        """
-        search = _Search(asked, self._vectors(asked), str(self._model.device))
-        count = self._corpus.num_chunks if num_chunks is None else min(num_chunks, self._corpus.num_chunks)
-        for chunk, vectors in self._encoded(count):
-            start = time.perf_counter()
-            search.add(chunk, vectors)
-            self.seconds.searching += time.perf_counter() - start
-        start = time.perf_counter()
-        joined = search.joined()
-        self.seconds.searching += time.perf_counter() - start
-        return joined
-
-    def _encode(self, tokens: TokenBatch, encoder_type: str) -> np.ndarray:
-        budget = usual_tokens(self._model.device)
+    def encoded(tokens: TokenBatch, encoder_type: str) -> np.ndarray:
         return encode_tokens(
-            self._model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=self._precision
+            model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=precision
         )
 
-    def _vectors(self, asked: QuerySet) -> np.ndarray:
-        """Vectors (Q, D) of all questions, on every rank; blocks of questions are dealt out, so that they do
-        not depend on the ranks."""
-        start, ranks = time.perf_counter(), current_ranks()
-        vectors = np.zeros((asked.count, self._model.dimension), dtype=np.float32)
-        blocks = [
-            range(first, min(first + _QUESTION_ROWS, asked.count))
-            for first in range(0, asked.count, _QUESTION_ROWS)
-        ]
-        for turn in range(-(-len(blocks) // ranks.world_size)):
-            rows = dict(enumerate(blocks)).get(turn * ranks.world_size + ranks.rank, range(0))
-            vectors[rows.start : rows.stop] = self._encode(
-                asked.tokens(rows) if rows else _NO_TOKENS, "question"
+    # Vectors (Q, D) of all questions, on every rank; blocks of questions are dealt out, so that they do not depend
+    # on the ranks.
+    start = time.perf_counter()
+    questions = np.zeros((asked.count, model.dimension), dtype=np.float32)
+    firsts = range(0, asked.count, _QUESTION_ROWS)
+    for turn in range(-(-len(firsts) // ranks.world_size)):
+        block = turn * ranks.world_size + ranks.rank
+        rows = range(0)
+        if block < len(firsts):
+            rows = range(firsts[block], min(firsts[block] + _QUESTION_ROWS, asked.count))
+        questions[rows.start : rows.stop] = encoded(asked.tokens(rows) if rows else _NO_TOKENS, "question")
+    questions = sum_over_ranks(torch.from_numpy(questions)).numpy()
+    seconds.encoding += time.perf_counter() - start
+    check_finite(np.arange(len(questions)).astype(bytes), questions)
+
+    # Chunks are joined into blocks, as a product of many rows is the faster one.
+    running = RunningSearch(questions, asked.depth, device=str(model.device), block_rows=BLOCK_ROWS)
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def search_held() -> None:
+        start = time.perf_counter()
+        if held:
+            ids, vectors = zip(*held, strict=True)
+            running.add(np.concatenate(ids), np.concatenate(vectors))
+            held.clear()
+        seconds.searching += time.perf_counter() - start
+
+    count = corpus.num_chunks if num_chunks is None else min(num_chunks, corpus.num_chunks)
+    mine = list(range(ranks.rank, count, ranks.world_size))
+    chunks = corpus.read(mine)
+    # The ranks meet after every chunk, so that one that fails is noticed soon.
+    for turn in range(-(-count // ranks.world_size)):
+        start = time.perf_counter()
+        failure = None
+        chunk: TokenChunk | None = None
+        try:
+            chunk = next(chunks) if turn < len(mine) else None
+        except Exception as error:  # told to the other ranks first, which would wait for this one for ever
+            failure = error
+        if largest_over_ranks(int(failure is not None)):
+            raise failure or LostRankError(
+                "another rank stopped while it read the corpus; its message says why"
             )
-        vectors = sum_over_ranks(torch.from_numpy(vectors)).numpy()
-        self.seconds.encoding += time.perf_counter() - start
-        check_finite(np.arange(len(vectors)).astype(bytes), vectors)
-        return vectors
+        # a sharded model encodes on all ranks together
+        vectors = encoded(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")
+        seconds.encoding += time.perf_counter() - start
+        if chunk is not None:
+            if held and sum(len(ids) for ids, _ in held) + len(chunk.ids) > BLOCK_ROWS:
+                search_held()
+            held.append((chunk.ids, vectors))
+    search_held()
 
-    def _encoded(self, count: int) -> Iterator[tuple[TokenChunk, np.ndarray]]:
-        """This rank's chunks with their vectors. The ranks meet after every chunk, so that one that fails is
-        noticed soon."""
-        ranks = current_ranks()
-        mine = list(range(ranks.rank, count, ranks.world_size))
-        chunks = self._corpus.read(mine)
-        for turn in range(-(-count // ranks.world_size)):
-            start, failure = time.perf_counter(), None
-            chunk: TokenChunk | None = None
-            try:
-                chunk = next(chunks) if turn < len(mine) else None
-            except (
-                Exception
-            ) as error:  # told to the other ranks first, which would wait for this one for ever
-                failure = error
-            if largest_over_ranks(int(failure is not None)):
-                raise failure or LostRankError(
-                    "another rank stopped while it read the corpus; its message says why"
-                )
-            # a sharded model encodes on all ranks together
-            vectors = self._encode(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")
-            self.seconds.encoding += time.perf_counter() - start
-            if chunk is not None:
-                yield chunk, vectors
-
-
-class _Search:
-    """The questions in a pass. Chunks are joined into blocks, as a product of many rows is the faster one."""
-
-    def __init__(self, asked: QuerySet, vectors: np.ndarray, device: str) -> None:
-        self._vectors = vectors
-        self._running = RunningSearch(vectors, asked.depth, device=device, block_rows=BLOCK_ROWS)
-        self._held: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def add(self, chunk: TokenChunk, vectors: np.ndarray) -> None:
-        if self._held and sum(len(ids) for ids, _ in self._held) + len(chunk.ids) > BLOCK_ROWS:
-            self._search_held()
-        self._held.append((chunk.ids, vectors))
-
-    def _search_held(self) -> None:
-        if self._held:
-            ids, vectors = zip(*self._held, strict=True)
-            self._running.add(np.concatenate(ids), np.concatenate(vectors))
-            self._held = []
-
-    def joined(self) -> RunningTopK:
-        """What all ranks have found."""
-        self._search_held()
-        return merged_on_main(self._running.best, len(self._vectors))
+    start = time.perf_counter()
+    best = merged_on_main(running.best, asked.count)
+    seconds.searching += time.perf_counter() - start
+    return best, seconds
 
 
 def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:

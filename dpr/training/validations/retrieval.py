@@ -35,7 +35,7 @@ from dpr.storage.checksums import cache_root, content_sha256, shared_content
 from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import cache_key, ensure_built
 from dpr.training.metrics import Metrics
-from dpr.training.validations.corpus_pass import CorpusPass, QuerySet
+from dpr.training.validations.corpus_pass import QuerySet, search_corpus
 from dpr.training.validations.protocol import Validation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 
@@ -152,10 +152,9 @@ class RetrievalValidation(Validation):
     ) -> Metrics:
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
-        passes = CorpusPass(model, corpus, precision=self._precision)
         depth = min(self.options.n_docs, corpus.num_passages)
         asked = QuerySet(len(questions), lambda rows: self._tokens(model, rows), depth)
-        hits = passes.run(asked, num_chunks=num_chunks)
+        hits, seconds = search_corpus(model, corpus, asked, precision=self._precision, num_chunks=num_chunks)
         kinds = self.evaluator.names(validated_names())
         ways = ("", "bm25/", "hybrid/") if with_others else ("",)
         means = torch.zeros(len(ways), len(kinds), dtype=torch.float64)
@@ -178,15 +177,14 @@ class RetrievalValidation(Validation):
 
         on_main(judge)
         if not is_trial:
-            encoding, searching = passes.seconds.encoding, passes.seconds.searching
             logger.info(
                 "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s (%.1f %% of it)",
                 self.name,
                 corpus.num_passages,
-                encoding,
+                seconds.encoding,
                 asked.count,
-                searching,
-                100 * searching / max(encoding, 1e-9),
+                seconds.searching,
+                100 * seconds.searching / max(seconds.encoding, 1e-9),
             )
         names = [f"eval/{self.name}/{way}{kind}" for way in ways for kind in kinds]
         return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
