@@ -147,8 +147,9 @@ def values_of(run: Run, grades: Qrels, names: Iterable[str]) -> dict[str, dict[s
         measured = pytrec_eval.RelevanceEvaluator(judged, of_trec_eval).evaluate(scores)
     values: dict[str, dict[str, float]] = {}
     for question, of_question in grades.items():
-        by_rank = [of_question.get(passage, 0) for passage, _ in run.get(question, ())]
-        relevant = [grade for grade in of_question.values() if grade > 0]
+        if len(of_trec_eval) < len(measures):  # the others are functions
+            by_rank = [of_question.get(passage, 0) for passage, _ in run.get(question, ())]
+            relevant = [grade for grade in of_question.values() if grade > 0]
         values[question] = {}
         for name, measure in measures.items():
             k = cutoff_of(name)

@@ -88,15 +88,15 @@ def test_with_answers_alone_their_accuracy_is_compared() -> None:
 
 
 def test_all_weights_take_less_time_than_fusing_and_judging_a_few() -> None:
-    """21 weights against 8, on this machine at this moment, so that no limit in seconds is needed."""
+    """21 weights against 8, in time of the processor, so that no limit in seconds is needed."""
     made = world(150, 200)
-    start = time.perf_counter()
+    start = time.process_time()
     values(made, Evaluator(made["questions"], made["qrels"]), "ndcg@10")
-    middle = time.perf_counter()
+    middle = time.process_time()
     for _ in range(8):
         run = {
             f"q{row}": hits
             for row, hits in enumerate(fuse_linear(made["dense"], made["lexical"], weight=0.5, k=100))
         }
         evaluate_questions(run, made["qrels"])
-    assert middle - start < time.perf_counter() - middle
+    assert middle - start < time.process_time() - middle
