@@ -56,7 +56,6 @@ setup(
         "bm25s>=0.3",
         "pytrec-eval-terrier>=0.5.11",
         "pyyaml>=6",
-        "ijson>=3.3",
         "matplotlib>=3.9",
         "pooch>=1.8",
         "regex",

@@ -151,8 +151,9 @@ def iter_raw_lines(stream: BinaryIO, place: LinePlace | None = None) -> Iterator
         number += 1
 
 
-def decode_line(line: bytes, too_long: bool, file: Path, number: int) -> str:
-    """The text of a raw line; InputError if it is longer than MAX_LINE_BYTES or not UTF-8."""
+def decode_line(line: bytes, too_long: bool, file: Path, number: int, column: int = 0) -> str:
+    """The text of a raw line, before which ``column`` bytes were left out; InputError if it is longer than
+    MAX_LINE_BYTES or not UTF-8."""
     if too_long:
         raise InputError(
             f"the line is longer than {MAX_LINE_BYTES // 2**20} MB",
@@ -163,8 +164,17 @@ def decode_line(line: bytes, too_long: bool, file: Path, number: int) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        found = f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
+        number, column = after(line[: error.start], number, column)
+        found = f"byte {column + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
         raise InputError(found, file=file, line=number, hint="save the file as UTF-8") from None
+
+
+def after(passed: bytes, line: int, column: int) -> tuple[int, int]:
+    """The line, and how many of its bytes are behind, where bytes were passed from such a place on."""
+    newline = passed.rfind(b"\n")
+    if newline < 0:
+        return line, column + len(passed)
+    return line + passed.count(b"\n"), len(passed) - newline - 1
 
 
 def iter_lines(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, str]]:

@@ -85,7 +85,8 @@ def open_training_set(
     The first opening parses the data into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones
     reuse that while the content is the same; a file is read again only where its times have changed.
     ``on_bad_row="skip"`` sets up to ``max_bad_rows`` bad rows aside in ``rejected-<fingerprint>.jsonl`` in
-    the cache folder. Broken JSON inside an array cannot be skipped.
+    the cache folder. What cannot be skipped is an array that
+    breaks off, or whose brackets do not pair up.
 
     Args:
         data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may

@@ -15,7 +15,6 @@ MAX_DEPTH = 200
 library to change."""
 _STEPS = tuple((byte in b"[{") - (byte in b"]}") for byte in range(256))
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
 class TooDeepError(ValueError):
@@ -44,19 +43,6 @@ def require_shallow(text: str) -> None:
     data = re.sub(rb'"[^"]*"?', b"", data.translate(None, _NOT_STRUCTURE).replace(b'""', b""))
     if max(accumulate(map(_STEPS.__getitem__, data)), default=0) > MAX_DEPTH:
         raise TooDeepError
-
-
-def shallow_part(text: str) -> str:
-    """The text, or what of it is before the bracket that is nested too deeply."""
-    try:
-        require_shallow(text)
-    except TooDeepError:
-        depth = 0
-        for token in _TOKEN.finditer(text):
-            depth += _STEPS[ord(token[0])] if len(token[0]) == 1 else 0
-            if depth > MAX_DEPTH:
-                return text[: token.start()]
-    return text
 
 
 def describe(value: Any) -> str:

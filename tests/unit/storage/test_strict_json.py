@@ -49,11 +49,9 @@ def test_what_is_deeper_than_the_limit_is_refused_and_nothing_else(
         patch.setattr(strict_json, "MAX_DEPTH", limit)
         if depth_of(value) <= limit:
             assert parsed(text) == value
-            assert strict_json.shallow_part(text) == text
         else:
             with pytest.raises(TooDeepError):
                 parsed(text)
-            assert text.startswith(part := strict_json.shallow_part(text)) and text[len(part)] in "[{"
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, '"\\\\"' + "[" * 5000, '["\\""' + ",[" * 5000])
