@@ -48,8 +48,8 @@ class JsonRecord:
     text: str = ""
 
     def sha256(self) -> str:
-        """Hash of the record's text, to find it again."""
-        return text_sha256(self.text)
+        """Hash of the record's text, or of its values where it is none, to find it again."""
+        return text_sha256(self.text or json.dumps(self.value, sort_keys=True, default=str))
 
 
 def iter_json_records(path: Path, place: LinePlace | None = None) -> Iterator[JsonRecord]:

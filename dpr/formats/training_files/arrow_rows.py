@@ -51,26 +51,17 @@ def arrow_rows(path: Path, *, split: str = "") -> Iterator[tuple[Path, int, dict
                     yield file, number, value
 
 
-def arrow_columns(path: Path, split: str = "") -> list[str]:
-    """Column names of the first file of a split."""
-    return _columns(arrow_files(path, split)[0])
-
-
-def any_columns(path: Path) -> list[str]:
+def column_names(path: Path) -> list[str]:
     """Column names of a file, or of the first one in a folder, whatever its split."""
-    files = (
-        sorted(found for ending in ("arrow", "parquet") for found in path.rglob(f"*.{ending}"))
-        if path.is_dir()
-        else [path]
-    )
-    return _columns(files[0]) if files else []
-
-
-def _columns(file: Path) -> list[str]:
-    with _reading(file):
-        if _magic(file).startswith(b"PAR1"):
-            return list(pq.read_schema(file).names)
-        return next(iter(_batches(file)), pa.record_batch({})).schema.names
+    files = [path]
+    if path.is_dir():
+        files = sorted(found for ending in ("arrow", "parquet") for found in path.rglob(f"*.{ending}"))
+    for file in files[:1]:
+        with _reading(file):
+            if _magic(file).startswith(b"PAR1"):
+                return list(pq.read_schema(file).names)
+            return next(iter(_batches(file)), pa.record_batch({})).schema.names
+    return []
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Records with columns for question, positive and negative: JSON lines, tables with a header, Parquet,
-Hugging Face ``datasets`` folders.
+"""Columns for question, positive and negative: JSON lines, tables, Parquet, Hugging Face ``datasets`` folders.
 
-Columns are found by their usual names, or named by role. Consecutive rows with the same question become one
+Columns are found by their usual names, or named by role. Tables of pairs, with a label or score or without, and
+MS MARCO's triples need no header; they hold texts, or ids. Consecutive rows with the same question become one
 sample.
 """
 
@@ -10,29 +10,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.column_names import (
+    GRADES,
     LABELS,
+    NEGATIVES,
+    PASSAGE_IDS,
     POSITIVES,
     QUESTION_IDS,
     QUESTIONS,
     TITLES,
+    are_names,
     name_in,
+    named_columns,
+    normal_name,
     require_distinct,
     require_name,
+    warn_of_header,
 )
+from dpr.formats.delimited import table_form, table_rows
+from dpr.formats.text_input import open_input
 from dpr.formats.training_files.arrow_rows import is_arrow
 from dpr.formats.training_files.lookup import Lookup, open_lookups
 from dpr.formats.training_files.records import record_rows
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, parsed_row, preparing
-from dpr.formats.training_files.tables import is_table, training_rows
 from dpr.formats.training_files.values import (
     id_of,
+    number_of,
     passages_of,
     split_by_grade,
     text_of,
@@ -41,11 +50,17 @@ from dpr.formats.training_files.values import (
 )
 from dpr.formats.training_records import answers_in, checked_answers, is_printed_list
 
+HEAD_BYTES = 2**16
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
 _NEGATIVES = re.compile(r"(hard_)?neg(ative)?s?([_-]?\d+)?|neg_docs?|(hard_)?negative_(passages|ctxs)")
 _QUESTION_IDS = tuple(name for name in QUESTION_IDS if name not in ("_id", "id"))  # which are the row's
 _POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
 _NEGATIVE_IDS = re.compile(r"(negative|neg)_(document_|passage_)?ids?|negative_id_\d+")
+_ROLES_OF_TABLES = {
+    "question": (*QUESTIONS, *QUESTION_IDS),
+    "positive": (*POSITIVES, "text", "answer", *PASSAGE_IDS),
+    "negative": NEGATIVES,
+}
 _KNOWN = KnownKeys(
     (
         *QUESTIONS,
@@ -84,9 +99,78 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
             f"unknown role of a column: {', '.join(sorted(unknown))}; choose one of {', '.join(ROLES)}"
         )
     parser = _Parser(path, options, *open_lookups(options))
-    if not is_arrow(path) and is_table(path):
+    if not is_arrow(path) and not head_of(path).lstrip().startswith(("{", "[")):
         return joined(_table_rows(path, options, parser))
     return joined(record_rows(path, parser, options, _known(options)))
+
+
+def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """Rows of question and passage, or of question, passage and a label or score
+    (``ReadOptions.min_grade``)."""
+    return joined(_rows_without_header(path, options, ("question", "positive")))
+
+
+def read_triples(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """Rows of question, positive and negative passage."""
+    return joined(_rows_without_header(path, options, ("question", "positive", "negative")))
+
+
+def head_of(path: Path) -> str:
+    """The beginning of a text file, without a byte order mark."""
+    with open_input(path) as stream:
+        return stream.peek(HEAD_BYTES)[:HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
+
+
+def training_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every row that is not blank, with the line that the row ends on.
+
+    Raises:
+        InputError: quotes that can be read in two ways, or what ``iter_lines`` raises.
+    """
+    for line, fields in table_rows(path, table_form(path)):
+        if any(field.strip() for field in fields):
+            yield line, fields
+
+
+def _rows_without_header(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
+    """Rows of a table whose columns are in the order of ``roles``, if no header says otherwise."""
+    queries, corpus = open_lookups(options)
+    if (queries is None) != (corpus is None):
+        raise ConfigError(
+            "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"
+        )
+    names = ("the question", "column 2", "column 3")
+    parser = _Parser(path, replace(options, columns=dict(zip(roles, names, strict=False))), queries, corpus)
+    labelled = replace(options, columns={**parser.options.columns, "label": names[2]})
+
+    def parse(fields: list[str]) -> TrainingSample:
+        is_number = len(fields) == 3 and number_of(fields[2]) is not None
+        is_graded = is_number and len(roles) == 2
+        if len(fields) != len(roles) + is_graded:
+            raise ValueError(f"{len(fields)} columns, expected {len(roles)}, separated by tabs")
+        if is_number and not is_graded and corpus is None:
+            advice = f"{preparing('format=pairs')} reads it as label or score"
+            raise ValueError(f"column 3 is the number {fields[2]}, expected a negative passage; {advice}")
+        if corpus is not None:
+            fields = [field.strip() for field in fields]
+        row = dict(zip(names, fields, strict=False))
+        return replace(parser, options=labelled)(row) if is_graded else parser(row)
+
+    order: dict[str, int] | None = None
+    num_columns = 0
+    for index, (line, fields) in enumerate(training_rows(path)):
+        if not index:
+            needed = {role: _ROLES_OF_TABLES[role] for role in roles}
+            order = named_columns(fields, needed, {"label": GRADES}, file=path, line=line)
+            num_columns = len(fields)
+            if order is not None:
+                continue
+            if normal_name(fields[0]) in QUESTIONS and are_names(fields):
+                warn_of_header(path, line, fields)
+                continue
+        if order is not None and len(fields) == num_columns:
+            fields = [fields[place] for place in order.values()]
+        yield parsed_row(path, line, parse, fields)
 
 
 def _known(options: ReadOptions) -> KnownKeys:

@@ -22,10 +22,10 @@ from dpr.core.records import Passage
 from dpr.formats.arrow_batches import MappedBatches, write_batches
 from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, QUESTION_IDS, QUESTIONS, require_name
 from dpr.formats.corpora import first_id, is_json_name, read_passages
-from dpr.formats.json_records import iter_json_objects
 from dpr.formats.sorted_hashes import HashIndex
 from dpr.formats.text_input import located
-from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
+from dpr.formats.training_files.arrow_rows import is_arrow
+from dpr.formats.training_files.records import source_records
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_records import checked_answers, checked_text, title_in
 from dpr.storage.checksums import cache_root
@@ -128,12 +128,11 @@ def open_lookups(options: ReadOptions) -> tuple[Lookup | None, Lookup | None]:
 
 def _entries(path: Path) -> Iterator[Entry]:
     """Id, text, title and answers of every record of a file."""
-    if is_arrow(path):
-        for file, number, value in arrow_rows(path):
-            yield _entry(value, file, number)
-    elif is_json_name(path):
-        for line, value in iter_json_objects(path):
-            yield _entry(value, path, line)
+    if is_arrow(path) or is_json_name(path):
+        for file, record in source_records(path):
+            if record.error is not None:
+                raise record.error
+            yield _entry(record.value, file, record.line)
     else:
         for passage in read_passages(path):
             yield str(passage.id), passage.text, passage.title, ()

@@ -9,23 +9,28 @@ from typing import Any
 
 from dpr.core.records import TrainingSample
 from dpr.formats.json_records import JsonRecord, iter_json_records
-from dpr.formats.training_files.arrow_rows import arrow_columns, arrow_rows, is_arrow
+from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, parsed_row
 
 Parse = Callable[[dict[str, Any]], TrainingSample]
 
 
-def record_rows(path: Path, parse: Parse, options: ReadOptions, known: KnownKeys) -> Iterator[SourceRow]:
-    """One row per record; ``known`` are the keys that ``parse`` reads.
+def source_records(path: Path, split: str = "") -> Iterator[tuple[Path, JsonRecord]]:
+    """Every record with its file; ``split`` is the part of a folder.
 
     Raises:
         InputError: what cannot be skipped (see ``iter_json_records``, ``arrow_rows``).
     """
     if is_arrow(path):
-        options.unread.look(arrow_columns(path, options.split), known, file=path, line=1)
-        for file, number, value in arrow_rows(path, split=options.split):
-            yield parsed_row(file, number, parse, value)
-        return
+        for file, number, value in arrow_rows(path, split=split):
+            yield file, JsonRecord(number, value)
+    else:
+        for record in iter_json_records(path):
+            yield path, record
+
+
+def record_rows(path: Path, parse: Parse, options: ReadOptions, known: KnownKeys) -> Iterator[SourceRow]:
+    """One row per record; ``known`` are the keys that ``parse`` reads. Raises what ``source_records`` does."""
 
     def parse_record(record: JsonRecord) -> TrainingSample:
         if record.error is not None:
@@ -33,5 +38,5 @@ def record_rows(path: Path, parse: Parse, options: ReadOptions, known: KnownKeys
         options.unread.look(record.value, known, file=path, line=record.line)
         return parse(record.value)
 
-    for record in iter_json_records(path):
-        yield parsed_row(path, record.line, parse_record, record)
+    for file, record in source_records(path, options.split):
+        yield parsed_row(file, record.line, parse_record, record)

@@ -12,7 +12,7 @@ from dpr.core.records import TrainingSample
 from dpr.formats.delimited import separator_of
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.question_sets import grade_of, names_judgements
-from dpr.formats.training_files import arrow_rows, beir, columns, json_formats, tables
+from dpr.formats.training_files import arrow_rows, beir, columns, json_formats
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, preparing
 from dpr.formats.training_files.values import number_of
 from dpr.formats.training_records import is_printed_list
@@ -153,7 +153,7 @@ FORMATS = {
             "triples",
             "MS MARCO's triples, tab-separated: texts, or ids with queries= and corpus=",
             "question <TAB> positive passage <TAB> negative passage",
-            tables.read_triples,
+            columns.read_triples,
             _is_triple,
         ),
         TrainingFormat(
@@ -161,7 +161,7 @@ FORMATS = {
             "tab-separated question and passage (or ids with queries= and corpus=), with a label or score or"
             " without",
             "question <TAB> passage <TAB> 1",
-            tables.read_pairs,
+            columns.read_pairs,
             _is_pair,
         ),
         TrainingFormat(
@@ -246,13 +246,13 @@ def look_at(path: Path) -> Glimpse:
     if path.is_dir() and ((path / "qrels").is_dir() or not arrow_rows.is_arrow(path)):
         return Glimpse(path, "folder")
     if arrow_rows.is_arrow(path):
-        return Glimpse(path, "arrow", frozenset(arrow_rows.any_columns(path)))
-    head = tables.head_of(path).lstrip()
+        return Glimpse(path, "arrow", frozenset(arrow_rows.column_names(path)))
+    head = columns.head_of(path).lstrip()
     if not head:
         return Glimpse(path, "empty")
     if head[0] not in "{[":
-        return Glimpse(path, "table", fields=tuple(next(tables.training_rows(path), (1, [""]))[1]))
-    is_long_line = head[0] == "{" and "\n" not in head and len(head) > tables.HEAD_BYTES // 2
+        return Glimpse(path, "table", fields=tuple(next(columns.training_rows(path), (1, [""]))[1]))
+    is_long_line = head[0] == "{" and "\n" not in head and len(head) > columns.HEAD_BYTES // 2
     try:
         record = None if is_long_line else next(iter_json_records(path), None)
     except InputError:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.column_names import QUESTIONS
 from dpr.formats.training_files.registry import FORMATS, format_of
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
-from dpr.formats.training_files.tables import QUESTIONS
 from dpr.formats.training_files.values import number_of
 from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
