@@ -37,9 +37,8 @@ from dpr.formats.json_records import iter_json_objects
 from dpr.formats.origins import origin_of, origin_record
 from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
 from dpr.formats.text_input import LinePlace, located
-from dpr.formats.training_records import checked_text, title_in
+from dpr.formats.training_records import checked_text, id_of, title_in
 from dpr.storage.durable import durable_file
-from dpr.storage.strict_json import describe
 
 _HELD_HASHES = 1 << 20
 _HEADER = ("id", "text", "title")
@@ -323,9 +322,5 @@ def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None
     name = name_in(value, names)
     if default is not None and (not name or value[name] is None):
         return default
-    chosen = value[name or require_name(value, names, "id")]
-    if isinstance(chosen, int) and not isinstance(chosen, bool):
-        return str(chosen)
-    if not isinstance(chosen, str) or not chosen:
-        raise ValueError(f"{name} is {describe(chosen)}, expected a string that is not empty, or an integer")
-    return checked_text(value, name)
+    name = name or require_name(value, names, "id")
+    return id_of(value[name], name)

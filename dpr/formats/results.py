@@ -13,7 +13,7 @@ import numpy as np
 from dpr.formats.corpora import durable_text, require_word
 from dpr.formats.json_records import indented_record, iter_json_objects
 from dpr.formats.text_input import iter_lines, located
-from dpr.formats.training_records import checked_id, checked_text
+from dpr.formats.training_records import checked_id, checked_text, title_of
 from dpr.storage.strict_json import describe
 
 
@@ -137,7 +137,7 @@ def _result(value: dict[str, Any], number: int) -> RetrievedQuestion:
         raise ValueError("answers and ctxs are not both lists, expected a DPR results record")
     return RetrievedQuestion(
         question=checked_text(value, "question"),
-        id=checked_id({"id": number, **value}, "id"),
+        id=checked_id(value.get("id", number), "id"),
         answers=tuple(checked_text({"answers[]": answer}, "answers[]") for answer in answers),
         hits=[_hit(context) for context in contexts],
     )
@@ -150,8 +150,8 @@ def _hit(context: Any) -> Hit:
     if has_answer is not None and not isinstance(has_answer, bool):
         raise ValueError(f"has_answer is {describe(has_answer)}, expected true, false or null")
     return Hit(
-        id=checked_id(context, "id"),
-        title="" if context.get("title") is None else checked_text(context, "title"),
+        id=checked_id(context.get("id"), "id"),
+        title=title_of(context.get("title"), "title"),
         text="" if "text" not in context else checked_text(context, "text"),
         score=_score(context.get("score")),
         has_answer=has_answer,

@@ -30,9 +30,7 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
     Raises:
         ValueError: what was found and what is expected, with the place inside the record.
     """
-    question = checked_text(record, "question")
-    if not question.strip():
-        raise ValueError("question is empty, expected some text")
+    question = text_of(checked_text(record, "question"), "question")
     if record.get("positive_ctxs") is None:
         found, keys = (
             ("null", "") if "positive_ctxs" in record else ("missing", f"; the keys are {keys_of(record)}")
@@ -71,11 +69,9 @@ def passage_from_json(item: Any, where: str) -> Passage:
     """The passage in an object; ValueError says what was found ``where``, and what is expected."""
     if not isinstance(item, dict):
         raise ValueError(f"{where} is {describe(item)}, expected an object with text and title")
-    text = checked_text(item, "text", f"{where}.text")
-    if not text.strip():
-        raise ValueError(f"{where} has an empty text, expected some text")
+    text = text_of(checked_text(item, "text", f"{where}.text"), f"{where}.text")
     key = name_in(item, ("passage_id", *PASSAGE_IDS))  # DPR's own name first
-    name = checked_id(item, key, f"{where}.{key}") if key and item[key] is not None else None
+    name = checked_id(item[key], f"{where}.{key}") if key and item[key] is not None else None
     return Passage(
         text, title_in(item, f"{where}.title"), name, "score" in item, teacher_score_in(item, where)
     )
@@ -84,7 +80,7 @@ def passage_from_json(item: Any, where: str) -> Passage:
 def title_in(holder: Mapping[str, Any], where: str = "") -> str:
     """The title of a passage under any of its known names; empty where there is none."""
     name = name_in(holder, TITLES)
-    return checked_text(holder, name, where) if name and holder[name] is not None else ""
+    return title_of(holder.get(name), where or name)
 
 
 def teacher_score_in(item: dict[str, Any], where: str, keys: tuple[str, ...] = TEACHER_KEYS) -> float | None:
@@ -108,27 +104,45 @@ def checked_score(value: Any, where: str) -> float | None:
 
 def checked_text(holder: Mapping[str, Any], key: str, where: str = "") -> str:
     """The string under ``key``; ValueError says what is there instead."""
-    value = holder.get(key)
+    if key not in holder:
+        raise ValueError(f"{where or key} is missing, expected a string; the keys are {keys_of(holder)}")
+    return _string(holder[key], where or key)
+
+
+def text_of(value: Any, where: str) -> str:
+    """A string that holds more than spaces. Raises ValueError for anything else, or half a character."""
+    text = _string(value, where)
+    if not text.strip():
+        raise ValueError(f"{where} is empty, expected some text")
+    return text
+
+
+def checked_id(value: Any, where: str) -> str:
+    """An id as a string, maybe empty. Raises ValueError unless it is a string or an integer."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return _string(value, where, "an id (a string or an integer)")
+
+
+def id_of(value: Any, where: str) -> str:
+    """As ``checked_id``; refuses an empty one too."""
+    key = checked_id(value, where)
+    if not key:
+        raise ValueError(f"{where} is empty, expected an id (a string or an integer)")
+    return key
+
+
+def title_of(value: Any, where: str) -> str:
+    """A title; empty for null. Raises ValueError for anything but a string."""
+    return "" if value is None else _string(value, where)
+
+
+def _string(value: Any, where: str, expected: str = "a string") -> str:
     if not isinstance(value, str):
-        found, keys = (
-            (describe(value), "") if key in holder else ("missing", f"; the keys are {keys_of(holder)}")
-        )
-        raise ValueError(f"{where or key} is {found}, expected a string{keys}")
+        raise ValueError(f"{where} is {describe(value)}, expected {expected}")
     if has_lone_surrogate(value):
-        raise ValueError(
-            f"{where or key} holds half of a character (a lone surrogate), expected valid Unicode"
-        )
+        raise ValueError(f"{where} holds half of a character (a lone surrogate), expected valid Unicode")
     return value
-
-
-def checked_id(holder: dict[str, Any], key: str, where: str = "") -> str:
-    """As ``checked_text``; integers become strings."""
-    value = holder.get(key)
-    return (
-        str(value)
-        if isinstance(value, int) and not isinstance(value, bool)
-        else checked_text(holder, key, where)
-    )
 
 
 def checked_answers(value: Any) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from dpr.formats.training_files.rows import (
     parsed_row,
     preparing,
 )
-from dpr.formats.training_files.values import text_of
+from dpr.formats.training_records import text_of
 from dpr.storage.durable import durable_folder
 
 

@@ -40,15 +40,19 @@ from dpr.formats.training_files.lookup import Lookup, open_lookups
 from dpr.formats.training_files.records import record_rows
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, parsed_row, preparing
 from dpr.formats.training_files.values import (
-    id_of,
     number_of,
     passages_of,
     split_by_grade,
-    text_of,
-    title_of,
     with_scores,
 )
-from dpr.formats.training_records import answers_in, checked_answers, is_printed_list
+from dpr.formats.training_records import (
+    answers_in,
+    checked_answers,
+    id_of,
+    is_printed_list,
+    text_of,
+    title_of,
+)
 
 HEAD_BYTES = 2**16
 ROLES = ("question", "positive", "negative", "title", "answers", "label")

@@ -27,8 +27,14 @@ from dpr.formats.training_files.rows import (
     parsed_row,
     preparing,
 )
-from dpr.formats.training_files.values import passages_of, text_of, title_of, with_ids, with_scores
-from dpr.formats.training_records import checked_answers, sample_from_json, sample_to_json
+from dpr.formats.training_files.values import passages_of, with_ids, with_scores
+from dpr.formats.training_records import (
+    checked_answers,
+    sample_from_json,
+    sample_to_json,
+    text_of,
+    title_of,
+)
 from dpr.storage.strict_json import describe
 
 _DPR_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"))

@@ -9,33 +9,19 @@ from typing import Any
 from dpr.core.records import Passage
 from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, name_in, require_name
 from dpr.formats.json_records import is_finite_number
-from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.lookup import Lookup
-from dpr.formats.training_records import TEACHER_KEYS, checked_score, teacher_score_in, title_in
+from dpr.formats.training_records import (
+    TEACHER_KEYS,
+    checked_score,
+    id_of,
+    teacher_score_in,
+    text_of,
+    title_in,
+)
 from dpr.storage.strict_json import describe
 
 # In Tevatron's lists, and only there, ``score`` is a teacher's.
 _SCORE_KEYS = dict.fromkeys(("positive_passages", "negative_passages"), (*TEACHER_KEYS, "score"))
-
-
-def text_of(value: Any, where: str) -> str:
-    """A string that holds more than spaces. Raises ValueError for anything else, or half a character."""
-    if not isinstance(value, str):
-        raise ValueError(f"{where} is {describe(value)}, expected a string")
-    if not value.strip():
-        raise ValueError(f"{where} is empty, expected some text")
-    if has_lone_surrogate(value):
-        raise ValueError(f"{where} holds half of a character (a lone surrogate), expected valid Unicode")
-    return value
-
-
-def id_of(value: Any, where: str) -> str:
-    """An id as a string. Raises ValueError unless it is a non-empty string or an integer."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str) or not value or has_lone_surrogate(value):
-        raise ValueError(f"{where} is {describe(value)}, expected an id (a string or an integer)")
-    return value
 
 
 def passages_of(
@@ -84,15 +70,6 @@ def _one_for_each(passages: tuple[Passage, ...], value: Any, where: str) -> list
             f"{where} has {len(listed)} values for {len(passages)} passages, expected one for each"
         )
     return listed
-
-
-def title_of(value: Any, where: str) -> str:
-    """A title; empty for null."""
-    if value is None:
-        return ""
-    if not isinstance(value, str) or has_lone_surrogate(value):
-        raise ValueError(f"{where} is {describe(value)}, expected a string or null")
-    return value
 
 
 def number_of(value: Any) -> float | None:
