@@ -103,7 +103,7 @@ def open_training_set(
         raise ConfigError(f"on_bad_row={on_bad_row} is not known; choose one of fail, skip")
     cache = cache_root(cache_dir)
     options = ReadOptions(cache_dir=cache, split=split, columns=dict(columns or {}))
-    limit = max_bad_rows if on_bad_row == "skip" else -1
+    limit = max_bad_rows if on_bad_row == "skip" else None
     if are_files(data):
         paths = expand_files(data)
         if split and not any(path.is_dir() for path in paths):
@@ -130,59 +130,53 @@ def open_training_set(
     return opened
 
 
-def _built(paths: list[Path], options: ReadOptions, limit: int, *, origin: str = "") -> Path:
-    builder = _Builder(paths, options, limit, origin)
-    folder = cache_root(options.cache_dir) / builder.folder_name()
-    ensure_built(folder, builder.build)
-    return folder
+def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin: str = "") -> Path:
+    """The cache folder of the rows of these files, up to ``limit`` of which may be bad. ``origin`` says where rows
+    came from that stand in a file of the moment."""
+    cache = cache_root(options.cache_dir)
+    usable = UsableRows(limit, file=cache / "rejected-too-many.jsonl")
+    digest = hashlib.sha256(_FINGERPRINT)
 
+    def folder_name() -> str:
+        read = [file for path in paths for file in files_read(path)]
+        told: list[Any] = [_CACHE_VERSION, -1 if limit is None else limit]
+        if options.split or options.columns:
+            told += [options.split, options.columns]
+        return f"training-{cache_key(read, told)}"
 
-class _Builder:
-    """Parses files into one cache folder. ``origin`` says where rows came from that stand in a file of the
-    moment."""
+    def samples() -> Iterator[TrainingSample]:
+        for path in paths:
+            content = hashlib.sha256()
+            source = format_of(path, options, fallback="dpr")
+            is_native = source.name == "dpr"
+            for sample in usable.samples(source.read(path, options)):
+                if not is_native:
+                    content.update(json.dumps(sample_to_json(sample)).encode())
+                yield sample
+            digest.update(bytes.fromhex(content_sha256(path)) if is_native else content.digest())
 
-    def __init__(self, paths: list[Path], options: ReadOptions, limit: int, origin: str) -> None:
-        self._paths, self._options, self._limit, self._origin = paths, options, limit, origin
-        self._cache = cache = cache_root(options.cache_dir)
-        self._usable = UsableRows(limit if limit >= 0 else None, file=cache / "rejected-too-many.jsonl")
-        self._digest = hashlib.sha256(_FINGERPRINT)
+    def named(note: str) -> str:
+        if not origin:
+            return note
+        return note.replace(f"{paths[0]}: ", f"{origin}: ", 1).replace(f"{paths[0]}:", f"{origin}, row ", 1)
 
-    def folder_name(self) -> str:
-        """The name of the cache folder, from the content of all files that are read."""
-        read = [file for path in self._paths for file in files_read(path)]
-        chosen = [self._options.split, self._options.columns]
-        return f"training-{cache_key(read, [_CACHE_VERSION, self._limit, *(chosen if any(chosen) else [])])}"
-
-    def build(self, folder: Path) -> None:
+    def build(folder: Path) -> None:
         metadata: dict[str, Any] = {}
         with durable_folder(folder, overwrite=True, metadata=metadata) as temporary:
-            write_rows(temporary, (sample for path in self._paths for sample in self._samples(path)))
-            self._usable.require_some(self._paths)
-            if self.folder_name() != folder.name:
+            write_rows(temporary, samples())
+            usable.require_some(paths)
+            if folder_name() != folder.name:
                 again = "rerun the same command when it is complete"
-                raise InputError("changed while it was read", file=shown(self._paths), hint=again)
+                raise InputError("changed while it was read", file=shown(paths), hint=again)
             metadata.update(
                 cache=folder.name,
-                fingerprint=self._digest.hexdigest(),
-                counts=asdict(self._usable.counts),
-                files=[self._origin or str(path) for path in self._paths],
-                unread={key: self._named(note) for key, note in self._options.unread.warnings.items()},
+                fingerprint=digest.hexdigest(),
+                counts=asdict(usable.counts),
+                files=[origin or str(path) for path in paths],
+                unread={key: named(note) for key, note in options.unread.warnings.items()},
             )
-        self._usable.list_rejected(self._cache / f"rejected-{self._digest.hexdigest()[:16]}.jsonl")
+        usable.list_rejected(cache / f"rejected-{digest.hexdigest()[:16]}.jsonl")
 
-    def _named(self, note: str) -> str:
-        if not self._origin:
-            return note
-        return note.replace(f"{self._paths[0]}: ", f"{self._origin}: ", 1).replace(
-            f"{self._paths[0]}:", f"{self._origin}, row ", 1
-        )
-
-    def _samples(self, path: Path) -> Iterator[TrainingSample]:
-        content = hashlib.sha256()
-        source = format_of(path, self._options, fallback="dpr")
-        is_native = source.name == "dpr"
-        for sample in self._usable.samples(source.read(path, self._options)):
-            if not is_native:
-                content.update(json.dumps(sample_to_json(sample)).encode())
-            yield sample
-        self._digest.update(bytes.fromhex(content_sha256(path)) if is_native else content.digest())
+    folder = cache / folder_name()
+    ensure_built(folder, build)
+    return folder

@@ -36,70 +36,53 @@ class Glimpse:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFormat:
-    """One format: how it is recognised, read and, if there is ``write``, written."""
+    """One format: how it is read and, if there is ``write``, written."""
 
     name: str
     about: str
     example: str
     read: Callable[[Path, ReadOptions], Iterator[SourceRow]]
-    matches: Callable[[Glimpse], bool]
     write: Callable[[Path, Iterable[TrainingSample], Note], int] | None = None
 
 
-def _has_key(*keys: str) -> Callable[[Glimpse], bool]:
-    return lambda seen: any(key in seen.keys for key in keys)
-
-
-def _fitting(seen: Glimpse) -> list[TrainingFormat]:
-    """The formats that fit; "columns", which are found by many names, where no other one does."""
-    fitting = [entry for entry in FORMATS.values() if entry.matches(seen)]
-    return [entry for entry in fitting if entry.name != "columns"] or fitting
-
-
-def _is_qrels(seen: Glimpse) -> bool:
+def _fitting(seen: Glimpse) -> list[str]:
+    """Names of the formats that fit; "columns", which are found by many names, only where no other does."""
     if seen.kind == "folder":
-        return (seen.path / "qrels").is_dir()
-    if seen.kind != "table" or not seen.fields:
-        return False
-    last_is_grade = grade_of(seen.fields[-1]) is not None
-    return _has_judgements_header(seen) or (
-        len(seen.fields) in (3, 4) and last_is_grade and not _is_scored_pair(seen.fields)
-    )
+        return ["beir"] if (seen.path / "qrels").is_dir() else []
+    if seen.kind == "table":
+        return _fitting_table(seen.path, seen.fields)
+    names = []
+    if "positive_ctxs" in seen.keys:
+        names.append("dpr")
+    if seen.keys & {"positive_passages", "positive_document_ids"}:
+        names.append("tevatron")
+    if {"query", "pos"} <= seen.keys:
+        names.append("flagembedding")
+    if seen.kind == "json" and "data" in seen.keys and "positive_ctxs" not in seen.keys:
+        names.append("squad")
+    if not names and (seen.kind == "arrow" or columns.has_columns(seen.keys)):
+        names.append("columns")
+    return names
 
 
-def _is_scored_pair(fields: tuple[str, ...]) -> bool:
-    """Question, passage and a number: with spaces in a text, or no whole number, these are not the ids and
-    the grade of a judgement."""
+def _fitting_table(path: Path, fields: tuple[str, ...]) -> list[str]:
+    if columns.is_header(fields):
+        return ["columns"]
+    if names_judgements(fields, path):
+        return ["beir"]
+    grade = grade_of(fields[-1])
+    # With spaces in a text, or no whole number, these are not the ids and the grade of a judgement.
     is_text = any(" " in field.strip() for field in fields[:2])
-    return len(fields) == 3 and number_of(fields[2]) is not None and (is_text or grade_of(fields[2]) is None)
-
-
-def _is_triple(seen: Glimpse) -> bool:
-    is_table = seen.kind == "table" and len(seen.fields) == 3
-    return is_table and not (
-        _is_scored_pair(seen.fields) or _has_header(seen, "id") or _has_judgements_header(seen)
-    )
-
-
-def _is_pair(seen: Glimpse) -> bool:
-    if seen.kind != "table" or _has_header(seen):
-        return False
-    is_question_set = seen.fields[1:] and is_printed_list(seen.fields[1])  # DPR's: a question and its answers
-    return (len(seen.fields) == 2 and not is_question_set) or _is_scored_pair(seen.fields)
-
-
-def _has_header(seen: Glimpse, *others: str) -> bool:
-    return columns.is_header(seen.fields) or seen.fields[0].strip().lower() in others
-
-
-def _has_judgements_header(seen: Glimpse) -> bool:
-    return names_judgements(seen.fields, seen.path) and not columns.is_header(seen.fields)
-
-
-def _has_columns(seen: Glimpse) -> bool:
-    if seen.kind == "json":
-        return columns.has_columns(seen.keys)
-    return seen.kind == "arrow" or (seen.kind == "table" and columns.is_header(seen.fields))
+    if len(fields) == 3 and number_of(fields[2]) is not None and (is_text or grade is None):
+        return ["pairs"]
+    names = []
+    if len(fields) in (3, 4) and grade is not None:
+        names.append("beir")
+    if len(fields) == 3 and fields[0].strip().lower() != "id":
+        names.append("triples")
+    if len(fields) == 2 and not is_printed_list(fields[1]):  # DPR's questions have their answers there
+        names.append("pairs")
+    return names
 
 
 FORMATS = {
@@ -111,7 +94,6 @@ FORMATS = {
             '{"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}],'
             ' "hard_negative_ctxs": [...]}',
             json_formats.read_dpr,
-            _has_key("positive_ctxs"),
             json_formats.write_training_set,
         ),
         TrainingFormat(
@@ -120,7 +102,6 @@ FORMATS = {
             " and corpus=)",
             "qrels: query-id <TAB> corpus-id <TAB> score",
             beir.read,
-            _is_qrels,
             beir.write,
         ),
         TrainingFormat(
@@ -129,7 +110,6 @@ FORMATS = {
             '{"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text":'
             ' "..."}], "negative_passages": []}',
             json_formats.read_tevatron,
-            _has_key("positive_passages", "positive_document_ids"),
             json_formats.write_tevatron,
         ),
         TrainingFormat(
@@ -138,7 +118,6 @@ FORMATS = {
             " question",
             '{"query": "...", "pos": ["..."], "neg": ["..."]}',
             json_formats.read_flag_embedding,
-            lambda seen: {"query", "pos"} <= seen.keys,
             json_formats.write_flag_embedding,
         ),
         TrainingFormat(
@@ -147,14 +126,12 @@ FORMATS = {
             '{"data": [{"title": "...", "paragraphs": [{"context": "...", "qas": [{"question": "...",'
             ' "answers": [...]}]}]}]}',
             json_formats.read_squad,
-            lambda seen: seen.kind == "json" and "data" in seen.keys and "positive_ctxs" not in seen.keys,
         ),
         TrainingFormat(
             "triples",
             "MS MARCO's triples, tab-separated: texts, or ids with queries= and corpus=",
             "question <TAB> positive passage <TAB> negative passage",
             columns.read_triples,
-            _is_triple,
         ),
         TrainingFormat(
             "pairs",
@@ -162,7 +139,6 @@ FORMATS = {
             " without",
             "question <TAB> passage <TAB> 1",
             columns.read_pairs,
-            _is_pair,
         ),
         TrainingFormat(
             "columns",
@@ -170,7 +146,6 @@ FORMATS = {
             " label (question=COLUMN ...)",
             '{"query": "...", "positive": "...", "negative_1": "...", "negative_2": "..."}',
             columns.read,
-            _has_columns,
         ),
     )
 }
@@ -206,7 +181,7 @@ def format_of(
     seen = look_at(path)
     fitting = _fitting(seen)
     if len(fitting) == 1:
-        return fitting[0]
+        return FORMATS[fitting[0]]
     if (
         fallback
         and not fitting
@@ -217,9 +192,8 @@ def format_of(
     found = f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
     found = f"{len(seen.fields)} columns" if seen.kind == "table" else found
     if fitting:
-        names = " and ".join(entry.name for entry in fitting)
-        hint = f"say which, e.g. {preparing(f'format={fitting[0].name}')}"
-        raise InputError(f"fits the formats {names} ({found})", file=path, hint=hint)
+        hint = f"say which, e.g. {preparing(f'format={fitting[0]}')}"
+        raise InputError(f"fits the formats {' and '.join(fitting)} ({found})", file=path, hint=hint)
     hint = f"or name columns: {preparing('question=... positive=...')}"
     separator, cells = separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
     if separator:
