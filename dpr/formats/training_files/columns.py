@@ -218,76 +218,50 @@ class _Parser:
     corpus: Lookup | None
 
     def __call__(self, record: dict[str, Any]) -> TrainingSample:
-        question, answers = self._question(record)
-        value = (
-            _at(record, self.options.columns["answers"])
-            if "answers" in self.options.columns
-            else record.get("answers")
+        named = self.options.columns
+        name = named.get("question") or _named(
+            record, _QUESTION_IDS if self.queries else QUESTIONS, "question"
         )
+        question = _at(record, name)
+        answers: tuple[str, ...] = ()
+        if self.queries is not None:
+            question, answers = self.queries.question(id_of(question, name))
+        question = text_of(question, name)
+
+        value = _at(record, named["answers"]) if "answers" in named else record.get("answers")
         if value is not None:
             answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
-        title_column = self.options.columns.get("title") or name_in(record, TITLES) or "title"
-        title = title_of(
-            _at(record, title_column) if title_column.split(".")[0] in record else None, title_column
-        )
-        positives = self._passages(record, "positive", POSITIVES, _POSITIVE_IDS, title)
-        negatives, has_negatives = self._negatives(record)
-        label = self.options.columns.get("label") or next(
-            (name for name in LABELS if record.get(name) is not None), ""
-        )
-        if (
-            label and has_negatives
-        ):  # then numbers are a teacher's scores or margins and do not tell positives from negatives
-            positives, negatives = self._scored(positives, negatives, _at(record, label), label)
-        elif label:
-            positives, negatives = split_by_grade(
-                positives, _at(record, label), label, self.options.min_grade
-            )
-        return TrainingSample(question, positives, negatives, answers=answers)
 
-    def _scored(
-        self, positives: tuple[Passage, ...], negatives: tuple[Passage, ...], value: Any, label: str
-    ) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
-        """The passages with a list of scores as sentence-transformers has them: one for each, those of
-        positives first."""
-        passages, count = positives + negatives, len(positives)
-        if not isinstance(value, list | tuple) or len(value) != len(passages):
+        name = named.get("title") or name_in(record, TITLES) or "title"
+        title = title_of(_at(record, name) if name.split(".")[0] in record else None, name)
+        known = (*_POSITIVE_IDS, *POSITIVES) if self.corpus else POSITIVES
+        name = named.get("positive") or _named(record, known, "positive")
+        positives = passages_of(_at(record, name), name, self.corpus, title=title)
+
+        pattern = _NEGATIVE_IDS if self.corpus else _NEGATIVES
+        columns = [named["negative"]] if "negative" in named else list(filter(pattern.fullmatch, record))
+        negatives: tuple[Passage, ...] = ()
+        for name in columns:
+            negatives += passages_of(_flat(_at(record, name)), name, self.corpus)
+
+        label = named.get("label") or next((name for name in LABELS if record.get(name) is not None), "")
+        if not label:
+            return TrainingSample(question, positives, negatives, answers=answers)
+        value = _at(record, label)
+        passages = positives + negatives
+        if not columns:
+            positives, negatives = split_by_grade(positives, value, label, self.options.min_grade)
+        elif isinstance(value, list | tuple) and len(value) == len(passages):
+            # As sentence-transformers has them: a teacher's scores, those of positives first.
+            passages = with_scores(passages, value, label)
+            positives, negatives = passages[: len(positives)], passages[len(positives) :]
+        else:  # a margin, perhaps, which tells nothing of one passage
             self.options.unread.warn(
                 label,
                 "a teacher's scores are a list, one for each passage, the positive's first",
                 file=self.path,
             )
-            return positives, negatives
-        passages = with_scores(passages, value, label)
-        return passages[:count], passages[count:]
-
-    def _question(self, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-        name = self.options.columns.get("question") or _named(
-            record, _QUESTION_IDS if self.queries else QUESTIONS, "question"
-        )
-        value = _at(record, name)
-        if self.queries is None:
-            return text_of(value, name), ()
-        text, answers = self.queries.question(id_of(value, name))
-        return text_of(text, name), answers
-
-    def _passages(
-        self, record: dict[str, Any], role: str, texts: tuple[str, ...], ids: tuple[str, ...], title: str
-    ) -> tuple[Passage, ...]:
-        name = self.options.columns.get(role) or _named(
-            record, (*ids, *texts) if self.corpus else texts, role
-        )
-        return passages_of(_at(record, name), name, self.corpus, title=title)
-
-    def _negatives(self, record: dict[str, Any]) -> tuple[tuple[Passage, ...], bool]:
-        """The negatives, and whether the record has a column for them."""
-        if name := self.options.columns.get("negative"):
-            return passages_of(_flat(_at(record, name)), name, self.corpus), True
-        pattern = _NEGATIVE_IDS if self.corpus else _NEGATIVES
-        names = [name for name in record if pattern.fullmatch(name)]
-        return tuple(
-            passage for name in names for passage in passages_of(record[name], name, self.corpus)
-        ), bool(names)
+        return TrainingSample(question, positives, negatives, answers=answers)
 
 
 def _named(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:

@@ -216,45 +216,36 @@ def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     single line.
     """
     for index, record in enumerate(iter_member_records(path, "data")):
+        where = f"data[{index}]"
+        line, article = record.line, record.value
         if record.error is not None:
-            yield SourceRow(path, record.line, None, record.error, record.sha256())
-        else:
-            yield from _article(path, record.line, record.value, f"data[{index}]")
-
-
-def _article(path: Path, line: int, article: dict[str, Any], where: str) -> Iterator[SourceRow]:
-    title = article.get("title")
-    # File names of Wikipedia pages have underscores for spaces.
-    title = title.replace("_", " ") if isinstance(title, str) else title
-    if not isinstance(article.get("paragraphs"), list):
-        problem = InputError(
-            f"{where} has no list of paragraphs among the keys {keys_of(article)}", file=path, line=line
-        )
-        yield SourceRow(path, line, None, problem)
-        return
-    for index, paragraph in enumerate(_objects(article["paragraphs"])):
-        inside = f"{where}.paragraphs[{index}]"
-        if paragraph is None or not isinstance(paragraph.get("qas"), list):
-            problem = InputError(
-                f"{inside} is not a paragraph",
-                file=path,
-                line=line,
-                expected="an object with context and a list qas",
-            )
-            yield SourceRow(path, line, None, problem)
+            yield SourceRow(path, line, None, record.error, record.sha256())
             continue
-        for place, entry in enumerate(_objects(paragraph["qas"])):
-            yield parsed_row(path, line, partial(_squad_sample, paragraph, title, inside, place), entry)
+        if not isinstance(article.get("paragraphs"), list):
+            found = f"{where} has no list of paragraphs among the keys {keys_of(article)}"
+            yield SourceRow(path, line, None, InputError(found, file=path, line=line))
+            continue
+        title = article.get("title")
+        # File names of Wikipedia pages have underscores for spaces.
+        title = title.replace("_", " ") if isinstance(title, str) else title
+        for number, paragraph in enumerate(article["paragraphs"]):
+            inside = f"{where}.paragraphs[{number}]"
+            if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
+                expected = "an object with context and a list qas"
+                problem = InputError(f"{inside} is not a paragraph", file=path, line=line, expected=expected)
+                yield SourceRow(path, line, None, problem)
+                continue
+            for place, entry in enumerate(paragraph["qas"]):
+                parse = partial(_squad_sample, paragraph.get("context"), title, inside, place)
+                yield parsed_row(path, line, parse, entry)
 
 
-def _squad_sample(
-    paragraph: dict[str, Any], title: Any, inside: str, place: int, entry: dict[str, Any] | None
-) -> TrainingSample:
+def _squad_sample(context: Any, title: Any, inside: str, place: int, entry: Any) -> TrainingSample:
     where = f"{inside}.qas[{place}]"
-    if entry is None:
+    if not isinstance(entry, dict):
         raise ValueError(f"{where} is not an object, expected a question with its answers")
     question = text_of(entry.get("question"), f"{where}.question")
-    passage = Passage(text_of(paragraph.get("context"), f"{inside}.context"), title_of(title, "title"))
+    passage = Passage(text_of(context, f"{inside}.context"), title_of(title, "title"))
     if entry.get("is_impossible") is True:
         return TrainingSample(question, ())
     listed = entry.get("answers") or []
@@ -262,8 +253,3 @@ def _squad_sample(
         raise ValueError(f"{where}.answers is {describe(listed)}, expected a list of objects with text")
     answers = checked_answers(list(dict.fromkeys(str(answer.get("text", "")) for answer in listed)))
     return TrainingSample(question, (passage,), answers=tuple(answer for answer in answers if answer))
-
-
-def _objects(listed: list[Any]) -> list[dict[str, Any] | None]:
-    """The items of a list, None in place of what is not an object."""
-    return [item if isinstance(item, dict) else None for item in listed]
