@@ -56,6 +56,7 @@ setup(
         "bm25s>=0.3",
         "pytrec-eval-terrier>=0.5.11",
         "pyyaml>=6",
+        "requests>=2.32",
         "matplotlib>=3.9",
         "pooch>=1.8",
         "regex",

@@ -44,6 +44,8 @@ ROOMS = {
     "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/", "dpr/export/root_static_embedding.py"),
     "sentence_transformers": ("dpr/export/root_static_embedding.py",),
     "huggingface_hub": ("dpr/models/", "dpr/core/offline.py", "dpr/export/"),
+    "pooch": ("dpr/formats/",),
+    "requests": ("dpr/formats/",),
     "safetensors": ("dpr/storage/", "dpr/formats/", "dpr/models/"),
     "datasets": ("dpr/formats/",),
     "pyarrow": ("dpr/formats/", "dpr/export/stores/lance.py"),

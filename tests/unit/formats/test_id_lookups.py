@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.column_names import ALL_NAMES, normal_name
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_files.lookup import open_lookup
 from dpr.formats.training_files.registry import format_of
@@ -30,7 +31,8 @@ NAME = st.text(
 )
 IDS = NAME | st.integers(0, 999).map(str)
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters='"'), max_size=12)
-SOLID = TEXT.filter(lambda text: bool(text.strip()))
+# A first row of known names would be a header.
+SOLID = TEXT.filter(lambda text: bool(text.strip()) and normal_name(text) not in ALL_NAMES)
 PASSAGES = st.dictionaries(IDS, st.tuples(SOLID, TEXT), min_size=1, max_size=6)
 QUESTIONS = st.dictionaries(
     IDS, st.tuples(SOLID, st.lists(TEXT, max_size=2, unique=True).map(tuple)), min_size=1, max_size=4
