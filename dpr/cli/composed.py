@@ -17,7 +17,7 @@ from typing import Any
 from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.setting_keys import Setting, quoted
-from dpr.core.settings import leaves, put_back_idle
+from dpr.core.settings import drop_unused, leaves, unused_keys, unused_note
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 # of an entry; "[Q]" is not a list there
@@ -54,7 +54,7 @@ def run_composed(
         ConfigError: what Hydra says of the configuration.
     """
     _register(config_name, config_class)
-    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
     main = Path((given.values_of("--config-path", "-cp") or [str(folder)])[-1]).absolute()
     extra = [Path(path).absolute() for path in given.values_of("--config-dir", "-cd")]
     if missing := [path for path in [*extra, main] if not path.is_dir()]:
@@ -71,7 +71,6 @@ def run_composed(
                 name, lambda composed: job(to_object(composed, keys, is_main=is_main)), main, given, overrides
             )
         config = to_object(_compose(name, main, overrides), keys, is_main=is_main)
-        _require_named(config, keys)
     except Exception as error:
         if (message := _hydra_message(error)) is None:
             raise
@@ -135,8 +134,8 @@ def _compose(name: str, folder: Path, overrides: list[str]) -> Any:
 
 
 def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
-    """The checked dataclass object. What has no effect is refused if it is among the keys ``given``; what a
-    file says besides is told."""
+    """The checked dataclass object. One line names what of the keys ``given`` does nothing; what does nothing
+    in files is not told."""
     from omegaconf import OmegaConf
 
     config: Any = OmegaConf.to_object(composed)
@@ -145,29 +144,26 @@ def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
             "the configuration file does not begin its defaults with this job's schema; see"
             " docs/configuration.md"
         )
-    for sentence in put_back_idle(config, given):
-        if is_main:
-            print(f"note: of the files of settings, {sentence.partition(';')[0]}", file=sys.stderr)
+    unused = [*unused_keys(config), *_unnamed_entries(config)]
+    drop_unused(config)
     config.check()
+    told = [key for key in given if any(key == name or key.startswith(f"{name}.") for name in unused)]
+    if told and is_main:
+        print(f"warning: {unused_note(told)}", file=sys.stderr)
     return config
 
 
-def _require_named(config: Any, given: Collection[str]) -> None:
-    """Refuses an option among the keys ``given`` of a catalogue's entry that no other setting names."""
+def _unnamed_entries(config: Any) -> list[str]:
+    """The entries of catalogues that no other setting names."""
     known = leaves(config)
     catalogues = {key: known[key].value for key in known if key in ("datasets", "ctx_sources")}
     named = {text for key, leaf in known.items() if key not in catalogues for text in _texts_in(leaf.value)}
-    for key in sorted(given):
-        catalogue, _, rest = key.partition(".")
-        name = next(
-            (name for name in catalogues.get(catalogue, ()) if rest == name or rest.startswith(f"{name}.")),
-            None,
-        )
-        if name is not None and name not in named:
-            raise ConfigError(
-                f"{key} has no effect: no setting names {name}; a file's own options stand in an entry of its"
-                " name"
-            )
+    return [
+        f"{catalogue}.{name}"
+        for catalogue, entries in catalogues.items()
+        for name in entries
+        if name not in named
+    ]
 
 
 def _texts_in(value: Any) -> list[str]:

@@ -23,7 +23,15 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
 from dpr.core.setting_keys import Setting, quoted, sections, settings
-from dpr.core.settings import Settings, check_type, type_name, without_none
+from dpr.core.settings import (
+    Settings,
+    check_type,
+    drop_unused,
+    type_name,
+    unused_keys,
+    unused_note,
+    without_none,
+)
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]
@@ -131,7 +139,11 @@ def filled(config_class: type[Config], given: Arguments, known: Mapping[str, Set
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         setattr(getattr(config, section) if section else config, name, value)
+    unused = unused_keys(config)
+    drop_unused(config)
     config.check()
+    if told := [key for key in values if key in unused]:
+        print(f"warning: {unused_note(told)}", file=sys.stderr)
     return config
 
 

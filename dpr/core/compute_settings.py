@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
@@ -13,7 +14,7 @@ from dpr.core.settings import NO_EFFECT, Settings, setting
 class DeviceSettings(Settings, is_mixin=True):
     """Where a command computes."""
 
-    device: str | None = setting(None, on_resume=NO_EFFECT, excludes="no_cuda")
+    device: str | None = setting(None, on_resume=NO_EFFECT)
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
 
 
@@ -26,7 +27,11 @@ class CudaSettings(DeviceSettings, is_mixin=True):
 
     @property
     def device_or_cpu(self) -> str | None:
-        """``device``, with ``no_cuda`` taken into account."""
+        """``device``, with ``no_cuda`` taken into account. ConfigError: they contradict each other."""
+        if self.no_cuda and self.device not in (None, "cpu"):
+            raise ConfigError(
+                f"device={self.device} and no_cuda=true are mutually exclusive; leave one of them out"
+            )
         return "cpu" if self.no_cuda else self.device
 
 
@@ -42,7 +47,7 @@ class ForwardSettings(DeviceSettings, is_mixin=True):
 
 
 @dataclass
-class ClusterSettings(Settings, requires="kind=ray"):
+class ClusterSettings(Settings):
     """Workers on several machines, which must see the same files at the same paths."""
 
     kind: str = setting("none", choices=("none", "ray"), on_resume=NO_EFFECT)
@@ -59,6 +64,10 @@ class ClusterSettings(Settings, requires="kind=ray"):
     retries: int = setting(10, least=0, on_resume=NO_EFFECT)
     """How often a piece of work is given to another worker because its own, or that one's machine, was
     lost."""
+
+    def unused(self) -> Iterator[str]:
+        if self.kind != "ray":
+            yield from (item.name for item in fields(self) if item.name != "kind")
 
     def check_together(self, prefix: str) -> None:
         if (self.address or "").startswith("ray://"):

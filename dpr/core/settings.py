@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,9 +22,8 @@ from dpr.core.setting_rules import CONTENT as CONTENT
 from dpr.core.setting_rules import IDENTITY as IDENTITY
 from dpr.core.setting_rules import MODEL as MODEL
 from dpr.core.setting_rules import NO_EFFECT as NO_EFFECT
-from dpr.core.setting_rules import ROLES, Conditions, Leaf, Rule, why_idle
+from dpr.core.setting_rules import ROLES
 from dpr.core.setting_rules import START as START
-from dpr.core.setting_rules import TRAINING as TRAINING
 from dpr.core.setting_rules import WARNED as WARNED
 from dpr.core.setting_rules import listed as listed
 from dpr.core.setting_rules import rule_of as rule_of
@@ -38,19 +37,14 @@ Base = TypeVar("Base", bound="Settings")
 class Settings:
     """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones.
 
-    A class may state what all fields that it declares require: ``class Options(Settings,
-    requires="kind=ray")``. The fields of a class with ``is_mixin`` count as declared by the first class
-    without that has them, and come last in ``--help``.
+    The fields of a class with ``is_mixin`` come last in ``--help``.
     """
 
-    _of_class: ClassVar[Rule]
     _is_mixin: ClassVar[bool] = False
 
-    def __init_subclass__(
-        cls, *, requires: Conditions = (), excludes: Conditions = (), is_mixin: bool = False, **options: Any
-    ) -> None:
+    def __init_subclass__(cls, *, is_mixin: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._of_class, cls._is_mixin = Rule(requires=requires, excludes=excludes), is_mixin
+        cls._is_mixin = is_mixin
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], prefix: str) -> Self:
@@ -71,7 +65,7 @@ class Settings:
 
     def check(self, prefix: str = "") -> None:
         """Checks the type, bounds and choices of every field, nested settings included, then calls
-        ``check_together``. Refuses what differs from its default and has no effect.
+        ``check_together``, and compares outputs with inputs.
 
         Args:
             prefix: the dotted name of this section, with its dot, for the messages.
@@ -80,13 +74,10 @@ class Settings:
             ConfigError: names the key, the value and what is allowed.
         """
         self.check_values(prefix)
-        if idle := idle_settings(self, prefix):
-            raise ConfigError(next(iter(idle.values())))
         _check_paths(self, prefix)
 
     def check_values(self, prefix: str) -> None:
-        """As ``check``, but for settings without effect, and outputs that are inputs: these are parts of
-        others. Replaces ``~``."""
+        """As ``check``, but for outputs that are inputs: these are parts of others. Replaces ``~``."""
         own: Any = type(self)
         hints = _type_hints(own)
         for item in fields(self):
@@ -104,60 +95,70 @@ class Settings:
     def check_together(self, prefix: str) -> None:
         """Checks combinations of settings; called when each alone is valid."""
 
+    def unused(self) -> Iterator[str]:
+        """The settings that do nothing beside the others. The name of a section, or ``section.name``, stands
+        for all that lies below it."""
+        yield from ()
+
     def part(self, base: type[Base]) -> Base:
         """The settings that this class has from ``base``, alone."""
         return base(**{item.name: getattr(self, item.name) for item in fields(base)})
 
 
-def leaves(settings: Settings, prefix: str = "", around: tuple[Rule, ...] = ()) -> dict[str, Leaf]:
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value of a settings object, and its default."""
+
+    owner: Settings
+    name: str
+    default: Any
+
+    @property
+    def value(self) -> Any:
+        return getattr(self.owner, self.name)
+
+
+def leaves(settings: Settings, prefix: str = "") -> dict[str, Leaf]:
     """Every value of ``settings`` by its dotted key."""
     by_key: dict[str, Leaf] = {}
-    kind: Any = type(settings)
-    for item, own in _fields_with_rules(kind):
-        rules = (*around, *own)
-        if isinstance(value := getattr(settings, item.name), Settings):
-            by_key |= leaves(value, f"{prefix}{item.name}.", rules)
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if isinstance(value, Settings):
+            by_key |= leaves(value, f"{prefix}{item.name}.")
         else:
             default = item.default if item.default_factory is MISSING else item.default_factory()
-            is_catalogue = item.metadata.get("entries")  # an entry has an effect where it is named
-            by_key[prefix + item.name] = Leaf(settings, item.name, default, () if is_catalogue else rules)
+            by_key[prefix + item.name] = Leaf(settings, item.name, default)
     return by_key
 
 
-@cache
-def _fields_with_rules(kind: type[Settings]) -> list[tuple[Field[Any], tuple[Rule, ...]]]:
-    """The fields, each with what its class and it itself require or exclude."""
-    ruled = []
-    for item in fields(kind):
-        base = next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
-        owner = next(
-            each
-            for each in reversed(kind.__mro__)
-            if issubclass(each, base) and not getattr(each, "_is_mixin", False)
-        )
-        rules = (getattr(owner, "_of_class", Rule()), rule_of(item))
-        ruled.append((item, tuple(rule for rule in rules if rule.requires or rule.excludes)))
-    return ruled
+def unused_keys(settings: Settings, prefix: str = "") -> list[str]:
+    """The keys of the settings that do nothing beside the others, sections included."""
+    names = [prefix + name for name in settings.unused()]
+    found = [
+        key
+        for key in leaves(settings, prefix)
+        if any(key == name or key.startswith(f"{name}.") for name in names)
+    ]
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if isinstance(value, Settings):
+            found += unused_keys(value, f"{prefix}{item.name}.")
+    return list(dict.fromkeys(found))
 
 
-def idle_settings(settings: Settings, prefix: str = "", *, any_value: bool = False) -> dict[str, str]:
-    """The settings that have no effect beside the others, each with a sentence that says so. Without
-    ``any_value`` only those that differ from their defaults.
-    """
-    known = leaves(settings, prefix)
-    reasons = (
-        (key, why_idle(key, known)) for key, leaf in known.items() if any_value or leaf.value != leaf.default
-    )
-    return {key: sentence for key, sentence in reasons if sentence}
-
-
-def put_back_idle(settings: Settings, given: Collection[str]) -> list[str]:
-    """Sets what has no effect to its default, the keys in ``given`` excepted, and returns a sentence for
-    each."""
-    idle, known = idle_settings(settings), leaves(settings)
-    for key in idle.keys() - set(given):
+def drop_unused(settings: Settings) -> list[str]:
+    """Sets what does nothing to its default, so that nothing reads it. Returns the keys that had another
+    value."""
+    known = leaves(settings)
+    changed = [key for key in unused_keys(settings) if known[key].value != known[key].default]
+    for key in changed:
         setattr(known[key].owner, known[key].name, known[key].default)
-    return [sentence for key, sentence in idle.items() if key not in given]
+    return changed
+
+
+def unused_note(keys: Collection[str]) -> str:
+    """The one line about settings that were given and do nothing."""
+    return f"no effect here: {', '.join(keys)}"
 
 
 def _check_paths(settings: Settings, prefix: str) -> None:

@@ -151,8 +151,15 @@ class SamplingSettings(Settings):
     """Draw every pool from all sets together; false: every pool from one set."""
     group_by_length: bool = setting(False, on_resume=IDENTITY)
     """Make pools of rows of similar length."""
-    group_by_words: bool = setting(False, on_resume=IDENTITY, excludes="group_by_length")
+    group_by_words: bool = setting(False, on_resume=IDENTITY)
     """Make pools of rows that share words, whose in-batch negatives are harder."""
+
+    def check_together(self, prefix: str) -> None:
+        if self.group_by_length and self.group_by_words:
+            raise ConfigError(
+                f"{prefix}group_by_length=true and {prefix}group_by_words=true are mutually exclusive; leave"
+                " one of them out"
+            )
 
     def check_shares(self, rates: Sequence[float] | None) -> None:
         """Raises ConfigError where several settings determine the sets' shares, or no share is above 0."""
@@ -229,12 +236,12 @@ class DataSetSettings(Settings):
     """The file is a corpus, and the set is pairs that are cut from its passages: mixed, or crops, sentence,
     first, title, heading, question, neighbours, module:Class, a list of these, or weights by name
     (docs/without_labels.md)."""
-    drop_words: float = setting(0.4, least=0, below=1, requires="pairs")
+    drop_words: float = setting(0.4, least=0, below=1)
     """Probability with which a word of a question cut from a passage is dropped, in three of five
     questions."""
-    held_back: float = setting(0.0, least=0, below=1, requires="pairs")
+    held_back: float = setting(0.0, least=0, below=1)
     """Share of the documents that no pairs are cut from, or with held_only, that all are cut from."""
-    held_only: bool = setting(False, requires="held_back")
+    held_only: bool = setting(False)
     """Pairs of the documents held back, for a dev set: 1,000 at most, always the same."""
 
     def check_together(self, prefix: str) -> None:
@@ -243,6 +250,11 @@ class DataSetSettings(Settings):
         if self.pairs is not None and self.reader is not None:
             raise ConfigError(
                 f"{prefix}pairs and {prefix}reader are mutually exclusive; leave one of them out"
+            )
+
+        if self.held_only and not self.held_back:
+            raise ConfigError(
+                f"{prefix}held_only=true takes the documents that {prefix}held_back holds back, which is 0"
             )
 
     def before_questions(self) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from dpr.core.compute_settings import DeviceSettings
@@ -23,11 +24,10 @@ STORES = ("lancedb", "pgvector")
 _KINDS = ("text", "int", "float", "bool")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _OWN_COLUMNS = ("id", "vector", "title", "text")
-_TO_STORES, _TO_FOLDERS = "to=" + "|".join(STORES), "to=" + "|".join(MODEL_FORMATS)
 
 
 @dataclass
-class StoreSettings(Settings, requires=_TO_STORES):
+class StoreSettings(Settings):
     """What goes into a vector store."""
 
     vectors: Any = setting(None, path="input")
@@ -38,7 +38,7 @@ class StoreSettings(Settings, requires=_TO_STORES):
     metadata: Any = None
     """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or
     name:kind with kind text, int, float or bool, e.g. metadata=[url,year:int]. Absent = none."""
-    table: str = "passages"
+    table: str = setting("passages")
     """For a vector store: the table to fill."""
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
@@ -99,7 +99,7 @@ class ExportConfig(StoreSettings):
     DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs that
     onnxruntime serves without torch; pyserini: an encoder of questions for its dense search;
     lancedb, pgvector: a vector store filled with ``vectors`` and their passages."""
-    model_file: str | None = setting(None, excludes=_TO_STORES, path="input")
+    model_file: str | None = setting(None, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original
     DPR."""
     out_file: str | None = setting(None, path="output")
@@ -108,32 +108,48 @@ class ExportConfig(StoreSettings):
     postgresql://user@host/database."""
     out: str | None = setting(None, path="output")
     """Short for out_file."""
-    check_texts: str | None = setting(None, requires=_TO_FOLDERS, path="input")
+    check_texts: str | None = setting(None, path="input")
     """File of texts, one a line, perhaps with a title and a tab before it: encoded by the other library too,
     besides texts on which two libraries usually differ. For folders that other libraries load."""
-    dimensions: int = setting(0, unit="dimensions", least=0, requires=_TO_FOLDERS + "|model")
+    dimensions: int = setting(0, unit="dimensions", least=0)
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
     has them."""
-    precisions: list[str] | None = setting(
-        None, choices=("fp16", "int8"), requires="to=onnx|sentence-transformers"
-    )
+    precisions: list[str] | None = setting(None, choices=("fp16", "int8"))
     """For to=onnx, and beside onnx=true: further graphs with numbers of 16 bits or weights of 8; the log and
     the model card say how many of the ten best passages stay the same, on check_texts or on made-up texts."""
-    onnx: bool = setting(False, requires="to=sentence-transformers")
+    onnx: bool = setting(False)
     """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that
     serve such folders look."""
-    license: str | None = setting(None, requires=_TO_FOLDERS)
+    license: str | None = setting(None)
     """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0;
     absent = none is named."""
-    results: list[str] | None = setting(None, requires=_TO_FOLDERS, path="input")
+    results: list[str] | None = setting(None, path="input")
     """For the model card: metrics files of dpr retrieve (metrics_file=...) whose metrics it shows."""
-    encoded_ctx_files: Any = setting(None, requires="to=vectors", path="input")
+    encoded_ctx_files: Any = setting(None, path="input")
     """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your
     word."""
-    allow_other_vectors: bool = setting(False, requires="to=dpr")
+    allow_other_vectors: bool = setting(False)
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at
     the end of the window."""
-    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, excludes=_TO_STORES)
+    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
+
+    def unused(self) -> Iterator[str]:
+        if self.to in STORES:
+            yield from ("model_file", "encoder")
+        else:
+            yield from (item.name for item in fields(StoreSettings))
+        if self.to not in MODEL_FORMATS:
+            yield from ("check_texts", "license", "results")
+        if self.to not in (*MODEL_FORMATS, "model"):
+            yield "dimensions"
+        if self.to not in ("onnx", "sentence-transformers"):
+            yield "precisions"
+        if self.to != "sentence-transformers":
+            yield "onnx"
+        if self.to != "vectors":
+            yield "encoded_ctx_files"
+        if self.to != "dpr":
+            yield "allow_other_vectors"
 
     def check_together(self, prefix: str) -> None:
         if self.out is not None and self.out_file not in (None, self.out):
@@ -175,18 +191,22 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
     out: str | None = setting(None, path="output")
     """Model folder to write, which every command takes as model_file. merge.json in it says what it is made
     of, candidates.jsonl how good each candidate was."""
-    weights: list[float] = setting(
-        lambda: [step / 10 for step in range(11)], least=0, most=1, requires="base"
-    )
+    weights: list[float] = setting(lambda: [step / 10 for step in range(11)], least=0, most=1)
     """Shares of the tuned model that are tried: 0 = the base, 1 = the tuned model."""
     set: str | None = setting(None, path="input")
     """Dev data to choose by, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML that
     lists them, or a file of training data. Of several sets, the mean decides."""
-    split: str = setting("dev", requires="set")
+    split: str = setting("dev")
     """Which qrels/<split>.tsv of a folder."""
-    metric: str = setting("ndcg@10", requires="set")
+    metric: str = setting("ndcg@10")
     """What decides: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr evaluate."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
+
+    def unused(self) -> Iterator[str]:
+        if self.base is None:
+            yield "weights"
+        if self.set is None:
+            yield from ("split", "metric")
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"tuned": "runs/first", "out": "models/merged"})

@@ -15,7 +15,7 @@ benchmarks/hybrid_weight.py makes it)."""
 
 
 @dataclass
-class ExactSettings(Settings, requires="kind=exact"):
+class ExactSettings(Settings):
     """Of exact search."""
 
     block_rows: int = setting(65536, least=1, on_resume=NO_EFFECT)
@@ -23,7 +23,7 @@ class ExactSettings(Settings, requires="kind=exact"):
 
 
 @dataclass
-class FlatSettings(Settings, requires="kind=flat|hnsw|hnsw_sq|hnsw32|ivf|small"):
+class FlatSettings(Settings):
     """Of faiss indexes."""
 
     buffer_size: int = setting(50000, least=1, on_resume=NO_EFFECT)
@@ -31,7 +31,7 @@ class FlatSettings(Settings, requires="kind=flat|hnsw|hnsw_sq|hnsw32|ivf|small")
 
 
 @dataclass
-class GraphSettings(FlatSettings, requires="kind=hnsw|hnsw_sq|hnsw32"):
+class GraphSettings(FlatSettings):
     """Of faiss's HNSW graphs; defaults are DPR's."""
 
     store_n: int = setting(0, least=0, on_resume=WARNED)
@@ -51,7 +51,7 @@ class GraphSettings(FlatSettings, requires="kind=hnsw|hnsw_sq|hnsw32"):
 
 
 @dataclass
-class ListSettings(FlatSettings, requires="kind=ivf|small"):
+class ListSettings(FlatSettings):
     """Of inverted lists."""
 
     lists: int = setting(0, unit="lists", least=0, most=1 << 20, on_resume=WARNED)
@@ -68,7 +68,7 @@ class ListSettings(FlatSettings, requires="kind=ivf|small"):
 
 
 @dataclass
-class SmallSettings(ListSettings, requires="kind=small"):
+class SmallSettings(ListSettings):
     """Of the compressed index."""
 
     candidates: int = setting(400, unit="passages", least=1, on_resume=NO_EFFECT)
@@ -76,7 +76,7 @@ class SmallSettings(ListSettings, requires="kind=small"):
 
 
 @dataclass
-class Bm25Settings(Settings, requires=("kind=bm25", "hybrid=linear|rrf")):
+class Bm25Settings(Settings):
     """Of BM25."""
 
     k1: float = setting(0.9, least=0, on_resume=IDENTITY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -40,11 +41,15 @@ dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
     """How many may be skipped; absent = 100, or 0.1% of all if that is more."""
     suspects: str | None = setting(None, path="input")
     """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
-    relabel: bool = setting(False, requires="suspects")
+    relabel: bool = setting(False)
     """In place of a positive on that list take the passage that was found instead; a negative on it becomes a
     positive."""
     overwrite: bool = False
     """Replace what is at out."""
+
+    def unused(self) -> Iterator[str]:
+        if self.suspects is None:
+            yield "relabel"
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"sources": "train.json", "out": "train.jsonl"})

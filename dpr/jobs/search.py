@@ -12,7 +12,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
-from dpr.core.settings import put_back_idle
+from dpr.core.settings import drop_unused
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.filtered import can_filter
@@ -98,7 +98,7 @@ def retrieval_config(settings: SearchSettings, *, pooling: str = "cls") -> Retri
         "indexer": IndexerConfig(**settings.indexer),
     }
     config = RetrievalConfig(**values)
-    put_back_idle(config, ())  # of the retrieval that the file was written by, in another mode
+    drop_unused(config)  # of the retrieval that the file was written by, in another mode
     config.check()
     return config
 

@@ -133,7 +133,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             settings=replace(settings, **vars(TextSettings())),
             text=encoder,
         )
-        _refuse_other_use(encoder, model, str(config.model_file))
+        _warn_of_other_use(encoder, model, str(config.model_file))
         if encoder.static_questions and not model.settings.static_questions:
             model.use_static_questions()
         stated, stored = config.loss.temperature, model.stored_temperature
@@ -168,21 +168,25 @@ def _makes_apostrophes_plain(config: BiEncoderTrainConfig) -> bool:
     return (not config.encoder.shared, False, True)[from_main(found)]
 
 
-def _refuse_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:
-    """A pooling, a length or another setting that is not the model's would have no effect; the usual ones may
-    just not have been named."""
+def _warn_of_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:
+    """A pooling, a length or another setting that is not the model's has no effect; the default ones may just
+    not have been named."""
     own = model.settings
-    lengths = {"sequence_length": own.sequence_length, "question_length": model.tensorizer.question_length}
-    for name, stored in {
+    of_model = {
         "pooling": own.pooling,
         "normalize": own.normalize,
         "shared": own.shared,
-        **lengths,
-    }.items():
-        if (given := getattr(encoder, name)) not in (stored, getattr(EncoderSettings(), name)):
-            raise ConfigError(
-                f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own"
-            )
+        "sequence_length": own.sequence_length,
+        "question_length": model.tensorizer.question_length,
+    }
+    default = EncoderSettings()
+    others = [
+        f"encoder.{name}={getattr(encoder, name)} ({stored})"
+        for name, stored in of_model.items()
+        if getattr(encoder, name) not in (stored, getattr(default, name))
+    ]
+    if others and current_ranks().is_main:
+        logger.warning("no effect, %s keeps its own: %s", source, ", ".join(others))
 
 
 def _check_kind(init: str | None, encoder: TowerSettings) -> None:

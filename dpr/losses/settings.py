@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import CONTENT, IDENTITY, TRAINING, Settings, listed, setting, split_entry
+from dpr.core.settings import CONTENT, IDENTITY, Settings, listed, setting, split_entry
 
 TERMS = ("nll", "symmetric", "kl", "margin_mse")
-_OF_KL, _OF_MARGINS = ("kl_weight", "terms=kl"), ("margin_mse_weight", "terms=margin_mse")
-_OF_NLL, _OF_RIVALS = ("terms=null", "terms=nll"), ("terms=null", "terms=nll|symmetric")
-_NO_NLL = "nll_weight=0|0.0"
+_REPLACED_BY_TERMS = (*(f"{name}_weight" for name in TERMS), "teacher")
 
 
 class TermEntry(NamedTuple):
@@ -25,65 +24,61 @@ class TermEntry(NamedTuple):
 
 
 @dataclass
-class DistillationSettings(Settings, requires=TRAINING):
+class DistillationSettings(Settings):
     """Terms that compare a question's scores for its own passages, or vectors, with those of a teacher."""
 
-    kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
+    kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
     """Weight of the KL divergence between the teacher's and the model's distributions over a question's own
     passages."""
-    kl_temperature: float | None = setting(None, above=0, on_resume=IDENTITY, requires=_OF_KL)
+    kl_temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """Divides the model's scores in the KL divergence; absent = loss.temperature."""
-    teacher_temperature: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_KL)
+    teacher_temperature: float = setting(1.0, above=0, on_resume=IDENTITY)
     """Divides the teacher's scores in the KL divergence."""
-    margin_mse_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
+    margin_mse_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
     """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus
     another passage's."""
-    margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_MARGINS)
+    margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY)
     """Multiplies the teacher's margins; the model's are those of its scores before loss.temperature."""
-    teacher: Any = setting(None, on_resume=CONTENT, excludes=("terms", "dimensions"), path="input")
+    teacher: Any = setting(None, on_resume=CONTENT, path="input")
     """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too, of passages
     only where their tower is trained; or vector shards of any model (dpr embed; a pattern or a list) over the
     passages (docs/students.md). Absent = none."""
-    embedding_weight: float = setting(1.0, above=0, on_resume=IDENTITY, requires="teacher")
+    embedding_weight: float = setting(1.0, above=0, on_resume=IDENTITY)
     """Weight of the squared distance between the model's vectors and those of loss.teacher; with nll_weight=0
     texts alone are learned from."""
 
 
 @dataclass
-class RivalSettings(Settings, requires=TRAINING):
+class RivalSettings(Settings):
     """What the positive is compared with in the NLL, and what weighs how much in it and in the symmetric
     term."""
 
-    in_batch_negatives: bool = setting(True, on_resume=IDENTITY, requires=_OF_NLL, excludes=_NO_NLL)
+    in_batch_negatives: bool = setting(True, on_resume=IDENTITY)
     """false: a question's positive competes with the question's own negatives only, not with the passages of
     other questions."""
-    positives: str = setting(
-        "one", choices=("one", "any", "each"), on_resume=IDENTITY, requires=_OF_NLL, excludes=_NO_NLL
-    )
+    positives: str = setting("one", choices=("one", "any", "each"), on_resume=IDENTITY)
     """one: the positive drawn for the question. any, each: all known positives of the question that are in
     the pool; any: the sum of their softmax shares must rise; each: every one must beat the negatives."""
-    hardness: float = setting(0.0, least=0, on_resume=IDENTITY, requires=_OF_RIVALS)
+    hardness: float = setting(0.0, least=0, on_resume=IDENTITY)
     """A negative with score x (before loss.temperature) weighs exp(hardness * x) times as much in the
     denominator; 0 = all the same."""
-    false_negative_margin: float | None = setting(None, on_resume=IDENTITY, requires=_OF_RIVALS)
+    false_negative_margin: float | None = setting(None, on_resume=IDENTITY)
     """Negatives that score higher than the positive by more than this (before loss.temperature) are masked,
     as likely positives; absent = none is."""
-    guide: list[str] | None = setting(
-        None, on_resume=CONTENT, requires=_OF_NLL, excludes=_NO_NLL, path="input"
-    )
+    guide: list[str] | None = setting(None, on_resume=CONTENT, path="input")
     """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's
     positive exceeds guide_threshold are masked for it; absent = none is."""
-    guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY, requires="guide")
+    guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY)
     """Cosine of two guide vectors above which their passages are taken for one."""
 
 
 @dataclass
-class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
+class ObjectiveSettings(DistillationSettings, RivalSettings):
     """Terms of the objective and their weights (docs/numerics.md, section 1)."""
 
-    nll_weight: float = setting(1.0, least=0, on_resume=IDENTITY, excludes="terms")
+    nll_weight: float = setting(1.0, least=0, on_resume=IDENTITY)
     """Weight of the negative log likelihood of the positive."""
-    symmetric_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
+    symmetric_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
     """Weight of the negative log likelihood of the question among all questions of the pool, given its
     positive."""
     terms: Any = setting(None, on_resume=IDENTITY)
@@ -93,7 +88,7 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
     dimensions: list[int] | None = setting(None, unit="dimensions", least=1, on_resume=IDENTITY)
     """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number
     listed; absent = over all."""
-    dimension_weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires="dimensions")
+    dimension_weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
     """One weight for each number of loss.dimensions; absent = 1 each."""
 
     @property
@@ -124,6 +119,24 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
         values = ((item.name, getattr(self, item.name)) for item in fields(ObjectiveSettings))
         return {name: value for name, value in values if value != getattr(default, name)}
 
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        nll = self.weight_of("nll")
+        if not self.weight_of("kl"):
+            yield from ("kl_temperature", "teacher_temperature")
+        if not self.weight_of("margin_mse"):
+            yield "margin_mse_scale"
+        if not self.teacher:
+            yield "embedding_weight"
+        if not nll:
+            yield from ("in_batch_negatives", "positives", "guide")
+        if not nll or self.guide is None:
+            yield "guide_threshold"
+        if not nll and not self.weight_of("symmetric"):
+            yield from ("hardness", "false_negative_margin")
+        if self.dimensions is None:
+            yield "dimension_weights"
+
     def check_objective(self, prefix: str, candidates: str | None) -> None:
         """What the terms need of each other, and of the rule ``candidates``."""
         names = Counter(entry.name for entry in self.entries())
@@ -136,11 +149,17 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
                 f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or"
                 " another above 0"
             )
-        of_two = [name for name in ("hardness", "false_negative_margin") if name in self.changed()]
-        if of_two and not (names["nll"] or names["symmetric"]):
-            off = f"{prefix}nll_weight and {prefix}symmetric_weight are 0"
+        changed = self.changed()
+        for name in _REPLACED_BY_TERMS:
+            if self.terms is not None and name in changed:
+                raise ConfigError(
+                    f"{prefix}{name}={changed[name]} and {prefix}terms are mutually exclusive, both say what"
+                    " is learned; leave one of them out"
+                )
+        if self.teacher and self.dimensions:
             raise ConfigError(
-                f"{prefix}{of_two[0]} has no effect where {off}; raise one of them, or leave it out"
+                f"{prefix}teacher={self.teacher} and {prefix}dimensions={self.dimensions} are mutually"
+                " exclusive, a teacher's vectors are learned whole; leave one of them out"
             )
         if self.positives != "one" and candidates == "dpr":
             raise ConfigError(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
-from operator import attrgetter
 from typing import Any, ClassVar
 
 from dpr.core.compute_settings import ClusterSettings, ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.setting_keys import settings
 from dpr.core.settings import Settings, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.indexer.settings import DEFAULT_WEIGHT, Bm25Settings
@@ -63,13 +61,14 @@ class MiningInputs(ForwardSettings, Bm25Settings):
             model_file=str(self.model_file), **asdict(self.encoder), **own, **self.models_options(), **more
         )
 
-    def refuse_idle(self, owners: Mapping[str, str]) -> None:
-        """Raises ConfigError for settings that are set though their owner does not take part; a name may be
-        that of a section."""
-        for entry in settings(type(self)):
-            owner = owners.get(entry.key) or owners.get(entry.key.partition(".")[0])
-            if owner and attrgetter(entry.key)(self) != entry.default:
-                raise ConfigError(f"{entry.key} is a setting of {owner}")
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if not self.model_file:
+            yield from _MODEL
+            if not self.cross_encoder:
+                yield from _MODELS
+        if self.on_bad_row != "skip":
+            yield "max_bad_rows"
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
@@ -111,19 +110,17 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
     indexer: MiningIndex = field(default_factory=MiningIndex)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if self.model_file:
+            yield from _BM25
+        else:
+            yield "vectors"
+        if not self.cross_encoder:
+            yield "veto_above"
+
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        idle = dict.fromkeys(_BM25, "BM25; leave model_file out") if self.model_file else {}
-        if not self.model_file:
-            idle |= dict.fromkeys(("vectors", *_MODEL), "a model; add model_file=<folder>")
-        if not self.cross_encoder:
-            idle |= {"veto_above": "a cross-encoder; add cross_encoder=<folder>"}
-            idle |= (
-                {}
-                if self.model_file
-                else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
-            )
-        self.refuse_idle(idle)
         if self.keep_within > self.to_rank:
             raise ConfigError(
                 f"keep_within={self.keep_within} is above to_rank={self.to_rank}, the last rank that is"
@@ -158,6 +155,15 @@ dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/f
     hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages that each side ranks; one that neither lists has 0."""
 
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if self.hybrid == "none":
+            yield from ("hybrid_weight", "hybrid_depth")
+            if self.cross_encoder or self.model_file:
+                yield from (*_BM25, "corpus")
+        if self.cross_encoder:
+            yield "processes"
+
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         if self.cross_encoder and self.model_file:
@@ -165,20 +171,5 @@ dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/f
                 "cross_encoder and model_file are mutually exclusive: one teacher scores; leave one of"
                 " them out"
             )
-        is_hybrid, idle = self.hybrid != "none", dict[str, str]()
-        if is_hybrid and not self.model_file:
+        if self.hybrid != "none" and not self.model_file:
             raise ConfigError(f"hybrid={self.hybrid} joins a model with BM25; add model_file=<folder>")
-        if (self.cross_encoder or self.model_file) and not is_hybrid:
-            idle |= dict.fromkeys((*_BM25, "corpus"), "BM25 and hybrids")
-        if not is_hybrid:
-            idle |= dict.fromkeys(("hybrid_weight", "hybrid_depth"), "hybrids; add hybrid=linear")
-        if not self.model_file:
-            idle |= dict.fromkeys(_MODEL, "a model; add model_file=<folder>")
-            idle |= (
-                {}
-                if self.cross_encoder
-                else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
-            )
-        self.refuse_idle(idle)
-        if self.cross_encoder and self.processes > 1:
-            raise ConfigError("a cross-encoder scores in one process with all cores; leave processes out")

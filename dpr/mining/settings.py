@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ class MiningSettings(Settings):
     """Last rank to take from."""
     pick: str = setting("top", choices=("top", "sample"))
     """top: the best that pass the filters; sample: any of them, drawn by seed and row."""
-    seed: int = setting(0, least=0, requires="pick=sample")
+    seed: int = setting(0, least=0)
     """Decides what is drawn with pick=sample."""
     keep_answers: bool = False
     """Keep passages that hold an answer string."""
@@ -36,11 +37,16 @@ class MiningSettings(Settings):
     |p|; 0 = any."""
     absolute_margin: float | None = setting(None, also=("margin",))
     """Leaves out what the model scores above the positive's score less this; absent = any."""
-    veto_above: float | None = setting(None, above=0, most=1, requires="cross_encoder")
+    veto_above: float | None = setting(None, above=0, most=1)
     """Probability of being relevant from which the cross-encoder leaves a passage out; absent = 0.5 where
     there is one."""
     keep_existing: bool = False
     """Keep the hard negatives that the training data have, before the mined ones."""
+
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if self.pick != "sample":
+            yield "seed"
 
     def check_together(self, prefix: str) -> None:
         if self.to_rank < self.from_rank:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, TRAINING, WARNED, Settings, setting
+from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, WARNED, Settings, setting
 from dpr.data.settings import TextOptions, TextSettings
 
 PRETRAINED_MODEL = "bert-base-uncased"
@@ -37,7 +37,6 @@ POOLINGS = {
 }
 """Any other pooling is an import path, ``module:Class``, or several of these without token weights, joined:
 ``cls+mean``."""
-_WITH_TOKEN_WEIGHTS = "pooling=" + "|".join(name for name, kind in POOLINGS.items() if kind.has_token_weights)
 
 
 def pooling_kinds(name: str) -> list[PoolingKind]:
@@ -58,21 +57,18 @@ class BackboneSettings(Settings):
         "hf_bert",
         choices=("hf_bert", "hf_roberta", "hf_auto", "static"),
         on_resume=START,
-        excludes="model_file",
     )
     """DPR's key; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any Hugging Face
     encoder. static: the folder must be that of a static encoder."""
     pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=MODEL, path="input")
     """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config
     and tokenizer it uses."""
-    pretrained: bool = setting(True, on_resume=START, excludes="model_file")
+    pretrained: bool = setting(True, on_resume=START)
     """False: random weights from the folder's config.json."""
-    token_frequencies: str | None = setting(
-        None, on_resume=MODEL, requires=_WITH_TOKEN_WEIGHTS, excludes="model_file", path="input"
-    )
+    token_frequencies: str | None = setting(None, on_resume=MODEL, path="input")
     """Folder whose token_frequencies.json encoder.pooling=idf and idf_sqrt begin with; absent =
     pretrained_model_cfg."""
-    dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED, requires=TRAINING)
+    dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
 
@@ -87,15 +83,13 @@ class VectorSettings(Settings):
     in a text counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
-    projection_activation: str = setting(
-        "none", choices=("none", "tanh"), on_resume=IDENTITY, requires="projection_dim"
-    )
+    projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY)
     """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
     normalize: bool = setting(False, on_resume=IDENTITY)
     """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less."""
     shared: bool = setting(False, on_resume=IDENTITY)
     """One tower for questions and passages."""
-    static_questions: bool = setting(False, on_resume=IDENTITY, excludes=("shared", "adapter=lora"))
+    static_questions: bool = setting(False, on_resume=IDENTITY)
     """Questions go through a table of token vectors, passages through the transformer: a question costs
     microseconds (docs/students.md)."""
     sequence_length: int = setting(256, unit="tokens", least=3, on_resume=IDENTITY)
@@ -113,11 +107,11 @@ class VectorSettings(Settings):
     adapter: str = setting("none", choices=("none", "lora"), on_resume=IDENTITY)
     """lora: the backbone is frozen and one for both towers; each trains small matrices beside its linear
     layers (docs/training.md)."""
-    lora_rank: int = setting(16, least=1, on_resume=IDENTITY, requires="adapter=lora")
+    lora_rank: int = setting(16, least=1, on_resume=IDENTITY)
     """Width of the adapters' matrices."""
-    lora_alpha: float = setting(32.0, above=0, on_resume=IDENTITY, requires="adapter=lora")
+    lora_alpha: float = setting(32.0, above=0, on_resume=IDENTITY)
     """Adapters are scaled by lora_alpha / lora_rank."""
-    lora_targets: str = setting("all", on_resume=IDENTITY, requires="adapter=lora")
+    lora_targets: str = setting("all", on_resume=IDENTITY)
     """Linear layers that get an adapter: all, or names with commas between (q_proj,v_proj)."""
 
     dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
@@ -164,10 +158,14 @@ class GivenTextSettings(TextOptions):
     allow_other_prompts: bool = setting(
         False,
         on_resume=NO_EFFECT,
-        requires=("query_prompt", "passage_prompt", "prompts", "title_template", "plain_apostrophes"),
     )
     """Use these five settings though the model was trained with others; its vectors then are those of another
     model."""
+
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if all(getattr(self, item.name) in (None, {}) for item in fields(TextOptions)):
+            yield "allow_other_prompts"
 
     def text_of(
         self, own: TextSettings | None = None, *, stated: Collection[str] = (), source: Any = None
@@ -207,7 +205,7 @@ class GivenTextSettings(TextOptions):
 class RunningSettings(Settings):
     """How the towers run."""
 
-    fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY, requires=TRAINING)
+    fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY)
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
     packed: bool = setting(True, on_resume=WARNED)
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
@@ -215,9 +213,9 @@ class RunningSettings(Settings):
     """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's
     kernel for sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere
     else."""
-    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED, requires=TRAINING)
+    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED)
     """Dropout of attention; absent = dropout."""
-    lora_dropout: float = setting(0.0, least=0, below=1, on_resume=WARNED, requires="adapter=lora")
+    lora_dropout: float = setting(0.0, least=0, below=1, on_resume=WARNED)
     """Dropout of what goes into the adapters (encoder.adapter=lora)."""
 
 
@@ -228,7 +226,7 @@ class TemperatureSettings(Settings):
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """Scores are divided by it. 1 for dot products, as in DPR; about 0.05 for normalised vectors. Absent =
     that of model_file, else 1."""
-    learn_temperature: bool = setting(False, on_resume=IDENTITY, requires=TRAINING)
+    learn_temperature: bool = setting(False, on_resume=IDENTITY)
     """Start from ``temperature`` and learn its logarithm."""
 
 
@@ -245,8 +243,23 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
         """``pretrained_model_cfg`` unless it is the default, which the user may not have chosen."""
         return None if self.pretrained_model_cfg == PRETRAINED_MODEL else self.pretrained_model_cfg
 
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if not any(kind.has_token_weights for kind in pooling_kinds(self.pooling)):
+            yield "token_frequencies"
+        if not self.projection_dim:
+            yield "projection_activation"
+        if self.adapter != "lora":
+            yield from ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
+
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
+        if self.static_questions and (self.shared or self.adapter != "none"):
+            other = "shared=true" if self.shared else f"adapter={self.adapter}"
+            raise ConfigError(
+                f"{prefix}static_questions=true and {prefix}{other} are mutually exclusive; leave one of"
+                " them out"
+            )
         if 0 < self.question_length < 3:
             raise ConfigError(
                 f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0"

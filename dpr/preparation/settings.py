@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -63,7 +64,7 @@ class PairFileSettings(Settings):
 
 
 @dataclass
-class SuspectSettings(ForwardSettings, requires="suspects"):
+class SuspectSettings(ForwardSettings):
     """Which labels of training data look wrong, by BM25 and a model."""
 
     suspects: str | None = setting(None, path="output")
@@ -74,6 +75,11 @@ class SuspectSettings(ForwardSettings, requires="suspects"):
     """How many are listed, at most."""
     overwrite: bool = False
     """Replace the file."""
+
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if self.suspects is None:
+            yield from (item.name for item in fields(SuspectSettings) if item.name != "suspects")
 
 
 @dataclass
@@ -139,11 +145,15 @@ class DownloadConfig(Settings):
 
     resource: Any = setting(None, operand="[KEY ...]")
     """Keys of ``resources``; the start of a key stands for all keys below it. Absent: the keys are listed."""
-    output_dir: str = setting("downloads", requires="resource", path="folder")
+    output_dir: str = setting("downloads", path="folder")
     """Folder to write; the parts of a key are folders in it, where the settings of data sets look for
     them."""
     resources: dict[str, Any] = field(default_factory=dict)
     """The catalogue: key -> url, parts, suffix, sha256, also, about."""
+
+    def unused(self) -> Iterator[str]:
+        if not self.resource:
+            yield "output_dir"
 
     def check_together(self, prefix: str) -> None:
         if not self.output_dir:

@@ -3,6 +3,7 @@ DPR has the setting."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -21,6 +22,15 @@ from dpr.indexer.settings import (
 
 SEARCH_MODES = ("dense", "bm25", "hybrid")
 """How one question is searched: by vectors, by words, or by both."""
+_OF_VECTORS = (
+    "encoded_ctx_files",
+    "model_file",
+    "dimensions",
+    "batch_size",
+    "encoder_path",
+    "index_path",
+    "encoder",
+)
 _OF_RESULTS = (
     "out_file",
     "trec_run_file",
@@ -43,13 +53,17 @@ class _IndexKind(Settings):
     number, fast, mapped from disk), small (one bit a number, scored again from the vectors); flat, hnsw,
     hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
     dpr.indexer.registry.Index, module:Class."""
-    options: dict[str, Any] = setting(dict, requires="kind=module:Class")
+    options: dict[str, Any] = setting(dict)
     """Settings of a user-defined class."""
 
 
 @dataclass
 class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, ExactSettings, _IndexKind):
     """How passages are searched."""
+
+    def unused(self) -> Iterator[str]:
+        used = KINDS[self.kind].names if self.kind in KINDS else ["options"]
+        yield from (item.name for item in fields(self) if item.name not in ("kind", "k1", "b", *used))
 
     def check_together(self, prefix: str = "") -> None:
         super().check_together(prefix)
@@ -105,18 +119,18 @@ class RetrievalConfig(CudaSettings):
     """The passages that were embedded: names of ``ctx_sources`` or paths of corpora."""
     ctx_datatsets: Any = setting(None, path="input")
     """DPR's spelling of ctx_datasets."""
-    encoded_ctx_files: Any = setting(None, excludes="indexer.kind=bm25", path="input")
+    encoded_ctx_files: Any = setting(None, path="input")
     """Vectors of the passages: folders, globs, or a list of them, e.g.
     encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the original DPR are read too."""
-    model_file: str | None = setting(None, excludes="indexer.kind=bm25", path="input")
+    model_file: str | None = setting(None, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
     folder, or a checkpoint file of the original DPR."""
-    dimensions: int = setting(0, unit="dimensions", least=0, excludes="indexer.kind=bm25")
+    dimensions: int = setting(0, unit="dimensions", least=0)
     """Cut vectors of questions to their first so many numbers; those of the passages must be of the same
     width. 0 = as the passages are."""
     out_file: str | None = setting(None, path="output")
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
-    out_texts: bool = setting(True, requires="out_file")
+    out_texts: bool = setting(True)
     """Write title and text of every hit to out_file; without them it takes about a tenth of the space and
     needs no corpus."""
     trec_run_file: str | None = setting(None, path="output")
@@ -136,51 +150,64 @@ class RetrievalConfig(CudaSettings):
     skip_same_id: bool = False
     """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus
     (ArguAna, Quora)."""
-    batch_size: int = setting(128, unit="questions", least=1, excludes="indexer.kind=bm25")
+    batch_size: int = setting(128, unit="questions", least=1)
     """Questions encoded at a time."""
     validation_workers: int = setting(
         1,
         unit="processes",
         least=1,
-        requires=("qrels=null", "match=string|regex"),
-        excludes="match=none|qrels",
     )
     """Processes that match answers."""
-    encoder_path: str | None = setting(
-        None, choices=("question_model", "ctx_model"), excludes="indexer.kind=bm25"
-    )
+    encoder_path: str | None = setting(None, choices=("question_model", "ctx_model"))
     """Tower that encodes the questions: question_model (when absent) or ctx_model."""
-    index_path: str | None = setting(None, excludes="indexer.kind=exact|bm25", path="folder")
+    index_path: str | None = setting(None, path="folder")
     """Folder of a faiss index: loaded when it is there, else built and saved."""
-    bm25_index_path: str | None = setting(
-        None, requires=("indexer.kind=bm25", "hybrid=linear|rrf"), path="folder"
-    )
+    bm25_index_path: str | None = setting(None, path="folder")
     """Folder of a BM25 index: loaded when it is there, else built and saved."""
     hybrid: str = setting("none", choices=("none", "linear", "rrf"))
     """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking
     with BM25's."""
-    hybrid_weight: float | None = setting(
-        None, least=0, most=1, requires="hybrid=linear", excludes="tune_hybrid_weight"
-    )
+    hybrid_weight: float | None = setting(None, least=0, most=1)
     """Share of the dense side in hybrid=linear, 0 to 1. Absent = 0.4, with which a poor dense side costs
     little and a good one gains; a model ahead of BM25 takes 0.5 to 0.6, and tune_hybrid_weight on a dev set
     finds its own."""
-    hybrid_normalisation: str = setting("minmax", choices=("minmax", "zscore"), requires="hybrid=linear")
+    hybrid_normalisation: str = setting("minmax", choices=("minmax", "zscore"))
     """minmax or zscore, per question."""
-    hybrid_depth: int = setting(100, unit="passages", least=1, requires="hybrid=linear|rrf")
+    hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages taken from each side; n_docs where that is larger."""
-    tune_hybrid_weight: bool = setting(False, requires="hybrid=linear")
+    tune_hybrid_weight: bool = setting(False)
     """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file
     says which it was."""
-    tune_metric: str = setting("mrr@10", requires="tune_hybrid_weight")
+    tune_metric: str = setting("mrr@10")
     """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
-    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, excludes="indexer.kind=bm25")
+    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
     """Catalogue: name -> options of a question set (file, special_query_token, ...)."""
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
+
+    def unused(self) -> Iterator[str]:
+        kind = self.indexer.kind
+        if kind == "bm25":
+            yield from _OF_VECTORS
+        elif self.hybrid == "none":
+            yield from ("bm25_index_path", "indexer.k1", "indexer.b")
+        if kind == "exact":
+            yield "index_path"
+        if self.hybrid == "none":
+            yield "hybrid_depth"
+        if self.hybrid != "linear":
+            yield from ("hybrid_weight", "hybrid_normalisation", "tune_hybrid_weight", "tune_metric")
+        elif self.tune_hybrid_weight:
+            yield "hybrid_weight"
+        else:
+            yield "tune_metric"
+        if not self.out_file:
+            yield "out_texts"
+        if self.match in ("none", "qrels") or (self.match == "auto" and self.qrels):
+            yield "validation_workers"
 
     def passage_names(self) -> list[str]:
         """``ctx_datasets`` as a list."""
@@ -267,6 +294,9 @@ class TunedIndexerConfig(IndexerConfig):
     target_recall: float = setting(0.95, above=0, most=1)
     """Recall@100 that the breadth must reach that is printed; an index that is built learns it too
     (probes=0)."""
+
+    def unused(self) -> Iterator[str]:
+        yield from (name for name in super().unused() if name != "target_recall")
 
 
 @dataclass

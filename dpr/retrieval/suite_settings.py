@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,10 @@ class SuiteSetConfig(Settings):
 
 
 @dataclass
-class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
+class SuiteSettings(ForwardSettings, CudaSettings):
     """How the test sets of a suite are evaluated."""
 
-    model_file: str | None = setting(None, requires="systems=dense|hybrid", path="input")
+    model_file: str | None = setting(None, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
     folder, or a checkpoint file of the original DPR."""
     output_dir: str | None = setting(None, path="folder")
@@ -68,10 +69,10 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     """Which qrels/<split>.tsv of a folder."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
-    dimensions: int = setting(0, unit="dimensions", least=0, requires="systems=dense|hybrid")
+    dimensions: int = setting(0, unit="dimensions", least=0)
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
     has them."""
-    hybrid_weight: float | None = setting(None, least=0, most=1, requires="systems=hybrid")
+    hybrid_weight: float | None = setting(None, least=0, most=1)
     """Share of the dense side in the hybrid, 0 to 1, one that was not chosen on these test sets; absent =
     that of the run's search.json, else 0.4."""
     trec_runs: bool = True
@@ -82,13 +83,13 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     overwrite: bool = False
     """Replace results of a test set that were made of something else: another model, changed data, other
     settings."""
-    batch_size: int = setting(128, unit="questions", least=1, requires="systems=dense|hybrid|static")
+    batch_size: int = setting(128, unit="questions", least=1)
     """Questions encoded at a time."""
-    batch_tokens: int = setting(0, unit="tokens", least=0, requires="systems=dense|hybrid|static")
-    precision: str = setting("fp32", choices=tuple(PRECISIONS), requires="systems=dense|hybrid|static")
+    batch_tokens: int = setting(0, unit="tokens", least=0)
+    precision: str = setting("fp32", choices=tuple(PRECISIONS))
     """fp32, bf16 or fp16 arithmetic of the model while it embeds passages."""
-    bm25: Bm25Settings = setting(Bm25Settings, requires="systems=bm25|hybrid")
-    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, requires="systems=dense|hybrid")
+    bm25: Bm25Settings = setting(Bm25Settings)
+    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
 
 
 @dataclass
@@ -107,17 +108,32 @@ class EvaluateConfig(SuiteSettings):
     splits, or retrieval tasks of mteb whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr
     prepare-folder, or a file in any format of training data, whose passages are then the corpus. Or the name
     of one of suites, such as known."""
-    data: str | None = setting(None, requires=("suite", "set"), path="input")
+    data: str | None = setting(None, path="input")
     """Folder that a suite's relative paths are taken from; absent = that of its YAML."""
     suites: dict[str, Any] = field(default_factory=dict)
     """The catalogue: name -> the sets of a suite, as a YAML lists them."""
     run_file: str | None = setting(None, path="input")
     """In place of suite: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics
     of trec_eval."""
-    qrels: str | None = setting(None, requires="run_file", path="input")
+    qrels: str | None = setting(None, path="input")
     """Judgements of run_file: BEIR's TSV or TREC's four columns."""
-    metrics_file: str | None = setting(None, requires="run_file", path="output")
+    metrics_file: str | None = setting(None, path="output")
     """Metrics file to write for run_file, as dpr retrieve writes it."""
+
+    def unused(self) -> Iterator[str]:
+        if self.suite is None and self.set is None:
+            yield from (item.name for item in fields(SuiteSettings))
+            yield "data"
+        if self.run_file is None:
+            yield from ("qrels", "metrics_file")
+        if not self.needs_model:
+            yield from ("model_file", "dimensions", "encoder")
+        if "hybrid" not in self.systems:
+            yield "hybrid_weight"
+            if "bm25" not in self.systems:
+                yield "bm25"
+        if {*self.systems} <= {"bm25"}:
+            yield from ("batch_size", "batch_tokens", "precision")
 
     def check_together(self, prefix: str) -> None:
         if self.set is not None:

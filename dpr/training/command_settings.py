@@ -3,17 +3,60 @@ Key names are DPR's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dpr.core.compute_settings import CudaSettings
 from dpr.core.errors import ConfigError
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TRAINING, Settings, setting
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, Settings, setting
 from dpr.data.settings import DataSetSettings
 from dpr.models.settings import TowerSettings
-from dpr.training.settings import TrainingSettings
+from dpr.training.period_settings import DevSetSettings
+from dpr.training.settings import NegativeSettings, TrainingSettings
 
-_WITH_PROJECTS = ("wandb", "mlflow", "trackio")
+_OF_TRAINING = (
+    "init",
+    "resume",
+    "seed",
+    "train_sampling_rates",
+    "loss_scale_factors",
+    "local_shards_dataloader",
+    "checkpoint_file_name",
+    "ignore_checkpoint_offset",
+    "ignore_checkpoint_optimizer",
+    "ignore_checkpoint_lr",
+    "val_av_rank_start_epoch",
+    "encoder.dropout",
+    "encoder.attention_dropout",
+    "encoder.lora_dropout",
+    "encoder.fix_ctx_encoder",
+    "tracking",
+)
+_TRAIN_SETTINGS_OF_EVALUATION = {
+    *(item.name for item in fields(DevSetSettings)),
+    *(item.name for item in fields(NegativeSettings)),
+    "precision",
+    "validation",
+    "token_store",
+}
+_LOSS_SETTINGS_OF_EVALUATION = ("candidates", "temperature")
+_OF_THE_MODEL = (
+    "do_lower_case",
+    "encoder.encoder_model_type",
+    "encoder.pretrained",
+    "encoder.token_frequencies",
+)
+"""What ``model_file`` brings."""
+_OF_VALIDATIONS = (
+    "early_stopping",
+    "eval_at_start",
+    "best_metric",
+    "best_is_highest",
+    "keep",
+    "load_best_at_end",
+)
+_OF_AVERAGE_RANK = ("val_av_rank_hard_neg", "val_av_rank_other_neg", "val_av_rank_max_qs")
 
 
 @dataclass
@@ -24,16 +67,22 @@ class TrackingConfig(Settings):
     """Write TensorBoard event files into <output_dir>/tensorboard; needs the extra tb."""
     wandb: bool = setting(False, on_resume=NO_EFFECT)
     """Log to Weights & Biases; needs the extra wandb."""
-    wandb_mode: str = setting("online", choices=("online", "offline"), on_resume=NO_EFFECT, requires="wandb")
+    wandb_mode: str = setting("online", choices=("online", "offline"), on_resume=NO_EFFECT)
     """online, or offline: keep the run in <output_dir>/wandb for `wandb sync`."""
     mlflow: bool = setting(False, on_resume=NO_EFFECT)
     """Log to the MLflow server or store of $MLFLOW_TRACKING_URI; needs the extra mlflow."""
     trackio: bool = setting(False, on_resume=NO_EFFECT)
     """Log to Trackio, on this machine unless its own variables say where; needs the extra trackio."""
-    project: str = setting("dpr", on_resume=NO_EFFECT, requires=_WITH_PROJECTS)
+    project: str = setting("dpr", on_resume=NO_EFFECT)
     """The project there; in MLflow the experiment."""
-    run_name: str | None = setting(None, on_resume=NO_EFFECT, requires=_WITH_PROJECTS)
+    run_name: str | None = setting(None, on_resume=NO_EFFECT)
     """The run's name there; absent = the last part of output_dir."""
+
+    def unused(self) -> Iterator[str]:
+        if not self.wandb:
+            yield "wandb_mode"
+        if not (self.wandb or self.mlflow or self.trackio):
+            yield from ("project", "run_name")
 
 
 @dataclass
@@ -53,27 +102,59 @@ class RunConfig(Settings):
 class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
     """Trains a bi-encoder. With ``model_file`` and no ``train_datasets``, evaluates one."""
 
-    loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires=TRAINING)
+    loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
     """One factor per train set, multiplies its loss."""
-    do_lower_case: bool | None = setting(None, on_resume=START, excludes="model_file")
+    do_lower_case: bool | None = setting(None, on_resume=START)
     """true or false: texts are lower-cased, and lose their accents, or not, in place of the rule of the
     tokenizer of a BERT vocabulary. Absent = the tokenizer's own."""
     special_tokens: list[str] | None = setting(None, on_resume=START)
     """Put into the vocabulary's [unusedN] slots, in this order."""
     on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
     """fail, or skip (rows go to a rejects file, up to max_bad_rows)."""
-    max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT, requires="on_bad_row=skip")
+    max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
     """How many rows on_bad_row=skip may leave out before the command ends."""
     rank_timeout_s: float = setting(300.0, unit="seconds", least=1, on_resume=NO_EFFECT)
     """Seconds after which a process of the group that does not answer counts as lost."""
     encoder: TowerSettings = field(default_factory=TowerSettings)
-    tracking: TrackingConfig = setting(TrackingConfig, requires=TRAINING)
+    tracking: TrackingConfig = setting(TrackingConfig)
     datasets: dict[str, Any] = setting(dict, entries=DataSetSettings, on_resume=CONTENT)
     """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
 
     def trailing_sep(self) -> bool:
         """``encoder.dpr_trailing_sep`` of a new model; where absent, as ``compat`` has it."""
         return self.as_dpr if self.encoder.dpr_trailing_sep is None else self.encoder.dpr_trailing_sep
+
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        train = self.train
+        trains = self.train_datasets is not None or self.model_file is None
+        if self.model_file is not None:
+            yield from _OF_THE_MODEL
+        if not trains:
+            yield from _OF_TRAINING
+            yield from (
+                f"train.{item.name}"
+                for item in fields(train)
+                if item.name not in _TRAIN_SETTINGS_OF_EVALUATION
+            )
+            yield from (
+                f"loss.{item.name}"
+                for item in fields(self.loss)
+                if item.name not in _LOSS_SETTINGS_OF_EVALUATION
+            )
+        if self.dev_datasets is None:
+            yield "val_av_rank_start_epoch"
+            yield from (f"train.{item.name}" for item in fields(DevSetSettings))
+            if not trains:
+                yield from (f"train.{item.name}" for item in fields(NegativeSettings))
+            if not train.validation:
+                yield "train.sanity_validation"
+                if not train.callbacks:
+                    yield from (f"train.{name}" for name in _OF_VALIDATIONS)
+        elif trains and self.val_av_rank_start_epoch is None:
+            yield from (f"train.{name}" for name in _OF_AVERAGE_RANK)
+        if self.on_bad_row != "skip":
+            yield "max_bad_rows"
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)

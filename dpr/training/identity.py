@@ -16,7 +16,7 @@ import torch
 from dpr.core.distributed import Ranks, current_ranks, from_main
 from dpr.core.errors import CheckpointError, DprError
 from dpr.core.logs import get_logger
-from dpr.core.settings import IDENTITY, MODEL, WARNED, flat_values, idle_settings
+from dpr.core.settings import IDENTITY, MODEL, WARNED, flat_values, unused_keys
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import deciding_config, dropout_of
@@ -249,8 +249,8 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
     """
     identity, before = stored.identity, _settings_beside(stored)
     differences = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS | before)
-    idle = idle_settings(settings, any_value=True)  # earlier versions took settings without effect
-    changed = {key: values for key, values in differences.items() if key not in idle}
+    unused = unused_keys(settings)
+    changed = {key: values for key, values in differences.items() if key not in unused}
     for key, (was, now) in _differences(identity.get("models", {}), own.models, {}).items():
         if was and now:
             changed[key] = was, now

@@ -3,32 +3,36 @@ early."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.core.settings import NO_EFFECT, TRAINING, WARNED, Settings, setting
-
-_AVERAGE_RANK = ("val_av_rank_start_epoch", "train_datasets=null")
-_VALIDATED = ("dev_datasets", "validation", "callbacks")
+from dpr.core.settings import NO_EFFECT, WARNED, Settings, setting
 
 
 @dataclass
-class EarlyStoppingSettings(Settings, requires="patience"):
+class EarlyStoppingSettings(Settings):
     """Ends a run that has stopped getting better."""
 
-    patience: int = setting(0, unit="validations", least=0, on_resume=WARNED, requires=_VALIDATED)
+    patience: int = setting(0, unit="validations", least=0, on_resume=WARNED)
     """Validations in a row without an improvement after which the run ends; 0 = never."""
     min_delta: float = setting(0.0, least=0, on_resume=WARNED)
     """An improvement exceeds the best value by more than this."""
     metric: str | None = setting(None, on_resume=WARNED)
     """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen
     by."""
-    highest: bool = setting(False, on_resume=WARNED, requires="metric")
+    highest: bool = setting(False, on_resume=WARNED)
     """More is better, for a metric named here."""
+
+    def unused(self) -> Iterator[str]:
+        if not self.patience:
+            yield from ("min_delta", "metric", "highest")
+        elif self.metric is None:
+            yield "highest"
 
 
 @dataclass
-class Periods(Settings, requires=TRAINING):
+class Periods(Settings):
     """What is done every so often, what is kept of it, and what is validated on."""
 
     log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
@@ -38,37 +42,31 @@ class Periods(Settings, requires=TRAINING):
         unit="validations",
         least=0,
         on_resume=WARNED,
-        requires=("eval_every_steps=0", "eval_per_epoch=0"),
-        excludes="eval_epochs",
     )
     """Validations per epoch; 0 = none but those of eval_every_steps."""
-    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED, excludes="eval_epochs")
+    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
     eval_epochs: list[int] | None = setting(None, least=0, on_resume=WARNED)
     """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
-    sanity_validation: int = setting(
-        2, unit="pools", least=0, on_resume=NO_EFFECT, requires=("dev_datasets", "validation")
-    )
+    sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT)
     """Pools of each dev set that are validated before training to check that it works; 0 = none."""
-    eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT, requires=_VALIDATED)
+    eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT)
     """Validate before the first step too, and at the end compare with that; absent = where the run starts
     from weights, unless it would encode more than a fifth of what training does."""
-    best_metric: str | None = setting(None, on_resume=WARNED, requires=_VALIDATED)
+    best_metric: str | None = setting(None, on_resume=WARNED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
     val_av_rank_start_epoch."""
-    best_is_highest: bool = setting(False, on_resume=WARNED, requires="best_metric")
+    best_is_highest: bool = setting(False, on_resume=WARNED)
     """More is better, for best_metric; known of metrics of retrieval."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     keep: str = setting(
         "best",
         choices=("best", "better"),
         on_resume=WARNED,
-        requires=_VALIDATED,
-        excludes="eval_at_start=false",
     )
     """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no
     checkpoint is ahead of it."""
-    load_best_at_end: bool = setting(False, on_resume=NO_EFFECT, requires=_VALIDATED)
+    load_best_at_end: bool = setting(False, on_resume=NO_EFFECT)
     """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the
     files are the same."""
     export: list[str] | None = setting(None, on_resume=NO_EFFECT)
@@ -82,9 +80,18 @@ class Periods(Settings, requires=TRAINING):
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
     """Checkpoints kept besides the best one; 0 = all."""
 
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if self.eval_per_epoch and (self.eval_every_steps or self.eval_epochs is not None):
+            yield "eval_per_epoch"
+        if self.eval_epochs is not None:
+            yield "eval_every_steps"
+        if self.best_metric is None:
+            yield "best_is_highest"
+
 
 @dataclass
-class DevSetSettings(Settings, requires="dev_datasets"):
+class DevSetSettings(Settings):
     """Validation over dev sets."""
 
     metrics: list[str] | None = setting(None, on_resume=WARNED)
@@ -92,18 +99,12 @@ class DevSetSettings(Settings, requires="dev_datasets"):
     (docs/training.md)."""
     dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=WARNED)
     """Questions per validation pool over all ranks."""
-    val_av_rank_hard_neg: int = setting(
-        30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK
-    )
+    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Hard negatives of each dev question in the average-rank pool."""
-    val_av_rank_other_neg: int = setting(
-        30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK
-    )
+    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Other negatives of each dev question in the average-rank pool."""
     val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
     """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the
     average rank."""
-    val_av_rank_max_qs: int = setting(
-        10000, unit="questions", least=1, on_resume=WARNED, requires=_AVERAGE_RANK
-    )
+    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
     """Dev questions used for the average rank, over all ranks."""

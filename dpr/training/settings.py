@@ -3,6 +3,8 @@ trainer takes from Python."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -14,7 +16,6 @@ from dpr.core.settings import (
     MODEL,
     NO_EFFECT,
     START,
-    TRAINING,
     WARNED,
     Settings,
     setting,
@@ -34,7 +35,7 @@ _ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings", "model")  # of Bi
 class LossSettings(ObjectiveSettings, TemperatureSettings):
     """The objective: its terms, and what scores are compared with (docs/numerics.md)."""
 
-    name: Any = setting("nll", on_resume=IDENTITY, requires=TRAINING)
+    name: Any = setting("nll", on_resume=IDENTITY)
     """nll (the terms below, by default the negative log likelihood of the positive in its pool), or
     user-defined: module:Class, {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
@@ -54,7 +55,7 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
 
 
 @dataclass
-class NegativeSettings(Settings, requires=(*TRAINING, "dev_datasets")):
+class NegativeSettings(Settings):
     """What the data give a pool besides positives, in training and in the validation by NLL."""
 
     hard_negatives: int = setting(1, unit="passages", least=0, on_resume=IDENTITY)
@@ -64,7 +65,7 @@ class NegativeSettings(Settings, requires=(*TRAINING, "dev_datasets")):
 
 
 @dataclass
-class BatchSettings(Settings, requires=TRAINING):
+class BatchSettings(Settings):
     """What a pool is made of, how batches reach the model, and how long a run is."""
 
     batch_size: int = setting(32, unit="questions", least=1, on_resume=WARNED)
@@ -79,14 +80,13 @@ class BatchSettings(Settings, requires=TRAINING):
     loss.positives=any or each, and by distillation, and are negatives of other questions."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
-    prefetch_batches: int = setting(4, unit="batches", least=1, on_resume=NO_EFFECT, requires="num_workers")
+    prefetch_batches: int = setting(4, unit="batches", least=1, on_resume=NO_EFFECT)
     """Batches each worker keeps ready."""
     overfit_batches: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
     """Train on the first so many pools only, over and over, to check that the model can learn at all; 0 = on
     everything."""
     augment: Augmentation = field(default_factory=Augmentation)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-
     num_train_epochs: int = setting(3, unit="epochs", least=1, on_resume=WARNED)
     """Passes over the training data."""
     max_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
@@ -96,7 +96,7 @@ class BatchSettings(Settings, requires=TRAINING):
 
 
 @dataclass
-class OptimizerSettings(Settings, requires=TRAINING):
+class OptimizerSettings(Settings):
     """AdamW and its learning-rate schedule."""
 
     learning_rate: float = setting(2e-5, least=0, on_resume=WARNED)
@@ -106,9 +106,7 @@ class OptimizerSettings(Settings, requires=TRAINING):
     lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=WARNED)
     """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never
     below 1e-7 of the rate."""
-    min_lr_ratio: float = setting(
-        0.0, least=0, most=1, on_resume=WARNED, requires="lr_schedule=linear|cosine"
-    )
+    min_lr_ratio: float = setting(0.0, least=0, most=1, on_resume=WARNED)
     """Floor of linear and cosine, as a share of learning_rate."""
     warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=WARNED)
     """Optimizer steps over which the learning rate rises to its full value; absent = warmup_ratio of the
@@ -155,7 +153,7 @@ class OptimizerSettings(Settings, requires=TRAINING):
 
 
 @dataclass
-class ComputeSettings(Settings, requires=TRAINING):
+class ComputeSettings(Settings):
     """How the arithmetic is done."""
 
     tf32: bool = setting(False, on_resume=WARNED)
@@ -176,7 +174,7 @@ class ComputeSettings(Settings, requires=TRAINING):
     """fsdp2: each process holds a part of the weights, gradients and optimizer state; a layer's weights are
     joined while it computes. For models that do not fit into one GPU with their optimizer. none: each process
     holds all of them."""
-    sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT, requires="sharding=fsdp2")
+    sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT)
     """With sharding: each process writes its part of the optimizer's state, in place of one process all of
     it. The processes need a common file system. The weights are one file in any case."""
 
@@ -197,13 +195,22 @@ class TrainSettings(
     """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the
     run sees less than half of the rows or is a dry run; off: texts are tokenised for every batch; anything
     else: the folder to keep them in."""
-    dry_run: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
+    dry_run: bool = setting(False, on_resume=NO_EFFECT)
     """Do two steps and a validation, print memory, speed and what the whole run would need, and end; writes
     nothing into output_dir."""
 
     def token_store_folder(self) -> str | None:
         """The folder that ``token_store`` names; None for auto and off."""
         return None if self.token_store in ("auto", "off") else self.token_store
+
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if not self.num_workers:
+            yield "prefetch_batches"
+        if self.lr_schedule not in ("linear", "cosine"):
+            yield "min_lr_ratio"
+        if self.sharding != "fsdp2":
+            yield "sharded_checkpoints"
 
     def check_together(self, prefix: str) -> None:
         self.betas()
@@ -212,6 +219,11 @@ class TrainSettings(
             raise ConfigError(
                 f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one"
                 " of them out"
+            )
+        if self.keep == "better" and self.eval_at_start is False:
+            raise ConfigError(
+                f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
+                " the start; leave one of them out"
             )
         for one, unset, other in (
             ("warmup_steps", None, "warmup_ratio"),
@@ -235,44 +247,38 @@ class TrainingSettings(Settings):
     model_file: str | None = setting(None, on_resume=MODEL, path="input")
     """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers;
     original DPR checkpoint."""
-    init: str | None = setting(
-        None, choices=("scratch", "weights", "resume"), on_resume=START, requires=TRAINING
-    )
+    init: str | None = setting(None, choices=("scratch", "weights", "resume"), on_resume=START)
     """How a new run begins: scratch (random weights), weights (those of model_file, else of
     encoder.pretrained_model_cfg) with a fresh schedule and optimizer, resume (output_dir must hold a run to
     resume); absent = as model_file and encoder.pretrained say. Whichever it is, the same command again
     resumes the run."""
-    resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT, requires=TRAINING)
+    resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
     """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it
     though data or order differ."""
     compat: str | None = setting(None, choices=("dpr",), on_resume=WARNED)
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent =
     this toolkit's rules."""
-    seed: int = setting(12345, least=0, on_resume=IDENTITY, requires=TRAINING)
+    seed: int = setting(12345, least=0, on_resume=IDENTITY)
     """Decides the order of samples, which negatives are drawn, dropout and random weights."""
-    train_sampling_rates: list[float] | None = setting(None, on_resume=IDENTITY, requires=TRAINING)
+    train_sampling_rates: list[float] | None = setting(None, on_resume=IDENTITY)
     """One factor per train set, multiplies that set's pools per epoch; train.sampling has other ways."""
-    local_shards_dataloader: bool = setting(False, on_resume=IDENTITY, requires=TRAINING)
+    local_shards_dataloader: bool = setting(False, on_resume=IDENTITY)
     """Each rank shuffles inside its own contiguous part of every data set."""
     val_av_rank_start_epoch: int | None = setting(
         None,
         unit="epochs",
         least=0,
         on_resume=WARNED,
-        requires="dev_datasets",
-        excludes="train_datasets=null",
     )
     """From this epoch on (counted from 0) validation is the average rank; before it, the NLL. Absent = always
     the NLL."""
-    checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT, requires=TRAINING)
+    checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT)
     """Checkpoint folders are ``<name>.step<N>``."""
-    ignore_checkpoint_offset: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
+    ignore_checkpoint_offset: bool = setting(False, on_resume=NO_EFFECT)
     """Start counting steps and epochs at 0 again."""
-    ignore_checkpoint_optimizer: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
+    ignore_checkpoint_optimizer: bool = setting(False, on_resume=NO_EFFECT)
     """Fresh optimizer state."""
-    ignore_checkpoint_lr: bool = setting(
-        False, on_resume=NO_EFFECT, requires=TRAINING, excludes="ignore_checkpoint_offset"
-    )
+    ignore_checkpoint_lr: bool = setting(False, on_resume=NO_EFFECT)
     """Start the learning-rate schedule at its beginning."""
     train: TrainSettings = field(default_factory=TrainSettings)
     loss: LossSettings = field(default_factory=LossSettings)
@@ -290,7 +296,7 @@ class TrainingSettings(Settings):
                 f"settings is of type {type(base).__name__}; give TrainingSettings, or settings by name:"
                 " batch_size=16"
             )
-        base = base or cls()
+        base = cls() if base is None else deepcopy(base)
         own = {item.name for item in fields(base)}
         known = {*own, *_ARGUMENTS, *(f"train.{item.name}" for item in fields(base.train))}
         for name in values.keys() - {key.removeprefix("train.") for key in known}:
@@ -305,6 +311,11 @@ class TrainingSettings(Settings):
         return replace(
             base, **{"train": train, **{name: value for name, value in values.items() if name in own}}
         )
+
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if self.ignore_checkpoint_offset:
+            yield "ignore_checkpoint_lr"
 
     @property
     def as_dpr(self) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import listed, split_entry
+from dpr.core.logs import get_logger
+from dpr.core.settings import drop_unused, listed, split_entry, unused_note
 from dpr.core.user_classes import call, check_class, create_object, import_object
 from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
@@ -20,6 +21,7 @@ from dpr.training.callbacks import Callback, FunctionCallback
 from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.validations.protocol import QuestionMetric, Validation
 
+logger = get_logger(__name__)
 _CALLBACKS = "train.callbacks"
 
 
@@ -31,6 +33,8 @@ def check_given(
     Raises:
         ConfigError: says in a sentence what was given, and what was expected.
     """
+    if unused := drop_unused(settings):
+        logger.warning(unused_note(unused))
     settings.check()
     if not isinstance(model, BiEncoder):
         raise ConfigError(

@@ -1,84 +1,80 @@
-"""No setting is without effect in silence: each states what it needs of others, and is refused without, or
-stands below with the reason why it always has an effect.
-"""
+"""Settings that do nothing beside the others: each command names them, and sets them to their defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from dpr.core.errors import ConfigError
-from dpr.core.setting_rules import Condition, Leaf, conditions_of
-from dpr.core.settings import Settings, idle_settings, leaves
-from tests.helpers.jobs import LaunchedJob, launched_jobs
-from tests.helpers.needs import away, entries, fulfil, put, spoil
+from dpr.cli.main import COMMANDS
+from dpr.core.settings import Settings, drop_unused, leaves, unused_keys
+from tests.helpers.needs import away, entries, put
 
-ALWAYS = {
-    "what the command works on, or writes": (
-        "resource resources train_datasets dev_datasets output_dir model_file suite set run run_file"
-        " qa_dataset ctx_src ctx_datasets ctx_datatsets out_file out trec_run_file metrics_file search_folder"
-        " curve_file qrels"
+MODEL = {"model_file": "runs/first"}
+TRAINING = {"train_datasets": "train.json"}
+CASES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("train", MODEL, "train.batch_size loss.hardness seed tracking.wandb encoder.dropout", "train.precision"),
+    ("train", MODEL, "encoder.pretrained do_lower_case", "loss.temperature"),
+    (
+        "train",
+        MODEL | {"dev_datasets": "d"},
+        "train.learning_rate",
+        "train.hard_negatives train.dev_batch_size",
     ),
-    "a catalogue: its entries are read where a name of theirs is given": "datasets ctx_sources suites",
-    "where the work is done, and how": (
-        "no_cuda rank_timeout_s cluster.kind precision train.precision attention encoder.attention "
-        "encoder.packed batch_size batch_tokens chunk_size token_store train.token_store num_shards"
+    ("train", TRAINING, "train.dev_batch_size train.eval_at_start train.keep", "train.batch_size seed"),
+    ("train", TRAINING, "encoder.lora_rank loss.kl_temperature", "encoder.pretrained train.prefetch_batches"),
+    ("train", TRAINING | {"encoder.adapter": "lora"}, "encoder.token_frequencies", "encoder.lora_rank"),
+    ("train", TRAINING | {"loss.kl_weight": 0.5}, "loss.margin_mse_scale", "loss.kl_temperature"),
+    (
+        "train",
+        TRAINING | {"loss.nll_weight": 0.0},
+        "loss.guide loss.positives loss.hardness",
+        "loss.dimensions",
     ),
-    "which rules hold, which others refer to": (
-        "compat match hybrid indexer.kind to encoder_type skip_same_id"
-    ),
-    "how much is done": "n_docs num_questions step questions on_bad_row",
-    "it decides vectors": (
-        "encoder.pooling encoder.projection_dim encoder.normalize encoder.shared encoder.sequence_length"
-        " encoder.question_length encoder.dpr_trailing_sep encoder.append_eos encoder.adapter"
-        " encoder.dimensions encoder.pretrained_model_cfg encoder.query_prompt"
-        " encoder.passage_prompt encoder.prompts encoder.title_template encoder.plain_apostrophes"
-        " special_tokens dimensions out_dtype"
-    ),
-    "training and validation compare scores by it": (
-        "loss.temperature loss.candidates train.validation indexer.target_recall"
-    ),
-    "refused by the bounds of num_shards": "shard_id",
-}
+    ("train", TRAINING | {"train.eval_every_steps": 9}, "train.eval_per_epoch", "train.eval_every_steps"),
+    ("train", TRAINING | {"train.num_workers": 0}, "train.prefetch_batches", "train.num_workers"),
+    ("retrieve", {"indexer.kind": "bm25"}, "model_file encoder.pooling indexer.ef_search", "indexer.k1"),
+    ("retrieve", {}, "indexer.k1 hybrid_weight index_path cluster.workers", "model_file indexer.block_rows"),
+    ("retrieve", {"hybrid": "linear"}, "tune_metric", "hybrid_weight indexer.k1 bm25_index_path"),
+    ("retrieve", {"indexer.kind": "hnsw"}, "indexer.block_rows", "indexer.store_n index_path"),
+    ("retrieve", {"cluster.kind": "ray"}, "hybrid_depth", "cluster.workers"),
+    ("evaluate", {"run_file": "x"}, "n_docs systems data precision", "qrels"),
+    ("evaluate", {"set": "x", "systems": ["bm25"]}, "model_file qrels batch_size", "bm25.k1 n_docs"),
+    ("export", {"to": "lancedb"}, "model_file encoder.pooling table onnx", "vectors metadata"),
+    ("export", {"to": "onnx"}, "vectors allow_other_vectors", "model_file precisions license"),
+    ("merge", {}, "weights metric", "tuned"),
+    ("mine", {}, "vectors query_prefix precision seed veto_above encoder.pooling", "k1"),
+    ("mine", MODEL, "k1 b", "vectors precision"),
+    ("score", {"cross_encoder": "x"}, "k1 corpus hybrid_weight", "precision"),
+    ("check-data", {}, "most_suspects overwrite device", "strict"),
+    ("prepare", {}, "relabel", "to"),
+    ("download", {}, "output_dir", "resource"),
+]
 
 
-def cases(*, stated: bool) -> Iterator[tuple[LaunchedJob, str]]:
-    """The keys of every command that state, or do not state, what they need of another setting of the
-    command."""
-    for job in launched_jobs():
-        known = leaves(job.config_class())
-        for key in known:
-            if bool(list(breakable(key, known))) == stated:
-                yield job, key
+@pytest.mark.parametrize(("command", "values", "unused", "used"), CASES)
+def test_what_does_nothing_is_known(command: str, values: dict[str, Any], unused: str, used: str) -> None:
+    config: Settings = COMMANDS[command].settings_class()()
+    for key, value in values.items():
+        put(config, key, value)
+    found = set(unused_keys(config))
+    assert found >= set(unused.split())
+    assert not found & {*used.split(), *values}
 
 
-def breakable(key: str, known: dict[str, Leaf]) -> Iterator[tuple[bool, list[Condition]]]:
-    """The rules of ``key`` that can be broken: whether it requires or excludes, and the conditions on
-    settings that there are."""
-    for is_required, conditions in conditions_of(key, known):
-        there = [condition for condition in conditions if condition.leaf is not None and condition.key != key]
-        if there and not (is_required and any(condition.leaf is None for condition in conditions)):
-            yield is_required, there
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_does_nothing_is_named_as_it_is_called(command: str) -> None:
+    """A misspelt name would never be told."""
+    config: Settings = COMMANDS[command].settings_class()()
+    names = {*leaves(config), *(key.rpartition(".")[0] for key in leaves(config))}
+    assert set(config.unused()) <= names
 
 
-def test_every_setting_states_what_it_needs_or_always_has_an_effect() -> None:
-    silent = {key for _, key in cases(stated=False)}
-    assert silent == {key for keys in ALWAYS.values() for key in keys.split()}
-
-
-@pytest.mark.parametrize(
-    ("job", "key"), list(cases(stated=True)), ids=lambda value: getattr(value, "command", value)
-)
-def test_a_setting_without_effect_is_refused(job: LaunchedJob, key: str) -> None:
-    for index, (is_required, _) in enumerate(breakable(key, leaves(job.config_class()))):
-        config: Settings = job.config_class()
-        put(config, key, away(entries(job.config_class)[key], leaves(config)[key]))
-        _, conditions = list(breakable(key, leaves(config)))[index]
-        for condition in conditions:
-            (spoil if is_required else fulfil)(config, condition)
-        sentence = idle_settings(config)[key]
-        assert sentence.startswith(f"{key}=")
-        assert any(other in sentence for other in leaves(config).keys() - {key})
-        with pytest.raises(ConfigError):
-            config.check()
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_does_nothing_is_set_to_its_default(command: str) -> None:
+    config: Settings = COMMANDS[command].settings_class()()
+    unused = unused_keys(config)
+    for key in unused:
+        put(config, key, away(entries(type(config))[key], leaves(config)[key]))
+    drop_unused(config)
+    assert all(leaves(config)[key].value == leaves(config)[key].default for key in unused)

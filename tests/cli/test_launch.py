@@ -199,6 +199,60 @@ class TestOldKeys:
         assert capsys.readouterr().err == ""
 
 
+class TestWithoutEffect:
+    """Nothing is refused: one line names what was given on the command line, what files say is not told."""
+
+    def told(self, capsys: pytest.CaptureFixture[str], *given: str) -> str:
+        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), list(given)) == 0
+        return capsys.readouterr().err
+
+    def test_defaults_and_presets_are_not_told(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for given in (
+            ["model_file=m", "dev_datasets=d.json"],
+            ["train_datasets=t.json"],
+            ["train=biencoder_nq"],
+        ):
+            assert self.told(capsys, *given) == ""
+
+    def test_a_command_line_of_training_evaluates(self, capsys: pytest.CaptureFixture[str]) -> None:
+        training = [
+            "encoder.dropout=0",
+            "train.batch_size=8",
+            "train.learning_rate=1e-5",
+            "train=biencoder_nq",
+        ]
+        kept = ["train.dev_batch_size=4", "loss.temperature=0.5"]
+        assert self.told(capsys, "model_file=m", "dev_datasets=d.json", *training, *kept) == (
+            "warning: no effect here: encoder.dropout, train.batch_size, train.learning_rate\n"
+        )
+
+    def test_what_does_nothing_reaches_no_job(self) -> None:
+        seen = Seen()
+        given = ["model_file=m", "dev_datasets=d.json", "train.batch_size=8", "encoder.pretrained=false"]
+        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, given) == 0
+        assert (seen.only.train.batch_size, seen.only.encoder.pretrained) == (32, True)
+
+    def test_options_of_a_data_set_that_nothing_names_are_told(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        given = ("train_datasets=mine,a.json", "datasets.mine.file=m.json")
+        assert self.told(capsys, *given, "datasets.mine.query_prefix=q") == ""
+        assert self.told(capsys, *given, "datasets.a.query_prefix=q", "datasets.nq_dev.file=m.json") == (
+            "warning: no effect here: datasets.a.query_prefix, datasets.nq_dev.file\n"
+        )
+
+    def test_two_that_contradict_each_other_are_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        train = "train_datasets=t.json"
+        for given, named in (
+            (["loss.terms=[nll]", "loss.kl_weight=1"], "loss.kl_weight=1.0 and loss.terms"),
+            (["encoder.static_questions=true", "encoder.shared=true"], "encoder.shared=true"),
+            (["train.keep=better", "train.eval_at_start=false", "dev_datasets=d"], "train.keep=better and"),
+            (["train.sampling.group_by_length=true", "train.sampling.group_by_words=true"], "group_by_words"),
+        ):
+            assert "are mutually exclusive" in (message := refused(capsys, train, *given))
+            assert named in message
+
+
 class TestMistakes:
     @pytest.mark.parametrize("key", KEYS)
     def test_a_misspelt_key_names_the_right_one(self, key: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,21 +271,6 @@ class TestMistakes:
     def test_a_key_without_its_section_is_found(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "train.batch_size" in refused(capsys, "batch_size=4")
         assert "train.augment.crop_tokens" in refused(capsys, "train.crop_tokens=4")
-
-    def test_options_of_a_data_set_that_nothing_names_are_refused(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        given = ("train_datasets=mine,a.json", "datasets.mine.file=m.json")
-        assert (
-            launch(
-                "biencoder_train_cfg", BiEncoderTrainConfig, Seen(), [*given, "datasets.mine.query_prefix=q"]
-            )
-            == 0
-        )
-        assert "datasets.a.query_prefix has no effect: no setting names a" in refused(
-            capsys, *given, "datasets.a.query_prefix=q"
-        )
-        assert "datasets.nq_dev.file has no effect" in refused(capsys, "datasets.nq_dev.file=m.json")
 
     def test_many_mistakes_stay_on_five_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "and 4 more" in refused(capsys, *(f"nonsense{n}=1" for n in range(7)))

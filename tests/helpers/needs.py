@@ -1,5 +1,4 @@
-"""What settings need of each other, from what they declare: values with which one has an effect, and values
-with which it has none."""
+"""Settings by their dotted keys, and other values than their defaults."""
 
 from __future__ import annotations
 
@@ -8,8 +7,7 @@ from typing import Any, get_args
 
 from dpr.core.errors import ConfigError
 from dpr.core.setting_keys import Setting, settings
-from dpr.core.setting_rules import Condition, Leaf, conditions_of
-from dpr.core.settings import Settings, leaves
+from dpr.core.settings import Leaf, Settings, leaves
 
 
 @cache
@@ -22,56 +20,6 @@ def put(config: Settings, key: str, value: Any) -> None:
     """Sets one value by its dotted key."""
     leaf = leaves(config)[key]
     setattr(leaf.owner, leaf.name, value)
-
-
-def meet(config: Settings, key: str) -> None:
-    """Sets what ``key`` requires and is not there: the first condition of each rule that is not met."""
-    for is_required, conditions in conditions_of(key, leaves(config)):
-        if is_required and all(condition.holds is False for condition in conditions):
-            if conditions[0].key != key:
-                meet(config, conditions[0].key)
-            fulfil(config, conditions[0])
-
-
-def fulfil(config: Settings, condition: Condition) -> None:
-    """Sets a value with which it holds."""
-    _try(config, condition, wanted=True)
-
-
-def spoil(config: Settings, condition: Condition) -> None:
-    """Sets a value with which it does not hold."""
-    _try(config, condition, wanted=False)
-
-
-def _try(config: Settings, condition: Condition, *, wanted: bool) -> None:
-    kind: Any = type(config)
-    entry = entries(kind)[condition.key]
-    leaf = leaves(config)[condition.key]
-    values = [
-        leaf.value,
-        leaf.default,
-        *condition.values,
-        *entry.rule.choices,
-        away(entry, leaf),
-        *([None] if leaf.default is None else []),
-        *([] if leaf.default is None else [type(leaf.default)()]),
-    ]
-    for value in values:
-        is_text_of_list = isinstance(value, str) and "list" in str(entry.type)
-        put(
-            config,
-            condition.key,
-            type(leaf.default)(0)
-            if value == "0"
-            else None
-            if value == "null"
-            else [value]
-            if is_text_of_list
-            else value,
-        )
-        if condition.holds == wanted:
-            return
-    raise AssertionError(f"{condition} cannot be {wanted}")
 
 
 def away(entry: Setting, leaf: Leaf) -> Any:

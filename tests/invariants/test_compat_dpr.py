@@ -20,7 +20,7 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.core.settings import put_back_idle
+from dpr.core.settings import drop_unused
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets, run
@@ -199,7 +199,7 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
         encoder=TowerSettings(pretrained_model_cfg=str(folder / "bert"), dropout=0.0),
         **changes,
     )
-    put_back_idle(config, ())  # without a training set, what is about training
+    drop_unused(config)  # without a training set, what is about training
     config.check()
     return config
 

@@ -40,7 +40,7 @@ class RetrievalValidationSettings(Settings):
     sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
     """Search the relevant passages and so many others, drawn, in place of the whole corpus: the metrics are
     optimistic; 0 = all."""
-    seed: int = setting(0, least=0, on_resume=IDENTITY, requires="sample")
+    seed: int = setting(0, least=0, on_resume=IDENTITY)
     """Decides which passages are drawn."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""

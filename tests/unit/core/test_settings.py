@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,17 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.core.setting_keys import sections, settings
-from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, check_type, flat_values, setting
+from dpr.core.settings import (
+    IDENTITY,
+    NO_EFFECT,
+    WARNED,
+    Settings,
+    check_type,
+    drop_unused,
+    flat_values,
+    setting,
+    unused_keys,
+)
 
 
 @dataclass
@@ -49,9 +60,14 @@ class Where(Settings, is_mixin=True):
 
 
 @dataclass
-class Writing(Where, requires="writer"):
+class Writing(Where):
     writer: str | None = None
-    speed: int = setting(0, excludes="writer=slow")
+    speed: int = 0
+    inner: Inner = field(default_factory=Inner)
+
+    def unused(self) -> Iterator[str]:
+        if self.writer is None:
+            yield from ("device", "inner")
 
 
 @dataclass
@@ -59,18 +75,23 @@ class Command(Writing):
     overwrite: bool = False
 
 
-def test_the_fields_of_a_mixin_count_as_those_of_the_class_that_takes_it() -> None:
+def test_the_fields_of_a_mixin_come_last() -> None:
     assert [(entry.key, entry.doc) for entry in settings(Command)] == [
         ("writer", ""),
+        ("inner.share", "How much."),
+        ("inner.kind", ""),
         ("overwrite", ""),
         ("device", "Which."),
         ("speed", ""),
     ]
-    with pytest.raises(ConfigError, match="device=cpu has no effect with writer=null; set writer="):
-        Command(device="cpu").check()
-    with pytest.raises(ConfigError, match="speed=1 has no effect with writer=slow"):
-        Command(speed=1, writer="slow").check()
-    Command(speed=1, writer="quick", device="cpu").check()
+
+
+def test_what_does_nothing_is_known_and_set_to_its_default() -> None:
+    command = Command(device="cpu", speed=1, inner=Inner(kind="b"))
+    assert unused_keys(command) == ["device", "inner.share", "inner.kind"]
+    assert drop_unused(command) == ["device", "inner.kind"]
+    assert command == Command(speed=1)
+    assert unused_keys(Command(writer="quick", device="cpu")) == []
 
 
 @pytest.mark.parametrize(

@@ -44,16 +44,6 @@ def test_shards_become_a_store_and_a_second_command_does_nothing(
         ("to=lancedb out=store", 2, "vectors is not set, e.g. vectors=runs/first/vectors_*"),
         ("to=lancedb vectors=vectors_*", 2, "out_file is not set"),
         (
-            "to=lancedb vectors=vectors_* out=store model_file=x",
-            2,
-            "model_file=x has no effect with to=lancedb",
-        ),
-        (
-            "to=model model_file=x out=store vectors=vectors_*",
-            2,
-            "vectors=vectors_* has no effect with to=model; set to=lancedb or pgvector",
-        ),
-        (
             "to=lancedb vectors=vectors_* out=store metadata=[year]",
             2,
             "ctx_datasets is not set; metadata is read from the passages",

@@ -197,8 +197,6 @@ def test_the_command_drops_the_rule_of_apostrophes_where_told(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("dimensions=4", "dimensions=4 has no effect with to=peft; set to=sentence-transformers or "),
-        ("check_texts=x", "; set to=sentence-transformers or "),
         ("out=other", "out=other and out_file=out are mutually exclusive"),
     ],
 )

@@ -241,10 +241,6 @@ def test_a_search_is_that_of_one_process_and_goes_on_after_a_fault(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["cluster.workers=2"],
-            "cluster.workers=2 has no effect with cluster.kind=none; set cluster.kind=ray",
-        ),
         (["cluster=ray", "cluster.address=ray://head:10001"], "Ray Client is not used"),
         (["cluster=ray", "shard_id=1"], "embeds all shards"),
     ],

@@ -220,25 +220,27 @@ def test_what_is_no_term_is_refused(terms: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"terms": ["nll"], "kl_weight": 0.5}, r"loss\.kl_weight=0\.5 has no effect with loss\.terms="),
-        ({"terms": ["kl"], "guide": ["x"]}, r"loss\.guide=\['x'\] has no effect with loss\.terms="),
         (
-            {"terms": ["nll"], "kl_temperature": 0.5},
-            r"loss\.kl_temperature=0\.5 has no effect with loss\.kl_weight=0\.0",
+            {"terms": ["nll"], "kl_weight": 0.5},
+            r"loss\.kl_weight=0\.5 and loss\.terms are mutually exclusive",
         ),
         ({"terms": ["nll"], "name": "a:B"}, "mutually exclusive"),
     ],
 )
-def test_settings_that_have_no_effect_beside_terms_are_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_settings_that_contradict_terms_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LossSettings(**settings).check("loss.")
 
 
 def test_settings_of_a_term_that_is_listed_act() -> None:
-    LossSettings(terms=["nll", {"use": "kl", "weight": 0.5}], kl_temperature=0.5, hardness=1.0).check("loss.")
-    LossSettings(terms="symmetric", false_negative_margin=0.1).check("loss.")
+    listed = LossSettings(terms=["nll", {"use": "kl", "weight": 0.5}], kl_temperature=0.5, hardness=1.0)
+    listed.check("loss.")
+    assert not {"kl_temperature", "hardness"} & {*listed.unused()}
+    assert "false_negative_margin" not in set(LossSettings(terms="symmetric").unused())
+    assert {"guide", "kl_temperature", "hardness"} > {*LossSettings(terms="kl").unused()} & {
+        "guide",
+        "hardness",
+    }
 
 
 def test_more_dimensions_than_the_model_has_are_refused(tmp_path: Path) -> None:

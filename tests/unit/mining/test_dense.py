@@ -372,19 +372,3 @@ def test_vectors_in_another_order_than_the_corpus_are_refused(
     search = DenseSearch(model, shards=open_shards(tmp_path / "vectors_0"))
     with pytest.raises(InputError, match="a vector of the id 'd119' where the corpus has 'd0'"):
         mine(train, tmp_path / "out.jsonl", MiningSettings(), search=search, corpus=corpus_file)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["vectors=v"], "vectors is a setting of a model"),
-        (["model_file=m", "k1=1"], "k1 is a setting of BM25"),
-        (["veto_above=0.5"], "veto_above is a setting of a cross-encoder"),
-        (["precision=bf16"], "precision is a setting of models"),
-    ],
-)
-def test_settings_that_would_do_nothing_are_refused(
-    tmp_path: Path, given: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["mine", "train.jsonl", f"out={tmp_path}/out.jsonl", *given]) == 2
-    assert message in capsys.readouterr().err

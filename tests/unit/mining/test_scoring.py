@@ -203,15 +203,9 @@ def test_the_audit_counts_scores_and_right_answers(
     [
         (["cross_encoder=a", "model_file=b"], "mutually exclusive"),
         (["hybrid=linear"], "add model_file"),
-        (["model_file=b", "corpus=c"], "corpus is a setting of BM25 and hybrids"),
-        (["cross_encoder=a", "k1=1"], "k1 is a setting of BM25"),
-        (["hybrid_weight=0"], "hybrid_weight is a setting of hybrids"),
-        (["query_prefix=q"], "query_prefix is a setting of a model"),
-        (["device=cpu"], "device is a setting of models"),
-        (["cross_encoder=a", "processes=2"], "one process"),
     ],
 )
-def test_settings_of_another_teacher_are_refused(
+def test_settings_that_contradict_are_refused(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["score", "train.jsonl", "out=x.jsonl", *given]) == 2

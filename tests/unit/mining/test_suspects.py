@@ -224,6 +224,7 @@ def test_another_list_is_refused(
 def test_what_it_needs_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-data", "train.jsonl", "suspects=s.jsonl"]) == 2
     assert "suspects needs a trained bi-encoder" in capsys.readouterr().err
-    assert main(["check-data", "train.jsonl", "model_file=model", "most_suspects=3"]) == 2
-    assert "most_suspects=3 has no effect with suspects=null" in capsys.readouterr().err
-    assert main(["prepare", "train.jsonl", "out=o.jsonl", "relabel=true"]) == 2
+    assert main(["check-data", "train.jsonl", "model_file=model", "most_suspects=3"]) == 0
+    assert "no effect here: most_suspects\n" in capsys.readouterr().err
+    assert main(["prepare", "train.jsonl", "out=o.jsonl", "relabel=true"]) == 0
+    assert "no effect here: relabel\n" in capsys.readouterr().err

@@ -493,14 +493,9 @@ def test_what_an_evaluation_writes_trec_eval_reads(evaluated: Path) -> None:
 
 def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_file, _ = foreign_run(tmp_path)
-    assert (
-        main([])
-        == main([f"run_file={run_file}"])
-        == main(["suite=x", "output_dir=y", "systems=[bm25]", "qrels=z"])
-        == 2
-    )
+    assert main([]) == main([f"run_file={run_file}"]) == 2
     assert "neither set nor run_file" in (errors := capsys.readouterr().err)
-    assert "qrels is not set" in errors and "has no effect with run_file=null" in errors
+    assert "qrels is not set" in errors
     (tmp_path / "others.txt").write_text("x 0 d1 1\n")
     assert main([f"run_file={run_file}", f"qrels={tmp_path / 'others.txt'}"]) == 3
     assert (

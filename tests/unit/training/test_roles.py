@@ -29,7 +29,7 @@ from dpr.training.run import Progress
 from dpr.training.settings import LossSettings, TrainSettings
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.protocol import Validation
-from tests.helpers.needs import meet, put
+from tests.helpers.needs import put
 from tests.helpers.tiny import encoder_folder, make_samples
 
 SETTINGS = settings(BiEncoderTrainConfig)
@@ -76,6 +76,19 @@ CHANGED: dict[str, Any] = {
     "encoder.title_template": "{title} {text}",
     "encoder.plain_apostrophes": False,
 }
+NEEDED: dict[str, dict[str, Any]] = {
+    "train.best_is_highest": {"train.best_metric": "eval/in_batch_acc"},
+    "train.early_stopping.min_delta": {"train.early_stopping.patience": 1},
+    "train.early_stopping.metric": {"train.early_stopping.patience": 1},
+    "train.early_stopping.highest": {
+        "train.early_stopping.patience": 1,
+        "train.early_stopping.metric": "eval/in_batch_acc",
+    },
+    "train.val_av_rank_hard_neg": {"val_av_rank_start_epoch": 0},
+    "train.val_av_rank_other_neg": {"val_av_rank_start_epoch": 0},
+    "train.val_av_rank_max_qs": {"val_av_rank_start_epoch": 0},
+}
+"""Other settings without which one would do nothing."""
 IN_EFFECT = {
     "train.warmup_ratio": "train.warmup_steps",
     "loss_scale_factors": "datasets",
@@ -164,7 +177,8 @@ def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainC
     )
     if key:
         put(config, key, value)
-        meet(config, key)
+    for needed, its_value in NEEDED.get(key, {}).items():
+        put(config, needed, its_value)
     config.check()
     return config
 

@@ -25,10 +25,6 @@ from tests.helpers.tiny import tiny_model
             {"sharding": "fsdp2", "compile": True},
             "sharding=fsdp2 and train.compile=true are mutually exclusive",
         ),
-        (
-            {"sharded_checkpoints": True},
-            "sharded_checkpoints=true has no effect with train.sharding=none; set train.sharding=fsdp2",
-        ),
         ({"sharding": "zero3"}, "none, fsdp2"),
     ],
 )

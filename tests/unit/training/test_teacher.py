@@ -176,11 +176,10 @@ def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"embedding_weight": 2.0}, r"loss\.embedding_weight=2\.0 has no effect with loss\.teacher=null"),
-        ({"teacher": "x", "terms": ["nll"]}, r"loss\.teacher=x has no effect with loss\.terms="),
-        ({"teacher": "x", "dimensions": [8]}, r"loss\.teacher=x has no effect with loss\.dimensions="),
+        ({"teacher": "x", "terms": ["nll"]}, r"loss\.teacher=x and loss\.terms are mutually exclusive"),
+        ({"teacher": "x", "dimensions": [8]}, r"loss\.teacher=x and loss\.dimensions=\[8\] are mutually"),
     ],
 )
-def test_settings_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_contradict_a_teacher_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LossSettings(**settings).check("loss.")
