@@ -211,16 +211,3 @@ def exists(value: str) -> bool:
         return len(value) < 4096 and not value.isdigit() and Path(value).exists()
     except (OSError, ValueError):
         return False
-
-
-def unquoted(value: str) -> str:
-    """What ``quoted`` was given, or the value itself where it has no quotes around it."""
-    if _QUOTED.fullmatch(value) is None:
-        return value
-    inner = re.sub(
-        r"(\\*)\\(['\"]|\$\{)",
-        lambda match: match.group(1)[: len(match.group(1)) // 2] + match.group(2),
-        value[1:-1],
-    )
-    kept = inner.rstrip("\\")
-    return kept + "\\" * ((len(inner) - len(kept)) // 2)

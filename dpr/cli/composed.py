@@ -1,23 +1,25 @@
-"""Hydra: it composes a configuration of the files in ``conf/`` and the overrides, and with ``-m`` runs
-sweeps.
+"""Hydra: it reads every command line, composes a configuration of it and of the files in ``conf/``, and with
+``-m`` runs sweeps.
 
 Hydra stays in this file. It never changes the working directory, and writes no logs or folders.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.setting_keys import Setting, quoted
-from dpr.core.settings import drop_unused, leaves, unused_keys, unused_note
+from dpr.core.setting_keys import Setting, quoted, typed
+from dpr.core.settings import drop_unused, leaves, unused_keys, unused_note, without_none
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 # of an entry; "[Q]" is not a list there
@@ -32,7 +34,7 @@ _FILES = "dpr-conf"
 
 
 def run_composed(
-    config_name: str,
+    config_name: str | None,
     config_class: type,
     job: Callable[[Any], Any],
     given: Arguments,
@@ -44,8 +46,9 @@ def run_composed(
     """Composes the configuration and calls ``job`` with it, or answers a flag of Hydra's.
 
     Args:
-        config_name: the YAML file in ``conf/`` without its suffix. Its ``defaults`` list begins with
-            ``<config_name>_schema``, under which ``config_class`` is registered here.
+        config_name: the YAML file in ``conf/`` without its suffix, whose ``defaults`` list begins with
+            ``<config_name>_schema``, under which ``config_class`` is registered here; None: ``config_class``
+            alone.
         overrides: checked; values with special characters in quotes.
         folder: ``conf/``.
         is_main: this process prints notes.
@@ -53,7 +56,8 @@ def run_composed(
     Raises:
         ConfigError: what Hydra says of the configuration.
     """
-    _register(config_name, config_class)
+    schema = "settings" if config_name is None else f"{config_name}_schema"
+    _register(schema, config_class)
     keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
     main = Path((given.values_of("--config-path", "-cp") or [str(folder)])[-1]).absolute()
     extra = [Path(path).absolute() for path in given.values_of("--config-dir", "-cd")]
@@ -64,13 +68,14 @@ def run_composed(
             *overrides,
             "hydra.searchpath=[" + ",".join(quoted(f"{_FILES}://{path}") for path in extra) + "]",
         ]
-    name = (given.values_of("--config-name", "-cn") or [config_name])[-1]
+    name = (given.values_of("--config-name", "-cn") or [config_name or schema])[-1]
     try:
         if given.is_sweep or given.is_for_hydra:
             return _run_by_hydra(
                 name, lambda composed: job(to_object(composed, keys, is_main=is_main)), main, given, overrides
             )
-        config = to_object(_compose(name, main, overrides), keys, is_main=is_main)
+        composed = _compose(name, None if config_name is None else main, overrides)
+        config = to_object(composed, keys, is_main=is_main)
     except Exception as error:
         if (message := _hydra_message(error)) is None:
             raise
@@ -78,53 +83,76 @@ def run_composed(
     return job(config)
 
 
-def quote_values(overrides: list[str], known: Mapping[str, Setting], *, is_sweep: bool) -> list[str]:
+def quote_values(
+    overrides: list[str], known: Mapping[str, Setting], *, is_sweep: bool, has_groups: bool
+) -> list[str]:
     """Quotes values for Hydra's grammar where the setting's type says that the text is meant literally.
 
     So ``output_dir=runs/a, b (1)`` and ``train_datasets=[my data.json,b=1.json]`` need no second layer of
     quotes. In a sweep only existing paths are quoted, since commas and brackets separate choices there.
+    Without groups of files ``${...}`` is literal too, and a list that is given twice gets the values of both.
     """
-    return [_quote_override(override, known, is_sweep) for override in overrides]
+    ready: dict[str, str] = {}
+    others = []
+    for override in overrides:
+        key, has_value, raw = override.partition("=")
+        name, value = key.strip().lstrip("+"), raw.strip()
+        setting = known.get(name)
+        is_option = any(entry.is_open and name.startswith(entry.key + ".") for entry in known.values())
+        if not has_value or (setting is None and not is_option):
+            others.append(override)
+            continue
+        value = _quoted_value(name, value, setting, is_sweep=is_sweep, resolves=has_groups)
+        is_list = setting is not None and get_origin(without_none(setting.type)) is list
+        if is_list and key in ready and not has_groups and value.startswith("["):
+            value = f"{ready[key].removesuffix(']')},{value[1:]}"
+        ready[key] = value
+    return [*others, *(f"{key}={value}" for key, value in ready.items())]
 
 
-def _quote_override(override: str, known: Mapping[str, Setting], is_sweep: bool) -> str:
-    key, has_value, raw = override.partition("=")
-    name, value = key.strip().lstrip("+"), raw.strip()
-    setting = known.get(name)
-    is_option = any(entry.is_open and name.startswith(entry.key + ".") for entry in known.values())
-    if not has_value or (setting is None and not is_option):
-        return override
-    takes_texts = is_option or (setting is not None and setting.takes_texts)
-    takes_text = is_one_of(_TEXT_OPTIONS, name) if setting is None else setting.takes_text
-    if is_ready(value) or not (takes_text or takes_texts):
-        return f"{key}={value}"
-    if exists(value) or (takes_text and not is_sweep):
-        return f"{key}={quoted(value, resolves=not exists(value))}"
-    return f"{key}={value if is_sweep else _quote_texts(value)}"
+def _quoted_value(name: str, value: str, setting: Setting | None, *, is_sweep: bool, resolves: bool) -> str:
+    if is_ready(value):
+        return value
+    if setting is None:  # an option of an entry
+        takes_text, takes_texts = is_one_of(_TEXT_OPTIONS, name), True
+    else:
+        takes_text, takes_texts = setting.takes_text, setting.takes_texts
+    kind = None if setting is None else without_none(setting.type)
+    if exists(value) and (takes_text or takes_texts):
+        return f"[{quoted(value)}]" if kind == list[str] else quoted(value)
+    if takes_text and not is_sweep:
+        return quoted(value, resolves=resolves)
+    if is_sweep:
+        return value
+    if get_origin(kind) is list:
+        return "[" + ",".join(_quoted_items(value, resolves=resolves, is_text=kind == list[str])) + "]"
+    if get_origin(kind) is dict:
+        with suppress(ValueError):
+            return typed(json.loads(value))
+    if not takes_texts or value.startswith("{"):  # braces are a set of options, which Hydra reads
+        return value
+    is_list = value.startswith("[") and value.endswith("]")
+    if not is_list and "," not in value:
+        return value if _PLAIN.fullmatch(value) else quoted(value, resolves=resolves)
+    return "[" + ",".join(_quoted_items(value, resolves=resolves, is_text=False)) + "]"
 
 
-def _quote_texts(value: str) -> str:
-    """A text or a list of texts; a comma separates without brackets too."""
-    in_brackets = value.startswith("[") and value.endswith("]")
-    if not in_brackets and (value.startswith("{") or "," not in value):
-        return value if value.startswith("{") or _PLAIN.fullmatch(value) else quoted(value, resolves=True)
-    # Braces are a set of options, which Hydra reads.
-    parts = [
-        (
-            part
-            if part.startswith("{") or is_ready(part) or _PLAIN.fullmatch(part)
-            else quoted(part, resolves=not exists(part))
-        )
+def _quoted_items(value: str, *, resolves: bool, is_text: bool) -> list[str]:
+    """The items of a list, which commas separate without brackets too."""
+    return [
+        part
+        if part.startswith("{") or is_ready(part) or (_PLAIN.fullmatch(part) and not is_text)
+        else quoted(part, resolves=resolves and not exists(part))
         for part in items_of(value)
     ]
-    return "[" + ",".join(parts) + "]"
 
 
-def _compose(name: str, folder: Path, overrides: list[str]) -> Any:
-    """A plain run: only the configuration is Hydra's."""
-    from hydra import compose, initialize_config_dir
+def _compose(name: str, folder: Path | None, overrides: list[str]) -> Any:
+    """A plain run: only the configuration is Hydra's. Without a folder no setting can be taken for a group."""
+    from hydra import compose, initialize, initialize_config_dir
 
-    with initialize_config_dir(str(folder), **_version_base()):
+    version = _version_base()
+    with initialize(None, **version) if folder is None else initialize_config_dir(str(folder), **version):
         try:
             return compose(name, overrides=overrides)
         except InputError:
@@ -215,7 +243,7 @@ def _without_folders(flags: Sequence[str]) -> list[str]:
     return kept
 
 
-def _version_base() -> dict[str, str]:
+def _version_base() -> dict[str, Any]:
     """Hydra 1.3 warns without ``version_base``, 1.4 warns with it."""
     import hydra
 
@@ -223,11 +251,11 @@ def _version_base() -> dict[str, str]:
     return {} if (major, minor) >= (1, 4) else {"version_base": "1.3"}
 
 
-def _register(config_name: str, config_class: type) -> None:
+def _register(schema: str, config_class: type) -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
-    ConfigStore.instance().store(name=f"{config_name}_schema", node=config_class)
+    ConfigStore.instance().store(name=schema, node=config_class)
     for kind in _plugins():
         Plugins.instance().register(kind)
 

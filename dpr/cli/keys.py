@@ -94,8 +94,8 @@ def check_keys(
                 )
         elif key in known or (section and sign == "~"):
             is_whole_catalogue = key in known and known[key].is_open and value.startswith("{") and not sign
-            kept.append("++" + override if folders and is_whole_catalogue else override)
-        elif is_option and folders:
+            kept.append("++" + override if is_whole_catalogue else override)
+        elif is_option:
             # Catalogue entries may be new, which Hydra accepts only with ++.
             kept.append(override if sign else "++" + override)
         elif section:

@@ -3,19 +3,15 @@ dataclass objects only."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 from dpr.cli import composed
-from dpr.cli.arguments import Arguments, exists, items_of, parse, under_launcher, unquoted
+from dpr.cli.arguments import parse, under_launcher
 from dpr.cli.endings import exit_code_of
 from dpr.cli.keys import check_keys, conf_folder, group_options
 from dpr.cli.legacy import with_original_defaults
@@ -23,19 +19,10 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
 from dpr.core.setting_keys import Setting, quoted, sections, settings
-from dpr.core.settings import (
-    Settings,
-    check_type,
-    drop_unused,
-    type_name,
-    unused_keys,
-    unused_note,
-    without_none,
-)
+from dpr.core.settings import Settings, type_name
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _HELP = """
 Flags
   --help                this text
@@ -59,8 +46,8 @@ def launch(
     it returns a whole number.
 
     Args:
-        config_name: the YAML file in ``conf/``, without its suffix, from which Hydra composes the settings;
-            None: they are set as they are given, and Hydra is not imported.
+        config_name: the YAML file in ``conf/``, without its suffix, which the settings begin with; None: there
+            is none, and there are no groups of files.
         config_class: the root dataclass.
         job: called with the checked object; a sweep optimises what it returns. It imports heavy packages
         itself.
@@ -109,70 +96,30 @@ def answer(
     if is_main:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
-    if config_name is None:
-        result = job(filled(config_class, replace(given, overrides=overrides), known))
-        return result if type(result) is int else 0
-    words = [f"{key}=[{','.join(map(quoted, value))}]" for key, value in given.operands.items()]
+    words = [
+        f"{key}=[{','.join(map(quoted, value))}]" if isinstance(value, list) else f"{key}={quoted(value)}"
+        for key, value in given.operands.items()
+    ]
+    if not has_groups and not overrides and not words:  # Hydra would take as long as all that doctor does
+        config = config_class()
+        config.check()
+        return _code_of(job(config))
     overrides = composed.quote_values(
-        with_original_defaults(overrides, known), known, is_sweep=given.is_sweep
+        [*words, *with_original_defaults(overrides, known)],
+        known,
+        is_sweep=given.is_sweep,
+        has_groups=has_groups,
     )
     if is_main or not given.is_for_hydra:
-        composed.run_composed(
-            config_name, config_class, job, given, [*overrides, *words], folder=folders[0], is_main=is_main
+        result = composed.run_composed(
+            config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
         )
+        return 0 if has_groups else _code_of(result)
     return 0
 
 
-def filled(config_class: type[Config], given: Arguments, known: Mapping[str, Setting]) -> Config:
-    """The checked settings. A list that is given twice gets the values of both.
-
-    Raises:
-        ConfigError: a value is of the wrong type, out of range, or does not fit another.
-    """
-    config = config_class()
-    values: dict[str, Any] = dict(given.operands)
-    for override in given.overrides:
-        key, _, text = override.partition("=")
-        key = key.strip().lstrip("+")
-        value = value_of(known[key], text.strip())
-        values[key] = values[key] + value if isinstance(value, list) and key in values else value
-    for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        setattr(getattr(config, section) if section else config, name, value)
-    unused = unused_keys(config)
-    drop_unused(config)
-    config.check()
-    if told := [key for key in values if key in unused]:
-        print(f"warning: {unused_note(told)}", file=sys.stderr)
-    return config
-
-
-def value_of(entry: Setting, text: str) -> Any:
-    """The value that a text stands for, or the text itself where it cannot be one of that type, for the check
-    to refuse."""
-    kind = without_none(entry.type)
-    if text.lower() == "null":
-        if NoneType not in get_args(entry.type):
-            raise ConfigError(f"{entry.key} does not accept null; leave it out for the default")
-        return None
-    if kind is bool:
-        return _TRUTH.get(text.lower(), text)
-    if kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-        return text
-    if get_origin(kind) is list:
-        words = [unquoted(text)] if exists(text) else [unquoted(item) for item in items_of(text)]
-        (kind,) = get_args(kind)
-        values = words if kind is str else [value_of(replace(entry, type=kind), word) for word in words]
-        for value in values:
-            check_type(entry.key, value, kind)
-        return values
-    if get_origin(kind) is dict:
-        with suppress(ValueError):
-            return json.loads(text)
-        raise ConfigError(f"{entry.key}={text} is not JSON, expected e.g. '{{\"name\": 1}}'")
-    return unquoted(text)
+def _code_of(result: Any) -> int:
+    return result if type(result) is int else 0
 
 
 def help_text(program: str, config_class: type, folder: Path | None) -> str:

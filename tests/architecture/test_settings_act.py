@@ -73,8 +73,9 @@ def test_what_does_nothing_is_named_as_it_is_called(command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_does_nothing_is_set_to_its_default(command: str) -> None:
     config: Settings = COMMANDS[command].settings_class()()
+    known: Any = entries(COMMANDS[command].settings_class())
     unused = unused_keys(config)
     for key in unused:
-        put(config, key, away(entries(type(config))[key], leaves(config)[key]))
+        put(config, key, away(known[key], leaves(config)[key]))
     drop_unused(config)
     assert all(leaves(config)[key].value == leaves(config)[key].default for key in unused)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli import composed, launch
+from dpr.cli import composed
 from dpr.cli.main import COMMANDS, main
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, Question
@@ -141,7 +141,7 @@ def test_every_documented_command_is_understood(
     documented: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
-    filled, to_object = launch.filled, composed.to_object
+    to_object = composed.to_object
 
     def stop(real: Callable[..., object]) -> Callable[..., None]:
         def stopped(*arguments: object, **options: object) -> None:
@@ -154,7 +154,6 @@ def test_every_documented_command_is_understood(
 
         return stopped
 
-    monkeypatch.setattr(launch, "filled", stop(filled))
     monkeypatch.setattr(composed, "to_object", stop(to_object))
     monkeypatch.setattr(composed, "_run_by_hydra", stop(lambda *_, **__: None))
     failed = []
