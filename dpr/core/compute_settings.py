@@ -61,9 +61,6 @@ class ClusterSettings(Settings):
     """CPUs of a worker, which has as many threads."""
     gpus: float | None = setting(None, unit="GPUs", least=0, on_resume=NO_EFFECT)
     """GPUs of a worker, or a part of one; absent = 1 where the cluster has any and device=cpu is not set."""
-    retries: int = setting(10, least=0, on_resume=NO_EFFECT)
-    """How often a piece of work is given to another worker because its own, or that one's machine, was
-    lost."""
 
     def unused(self) -> Iterator[str]:
         if self.kind != "ray":

@@ -110,7 +110,7 @@ def _worker_message(pids: str, rest: str, where: str) -> str:
     reason = rest.strip().rstrip(".") or "exited unexpectedly"
     return (
         f"data-loader worker {pids.strip()}{rank} {reason}{where and ', '}{where}; often the machine ran out"
-        " of memory: lower train.num_workers or train.prefetch_batches. Rerun the same command to resume"
+        " of memory: lower train.num_workers. Rerun the same command to resume"
         " from the last checkpoint"
     )
 

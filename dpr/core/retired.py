@@ -23,6 +23,7 @@ _ROUNDS = "examples/rounds.sh mines with a model and trains a new one, round aft
 _SAMPLE = (
     "sample=N searches the relevant passages and N others; its metrics are optimistic, and estimate nothing"
 )
+_BEST = "train.best_metric chooses the best checkpoint and ends the run"
 SETTINGS = {
     "deep": "make test, in a clone, runs the whole way",
     "questions_by": "examples/write_questions.py writes questions with transformers",
@@ -54,6 +55,23 @@ SETTINGS = {
     "to=faiss": _OTHER_STORES,
     "to=qdrant-jsonl": _OTHER_STORES,
     "to=milvus-parquet": _OTHER_STORES,
+    "train.prefetch_batches": "four batches of each worker are kept ready; train.num_workers sets how many workers",
+    "train.min_lr_ratio": "linear and cosine end at 0; train.lr_schedule=constant does not fall",
+    "train.warmup_ratio": "a tenth of the run's steps is the default; train.warmup_steps sets another number",
+    "train.most_skipped_steps": "five steps in a row without a finite gradient end the run",
+    "train.tf32": "train.precision=bf16 is faster still",
+    "train.eval_epochs": "train.eval_per_epoch and train.eval_every_steps say when, and the end is validated anyway",
+    "train.early_stopping.metric": _BEST,
+    "train.early_stopping.highest": _BEST,
+    "train.load_best_at_end": "from Python, callbacks=[dpr.LoadBest()] does it; model_file=<run> opens the best",
+    "tracking.wandb_mode": "WANDB_MODE=offline in the environment does it",
+    "tracking.run_name": "the run is called as the last part of output_dir",
+    "loss.dimension_weights": "all of loss.dimensions count alike",
+    "cluster.retries": "a lost piece of work goes to another worker up to ten times",
+    "indexer.train_vectors": "an index is learned from 64 vectors for each of its lists, at least 16,384",
+    "drop_shared": "a word that its passage has elsewhere too is dropped with probability 0.5",
+    "unused_slots": "a new vocabulary has 32 [unusedN] tokens",
+    "encoder.projection_activation": "a model that has one states it; new models have none",
     "train.leave_out": (
         "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone"
     ),

@@ -18,7 +18,6 @@ _USED_BY_OTHERS = {
     "train.log_batch_step": "logging_steps",
     "train.num_workers": "dataloader_num_workers",
     "train.best_metric": "metric_for_best_model",
-    "train.load_best_at_end": "load_best_model_at_end",
     "train.lr_schedule": "lr_scheduler_type",
     "train.hard_negatives": "train_n_passages train_group_size num_negatives",
     "train.grad_cache_tokens": "gc_chunk_size",

@@ -241,7 +241,7 @@ class DataSetSettings(Settings):
     questions."""
     held_back: float = setting(0.0, least=0, below=1)
     """Share of the documents that no pairs are cut from, or with held_only, that all are cut from."""
-    held_only: bool = setting(False)
+    held_only: bool = False
     """Pairs of the documents held back, for a dev set: 1,000 at most, always the same."""
 
     def check_together(self, prefix: str) -> None:

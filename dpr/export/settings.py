@@ -38,7 +38,7 @@ class StoreSettings(Settings):
     metadata: Any = None
     """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or
     name:kind with kind text, int, float or bool, e.g. metadata=[url,year:int]. Absent = none."""
-    table: str = setting("passages")
+    table: str = "passages"
     """For a vector store: the table to fill."""
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
@@ -117,10 +117,10 @@ class ExportConfig(StoreSettings):
     precisions: list[str] | None = setting(None, choices=("fp16", "int8"))
     """For to=onnx, and beside onnx=true: further graphs with numbers of 16 bits or weights of 8; the log and
     the model card say how many of the ten best passages stay the same, on check_texts or on made-up texts."""
-    onnx: bool = setting(False)
+    onnx: bool = False
     """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that
     serve such folders look."""
-    license: str | None = setting(None)
+    license: str | None = None
     """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0;
     absent = none is named."""
     results: list[str] | None = setting(None, path="input")
@@ -128,7 +128,7 @@ class ExportConfig(StoreSettings):
     encoded_ctx_files: Any = setting(None, path="input")
     """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your
     word."""
-    allow_other_vectors: bool = setting(False)
+    allow_other_vectors: bool = False
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at
     the end of the window."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
@@ -196,9 +196,9 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
     set: str | None = setting(None, path="input")
     """Dev data to choose by, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML that
     lists them, or a file of training data. Of several sets, the mean decides."""
-    split: str = setting("dev")
+    split: str = "dev"
     """Which qrels/<split>.tsv of a folder."""
-    metric: str = setting("ndcg@10")
+    metric: str = "ndcg@10"
     """What decides: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr evaluate."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
 

@@ -47,9 +47,7 @@ def trained(
     if not rows.num_rows:
         raise InputError("no vectors to index")
     lists = min(settings.lists or usual_lists(rows.num_rows), rows.num_rows)
-    count = min(
-        rows.num_rows, max(settings.train_vectors or max(_SAMPLED_PER_LIST * lists, _LEAST_SAMPLE), lists)
-    )
+    count = min(rows.num_rows, max(_SAMPLED_PER_LIST * lists, _LEAST_SAMPLE))
     sample = np.sort(generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False))
     engine = make_empty(dimension, lists)
     engine.cp.spherical, engine.cp.min_points_per_centroid, engine.cp.max_points_per_centroid = (

@@ -57,9 +57,6 @@ class ListSettings(FlatSettings):
     lists: int = setting(0, unit="lists", least=0, most=1 << 20, on_resume=WARNED)
     """Lists into which ivf and small sort the vectors; 0 = the power of two next to twice the root of their
     number, at most 65,536."""
-    train_vectors: int = setting(0, unit="vectors", least=0, on_resume=WARNED)
-    """Vectors, drawn at random, from which ivf and small learn their lists; 0 = 64 per list, at least
-    16,384."""
     target_recall: float = setting(0.95, above=0, most=1, on_resume=WARNED)
     """Recall@100 that probes=0 reaches on half of the questions at hand when the index is built."""
     probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)

@@ -39,6 +39,7 @@ Result = TypeVar("Result")
 _STORE_BYTES = 80_000_000  # the smallest that Ray accepts: nothing of ours goes there
 _ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 _LOOK_S, _SILENT_S = 10.0, 40.0  # without its head, Ray ends this process after 60
+_RETRIES = 10
 _KEPT = "rerun the same command, which keeps what is finished"
 
 
@@ -129,9 +130,7 @@ def share_out(
         gpus = _gpus(ray, settings, device)
         home = _Home(os.getcwd(), mark, _versions(), settings.cpus, gpus > 0)
         room = {"num_cpus": settings.cpus, "num_gpus": gpus}
-        remote = ray.remote(max_retries=settings.retries, scheduling_strategy="SPREAD", name=what, **room)(
-            _do
-        )
+        remote = ray.remote(max_retries=_RETRIES, scheduling_strategy="SPREAD", name=what, **room)(_do)
         waiting = list(reversed(tasks))
         running: dict[Any, Task] = {}
         head = Head(ray.get_runtime_context().gcs_address)
@@ -191,7 +190,7 @@ def _result(ray: ModuleType, reference: Any) -> Any:
             raise error.cause from None
         raise  # with the worker's traceback
     except ray.exceptions.RayError as error:
-        again = f"{_KEPT}; cluster.retries sets how often a task is repeated"
+        again = f"{_KEPT}; a task was repeated {_RETRIES} times"
         raise LostRankError(f"workers of the cluster were lost ({first_line(error)}); {again}") from None
 
 

@@ -39,8 +39,6 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")
     """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
-    unused_slots: int = setting(32, unit="tokens", least=0)
-    """[unusedN] tokens, which can take special tokens later."""
     cased: bool = False
     """Keep upper case and accents apart."""
     overwrite: bool = False
@@ -61,7 +59,6 @@ def run(config: NewEncoderSettings) -> None:
         config.max_positions,
         config.vocab_size,
         not config.cased,
-        config.unused_slots,
     )
     questions = [Path(file) for file in config.questions]
     out, corpus = Path(str(config.out)), Path(str(config.corpus))

@@ -41,7 +41,7 @@ dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
     """How many may be skipped; absent = 100, or 0.1% of all if that is more."""
     suspects: str | None = setting(None, path="input")
     """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
-    relabel: bool = setting(False)
+    relabel: bool = False
     """In place of a positive on that list take the passage that was found instead; a negative on it becomes a
     positive."""
     overwrite: bool = False

@@ -300,13 +300,9 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     if tracking.tensorboard:
         trackers.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
-        trackers.append(
-            WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode)
-        )
+        trackers.append(WeightsAndBiases(project=tracking.project))
     kinds = {MLflow: tracking.mlflow, Trackio: tracking.trackio}
-    trackers += [
-        kind(project=tracking.project, run_name=tracking.run_name) for kind, is_on in kinds.items() if is_on
-    ]
+    trackers += [kind(project=tracking.project) for kind, is_on in kinds.items() if is_on]
     return trackers
 
 

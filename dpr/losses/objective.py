@@ -69,16 +69,14 @@ class Objective(Loss):
         widths = self.settings.dimensions
         if widths is None:
             return self._sum(questions, pool, batch)
-        weights = self.settings.dimension_weights or [1.0] * len(widths)
         results = {}
-        for width, weight in zip(widths, weights, strict=True):
+        for width in widths:
             narrow = replace(
                 pool,
                 contexts=self._prefix(pool.contexts, width),
                 questions=self._prefix(pool.questions, width),
             )
-            result = self._sum(self._prefix(questions, width), narrow, batch)
-            results[width] = LossResult(weight * result.losses, result.correct)
+            results[width] = self._sum(self._prefix(questions, width), narrow, batch)
         return LossResult(
             _added([result.losses for result in results.values()]), results[max(widths)].correct
         )

@@ -88,8 +88,6 @@ class ObjectiveSettings(DistillationSettings, RivalSettings):
     dimensions: list[int] | None = setting(None, unit="dimensions", least=1, on_resume=IDENTITY)
     """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number
     listed; absent = over all."""
-    dimension_weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
-    """One weight for each number of loss.dimensions; absent = 1 each."""
 
     @property
     def uses_teacher(self) -> bool:
@@ -134,8 +132,6 @@ class ObjectiveSettings(DistillationSettings, RivalSettings):
             yield "guide_threshold"
         if not nll and not self.weight_of("symmetric"):
             yield from ("hardness", "false_negative_margin")
-        if self.dimensions is None:
-            yield "dimension_weights"
 
     def check_objective(self, prefix: str, candidates: str | None) -> None:
         """What the terms need of each other, and of the rule ``candidates``."""
@@ -166,12 +162,7 @@ class ObjectiveSettings(DistillationSettings, RivalSettings):
                 f"{prefix}positives={self.positives} and {prefix}candidates=dpr are mutually exclusive: dpr"
                 f" counts every slot and has one positive; set {prefix}candidates=distinct"
             )
-        widths, weights = self.dimensions, self.dimension_weights
-        if weights is not None and (widths is None or len(weights) != len(widths) or not any(weights)):
-            raise ConfigError(
-                f"{prefix}dimension_weights={weights} does not fit {prefix}dimensions={widths}; expected one"
-                " weight for each, one above 0"
-            )
+        widths = self.dimensions
         if widths is not None and (not widths or len(set(widths)) < len(widths)):
             raise ConfigError(f"{prefix}dimensions={widths} is empty or names a number twice")
 

@@ -83,8 +83,6 @@ class VectorSettings(Settings):
     in a text counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
-    projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY)
-    """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
     normalize: bool = setting(False, on_resume=IDENTITY)
     """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less."""
     shared: bool = setting(False, on_resume=IDENTITY)
@@ -126,6 +124,8 @@ class EncoderSettings(VectorSettings, TextSettings):
     dpr_trailing_sep: bool = setting(False, on_resume=IDENTITY)
     """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1
     that every shorter sequence attends to."""
+    projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY)
+    """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
     pool_prompts: bool = setting(True, on_resume=IDENTITY)
     """False: poolings read what stands behind the prompt alone, as ``include_prompt: false`` of
     sentence-transformers says."""
@@ -247,8 +247,6 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
         yield from super().unused()
         if not any(kind.has_token_weights for kind in pooling_kinds(self.pooling)):
             yield "token_frequencies"
-        if not self.projection_dim:
-            yield "projection_activation"
         if self.adapter != "lora":
             yield from ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
 

@@ -37,6 +37,7 @@ EVALUATION_CORPUS, QUESTIONS, QRELS, TRAIN = (
     "train.jsonl",
 )
 _LEAST_WORDS = 3
+_DROP_SHARED = 0.5  # people who ask know few of a passage's own words
 
 
 def prepare_pairs(
@@ -76,7 +77,7 @@ def prepare_pairs(
 def _write(target: Path, held: PseudoPairs, settings: PairFileSettings) -> dict[str, int]:
     asked: dict[int, tuple[str, Passage]] = {}
     for row in range(len(held)):
-        if len(asked) < settings.questions and (pair := ask(held, row, settings.drop_shared)) is not None:
+        if len(asked) < settings.questions and (pair := ask(held, row)) is not None:
             asked[held.corpus_row(row)] = pair
     if not asked:
         raise InputError("the passages that are held back are too short to ask for", file=held.file)
@@ -99,7 +100,7 @@ def _write_questions(target: Path, asked: Mapping[int, tuple[str, Passage]]) -> 
     write_qrels(target / QRELS, {key: {str(asked[number][1].id): 1} for number, key in keys.items()})
 
 
-def ask(pairs: PseudoPairs, row: int, drop_shared: float) -> tuple[str, Passage] | None:
+def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
     """A question cut from a row's passage, and the passage without it; None where too little is left of
     either."""
     row_of_corpus, generator = pairs.row(pairs.corpus_row(row)), generator_for(PAIRS, 0, 0, 0, row)
@@ -120,7 +121,7 @@ def ask(pairs: PseudoPairs, row: int, drop_shared: float) -> tuple[str, Passage]
     kept = [
         (start, end)
         for (start, end), draw in zip(asked, draws, strict=True)
-        if draw >= drop_shared or _bare(sample.question[start:end]) not in shared
+        if draw >= _DROP_SHARED or _bare(sample.question[start:end]) not in shared
     ]
     if len(kept) < _LEAST_WORDS:
         return None

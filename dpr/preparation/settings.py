@@ -51,9 +51,6 @@ class PairFileSettings(Settings):
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
     drop_words: float = setting(0.4, least=0, below=1)
     """Probability with which a word of a training question is dropped, in three of five questions."""
-    drop_shared: float = setting(0.5, least=0, most=1)
-    """Probability with which a word is dropped from a pseudo-question that its passage has elsewhere, too:
-    people who ask know few of a passage's own words."""
     held_back: float = setting(0.1, above=0, below=1)
     """Share of the documents whose passages are asked for; training pairs are cut from all others."""
     questions: int = setting(500, unit="questions", least=1)

@@ -53,7 +53,7 @@ class _IndexKind(Settings):
     number, fast, mapped from disk), small (one bit a number, scored again from the vectors); flat, hnsw,
     hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
     dpr.indexer.registry.Index, module:Class."""
-    options: dict[str, Any] = setting(dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
 
 
@@ -130,7 +130,7 @@ class RetrievalConfig(CudaSettings):
     width. 0 = as the passages are."""
     out_file: str | None = setting(None, path="output")
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
-    out_texts: bool = setting(True)
+    out_texts: bool = True
     """Write title and text of every hit to out_file; without them it takes about a tenth of the space and
     needs no corpus."""
     trec_run_file: str | None = setting(None, path="output")
@@ -175,10 +175,10 @@ class RetrievalConfig(CudaSettings):
     """minmax or zscore, per question."""
     hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages taken from each side; n_docs where that is larger."""
-    tune_hybrid_weight: bool = setting(False)
+    tune_hybrid_weight: bool = False
     """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file
     says which it was."""
-    tune_metric: str = setting("mrr@10")
+    tune_metric: str = "mrr@10"
     """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)

@@ -54,7 +54,6 @@ _OF_VALIDATIONS = (
     "best_metric",
     "best_is_highest",
     "keep",
-    "load_best_at_end",
 )
 _OF_AVERAGE_RANK = ("val_av_rank_hard_neg", "val_av_rank_other_neg", "val_av_rank_max_qs")
 
@@ -67,22 +66,16 @@ class TrackingConfig(Settings):
     """Write TensorBoard event files into <output_dir>/tensorboard; needs the extra tb."""
     wandb: bool = setting(False, on_resume=NO_EFFECT)
     """Log to Weights & Biases; needs the extra wandb."""
-    wandb_mode: str = setting("online", choices=("online", "offline"), on_resume=NO_EFFECT)
-    """online, or offline: keep the run in <output_dir>/wandb for `wandb sync`."""
     mlflow: bool = setting(False, on_resume=NO_EFFECT)
     """Log to the MLflow server or store of $MLFLOW_TRACKING_URI; needs the extra mlflow."""
     trackio: bool = setting(False, on_resume=NO_EFFECT)
     """Log to Trackio, on this machine unless its own variables say where; needs the extra trackio."""
     project: str = setting("dpr", on_resume=NO_EFFECT)
     """The project there; in MLflow the experiment."""
-    run_name: str | None = setting(None, on_resume=NO_EFFECT)
-    """The run's name there; absent = the last part of output_dir."""
 
     def unused(self) -> Iterator[str]:
-        if not self.wandb:
-            yield "wandb_mode"
         if not (self.wandb or self.mlflow or self.trackio):
-            yield from ("project", "run_name")
+            yield "project"
 
 
 @dataclass
@@ -171,7 +164,6 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
             return
         foreign = {
             "train.lr_schedule": self.train.lr_schedule not in ("linear", "dpr"),
-            "train.min_lr_ratio": self.train.min_lr_ratio != 0,
             "train.embedding_lr_factor": self.train.embedding_lr_factor != 1,
             "loss.name": self.loss.name != "nll",
             "loss.temperature": self.loss.temperature not in (None, 1),

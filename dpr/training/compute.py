@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 
 def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
-    """Applies what concerns the whole process (tf32, determinism) and the towers (activation checkpointing,
+    """Applies what concerns the whole process (determinism) and the towers (activation checkpointing,
     compilation).
 
     Raises:
@@ -36,11 +36,6 @@ def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    if settings.tf32:
-        if model.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
-        else:
-            logger.warning("train.tf32=true has no effect on %s", model.device.type)
     if settings.gradient_checkpointing:
         from dpr.models.fast.compilation import checkpoint_activations
 

@@ -23,8 +23,7 @@ _FRESH_STATE = "ignore_checkpoint_optimizer=true starts with fresh optimizer sta
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to ``min_ratio``) or
-    constant.
+    """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to 0) or constant.
 
     ``dpr`` is the original's linear one: 0 at the first update, 1 / (total - warm-up) at the last, and never
     below 1e-7.
@@ -32,7 +31,6 @@ class Schedule:
 
     kind: str = "linear"
     warmup_steps: int = 0
-    min_ratio: float = 0.0
 
     def factor(self, step: int, total_steps: int) -> float:
         """Factor of update ``step`` (counted from 0) of ``total_steps``. A warm-up starts at 1 /
@@ -47,7 +45,7 @@ class Schedule:
             return 1.0
         done = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
         falling = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.min_ratio + (1.0 - self.min_ratio) * falling
+        return falling
 
 
 class AveragingAdamW(RowAdamW):

@@ -18,17 +18,10 @@ class EarlyStoppingSettings(Settings):
     """Validations in a row without an improvement after which the run ends; 0 = never."""
     min_delta: float = setting(0.0, least=0, on_resume=WARNED)
     """An improvement exceeds the best value by more than this."""
-    metric: str | None = setting(None, on_resume=WARNED)
-    """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen
-    by."""
-    highest: bool = setting(False, on_resume=WARNED)
-    """More is better, for a metric named here."""
 
     def unused(self) -> Iterator[str]:
         if not self.patience:
-            yield from ("min_delta", "metric", "highest")
-        elif self.metric is None:
-            yield "highest"
+            yield "min_delta"
 
 
 @dataclass
@@ -46,8 +39,6 @@ class Periods(Settings):
     """Validations per epoch; 0 = none but those of eval_every_steps."""
     eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
-    eval_epochs: list[int] | None = setting(None, least=0, on_resume=WARNED)
-    """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
     sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT)
     """Pools of each dev set that are validated before training to check that it works; 0 = none."""
     eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT)
@@ -66,9 +57,6 @@ class Periods(Settings):
     )
     """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no
     checkpoint is ahead of it."""
-    load_best_at_end: bool = setting(False, on_resume=NO_EFFECT)
-    """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the
-    files are the same."""
     export: list[str] | None = setting(None, on_resume=NO_EFFECT)
     """When dpr train ends, write the best checkpoint in these formats, as <output_dir>/export/<format>:
     sentence-transformers, transformers, hf-dpr, onnx, pyserini (docs/interop.md)."""
@@ -82,10 +70,8 @@ class Periods(Settings):
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
-        if self.eval_per_epoch and (self.eval_every_steps or self.eval_epochs is not None):
+        if self.eval_per_epoch and self.eval_every_steps:
             yield "eval_per_epoch"
-        if self.eval_epochs is not None:
-            yield "eval_every_steps"
         if self.best_metric is None:
             yield "best_is_highest"
 

@@ -27,7 +27,7 @@ from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
 from dpr.training.period_settings import DevSetSettings, Periods
 
-WARMUP_RATIO = 0.1
+WARMUP_SHARE = 0.1
 _ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings", "model")  # of BiEncoderTrainer
 
 
@@ -80,8 +80,6 @@ class BatchSettings(Settings):
     loss.positives=any or each, and by distillation, and are negatives of other questions."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
-    prefetch_batches: int = setting(4, unit="batches", least=1, on_resume=NO_EFFECT)
-    """Batches each worker keeps ready."""
     overfit_batches: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
     """Train on the first so many pools only, over and over, to check that the model can learn at all; 0 = on
     everything."""
@@ -106,14 +104,9 @@ class OptimizerSettings(Settings):
     lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=WARNED)
     """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never
     below 1e-7 of the rate."""
-    min_lr_ratio: float = setting(0.0, least=0, most=1, on_resume=WARNED)
-    """Floor of linear and cosine, as a share of learning_rate."""
     warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=WARNED)
-    """Optimizer steps over which the learning rate rises to its full value; absent = warmup_ratio of the
-    run's steps."""
-    warmup_ratio: float | None = setting(None, least=0, below=1, on_resume=WARNED)
-    """The same as a share of the run's optimizer steps; absent = 0.1, where warmup_steps is absent too. Set
-    one of the two at most."""
+    """Optimizer steps over which the learning rate rises to its full value; absent = a tenth
+    of the run's steps."""
     weight_decay: float = setting(0.0, least=0, on_resume=WARNED)
     """Not applied to biases and normalisation weights."""
     adam_eps: float = setting(1e-8, least=1e-30, on_resume=WARNED)
@@ -123,9 +116,6 @@ class OptimizerSettings(Settings):
     """A string, as in DPR: two numbers in brackets."""
     max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
-    most_skipped_steps: int = setting(5, unit="steps", least=1, on_resume=WARNED)
-    """The run ends when the gradient is NaN or infinite in this many steps in a row; each such step is
-    skipped, on all ranks alike."""
 
     ema_decay: float = setting(0.0, least=0, below=1, on_resume=WARNED)
     """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each
@@ -149,15 +139,13 @@ class OptimizerSettings(Settings):
         """The steps of the warm-up in a run of ``total_steps``."""
         if self.warmup_steps is not None:
             return self.warmup_steps
-        return round((WARMUP_RATIO if self.warmup_ratio is None else self.warmup_ratio) * total_steps)
+        return round(WARMUP_SHARE * total_steps)
 
 
 @dataclass
 class ComputeSettings(Settings):
     """How the arithmetic is done."""
 
-    tf32: bool = setting(False, on_resume=WARNED)
-    """Round the factors of fp32 matrix products to 10 bits on a GPU: faster, less exact."""
     gradient_checkpointing: bool = setting(False, on_resume=WARNED)
     """Recompute activations in the backward pass instead of keeping them: less memory, a third more time, the
     same gradients."""
@@ -205,10 +193,6 @@ class TrainSettings(
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
-        if not self.num_workers:
-            yield "prefetch_batches"
-        if self.lr_schedule not in ("linear", "cosine"):
-            yield "min_lr_ratio"
         if self.sharding != "fsdp2":
             yield "sharded_checkpoints"
 
@@ -225,19 +209,12 @@ class TrainSettings(
                 f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
                 " the start; leave one of them out"
             )
-        for one, unset, other in (
-            ("warmup_steps", None, "warmup_ratio"),
-            ("grad_cache_tokens", 0, "memory_budget_gb"),
-        ):
-            if getattr(self, one) != unset and getattr(self, other):
-                both = (
-                    f"{prefix}{one}={getattr(self, one)} and {prefix}{other}={getattr(self, other)} are"
-                    " mutually exclusive"
-                )
-                raise ConfigError(
-                    f"{both}; set one of them, {prefix}{one}={'null' if unset is None else unset} to take the"
-                    " other"
-                )
+        if self.grad_cache_tokens and self.memory_budget_gb:
+            raise ConfigError(
+                f"{prefix}grad_cache_tokens={self.grad_cache_tokens} and"
+                f" {prefix}memory_budget_gb={self.memory_budget_gb} are mutually exclusive; set one of them,"
+                f" {prefix}grad_cache_tokens=0 to take the other"
+            )
 
 
 @dataclass

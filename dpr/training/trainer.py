@@ -147,10 +147,8 @@ class BiEncoderTrainer(Run):
         self.step = make_step(model, self.loss, train, ranks=self.ranks, device=self.device)
         self.step.on_pool = partial(self.emit, "on_pool")
         self.optimizer = make_optimizer(model, train)
-        self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps), train.min_lr_ratio)
-        self.guard = FiniteGuard(
-            self.device, most_in_row=train.most_skipped_steps, has_loss_scale=train.precision == "fp16"
-        )
+        self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps))
+        self.guard = FiniteGuard(self.device, has_loss_scale=train.precision == "fp16")
         self.progress, self.grad_norm = Progress(), torch.zeros(())
         self._better: dict[str, Any] = {}
         self.results: list[StepResult] = []
@@ -312,7 +310,6 @@ class BiEncoderTrainer(Run):
             self.plan.dataset,
             self.plan.order_from(self.progress.step),
             num_workers=train.num_workers,
-            prefetch_batches=train.prefetch_batches,
             pin_memory=self.device.type == "cuda",
         )
 

@@ -74,17 +74,11 @@ class Named:
         ):
             return
         names += [name for search in self.searches.values() for name in search.names()]
-        stopping = train.early_stopping
-        chosen = {
-            "train.best_metric": train.best_metric,
-            "train.early_stopping.metric": stopping.metric if stopping.patience else None,
-        }
-        for key, name in chosen.items():
-            if name is not None and name not in names:
-                raise ConfigError(
-                    f"{key}={name} is not a metric of any validation of this run; choose one of"
-                    f" {', '.join(names)}"
-                )
+        if train.best_metric is not None and train.best_metric not in names:
+            raise ConfigError(
+                f"train.best_metric={train.best_metric} is not a metric of any validation of this run; choose"
+                f" one of {', '.join(names)}"
+            )
 
 
 def with_usual(

@@ -22,7 +22,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "train.hard_negatives train.dev_batch_size",
     ),
     ("train", TRAINING, "train.dev_batch_size train.eval_at_start train.keep", "train.batch_size seed"),
-    ("train", TRAINING, "encoder.lora_rank loss.kl_temperature", "encoder.pretrained train.prefetch_batches"),
+    ("train", TRAINING, "encoder.lora_rank loss.kl_temperature", "encoder.pretrained train.num_workers"),
     ("train", TRAINING | {"encoder.adapter": "lora"}, "encoder.token_frequencies", "encoder.lora_rank"),
     ("train", TRAINING | {"loss.kl_weight": 0.5}, "loss.margin_mse_scale", "loss.kl_temperature"),
     (
@@ -32,7 +32,6 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "loss.dimensions",
     ),
     ("train", TRAINING | {"train.eval_every_steps": 9}, "train.eval_per_epoch", "train.eval_every_steps"),
-    ("train", TRAINING | {"train.num_workers": 0}, "train.prefetch_batches", "train.num_workers"),
     ("retrieve", {"indexer.kind": "bm25"}, "model_file encoder.pooling indexer.ef_search", "indexer.k1"),
     ("retrieve", {}, "indexer.k1 hybrid_weight index_path cluster.workers", "model_file indexer.block_rows"),
     ("retrieve", {"hybrid": "linear"}, "tune_metric", "hybrid_weight indexer.k1 bm25_index_path"),

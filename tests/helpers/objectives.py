@@ -213,13 +213,12 @@ TERMS = {
 def objective(pool: PlainPool, settings: dict[str, Any]) -> Tensor:
     """J, by its definition."""
     widths = settings.get("dimensions") or [pool.questions.shape[1]]
-    weights = settings.get("dimension_weights") or [1.0] * len(widths)
     total = torch.zeros((), dtype=torch.float64)
-    for width, weight in zip(widths, weights, strict=True):
+    for width in widths:
         questions, slots = pool.questions[:, :width], pool.slots[:, :width]
         if pool.normalize:
             questions, slots = (part / part.norm(dim=1, keepdim=True) for part in (questions, slots))
-        total = total + weight * of_one_width(replace(pool, questions=questions, slots=slots), settings)
+        total = total + of_one_width(replace(pool, questions=questions, slots=slots), settings)
     return total
 
 

@@ -55,7 +55,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "false_negative_margin": 0.02,
         "hardness": 0.5,
     },
-    "matryoshka": {"dimensions": [16, 8, 3], "dimension_weights": [1.0, 0.5, 0.25]},
+    "matryoshka": {"dimensions": [16, 8, 3]},
     "matryoshka of vectors of length 1, all terms": {
         "dimensions": [4, 10],
         "kl_weight": 1.0,

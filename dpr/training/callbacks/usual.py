@@ -20,7 +20,7 @@ from dpr.core.precision import dtype_of
 from dpr.evaluation.report.write import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
-from dpr.training.callbacks.optional import EarlyStopping, LoadBest
+from dpr.training.callbacks.optional import EarlyStopping
 from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.verdict import Verdict, validations_ahead
@@ -253,8 +253,6 @@ class ValidateAndSave(Callback):
 
     def is_validation_due(self, step: int, steps_per_epoch: int) -> bool:
         """Whether a validation follows update ``step`` (counted from 1) that is not the last."""
-        if self.periods.eval_epochs:
-            return step % steps_per_epoch == 0 and (step - 1) // steps_per_epoch in self.periods.eval_epochs
         if self.periods.eval_every_steps:
             return step % self.periods.eval_every_steps == 0
         if not self.periods.eval_per_epoch:
@@ -276,7 +274,6 @@ def usual_callbacks(
     one that saves the state.
     """
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
-    best = [LoadBest()] if settings.load_best_at_end else []
     return [
         *(
             SanityCheck(settings.sanity_validation),
@@ -284,7 +281,7 @@ def usual_callbacks(
             PoolMetrics(settings.log_batch_step),
             ReportPage(output_dir),
         ),
-        *(*further, *stopping, *best),
+        *(*further, *stopping),
         *(
             LogEvery(settings.log_batch_step),
             ProgressLine(),

@@ -60,10 +60,6 @@ RETRIEVAL = {"kind": "retrieval", "corpus": "missing.tsv", "questions": "missing
             {"train__best_metric": "eval/acc"},
             "train.best_metric=eval/acc is not a metric of any validation.*choose one of eval/nll_loss",
         ),
-        (
-            {"train__early_stopping__metric": "eval/acc", "train__early_stopping__patience": 1},
-            "train.early_stopping.metric=eval/acc is not a metric",
-        ),
         ({"loss__dimensions": [8, 4096]}, "loss.dimensions names 4096"),
         ({"loss__name": "json:JSONDecoder"}, "loss.name=json:JSONDecoder"),
         ({"loss__guide": ["nowhere_*"]}, "nowhere_"),

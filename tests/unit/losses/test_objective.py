@@ -111,8 +111,6 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
         ),
         ({"dimensions": [8, 8]}, "names a number twice"),
         ({"dimensions": []}, "is empty"),
-        ({"dimension_weights": [1.0]}, r"does not fit loss\.dimensions=None"),
-        ({"dimensions": [8, 4], "dimension_weights": [1.0]}, "expected one weight for each"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], message: str) -> None:

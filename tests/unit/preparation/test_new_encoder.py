@@ -125,7 +125,7 @@ def test_weights_that_are_asked_for_and_absent_are_refused(corpus: Path, tmp_pat
 
 
 def test_unused_slots_take_special_tokens(corpus: Path, tmp_path: Path) -> None:
-    make(corpus, tmp_path / "encoder", "--unused-slots", "3")
+    make(corpus, tmp_path / "encoder")
     settings = EncoderSettings(sequence_length=32)
     model = BiEncoder.from_pretrained(
         str(tmp_path / "encoder"), settings, pretrained=False, special_tokens=["[Q]", "[P]"]

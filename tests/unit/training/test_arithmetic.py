@@ -152,11 +152,6 @@ def test_determinism_is_switched_on_and_training_is_possible_with_it(tmp_path: P
     assert job.model.fingerprint == again.model.fingerprint
 
 
-def test_tf32_says_so_where_it_has_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer(tmp_path, tf32=True)
-    assert "train.tf32=true has no effect on cpu" in caplog.text
-
-
 def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
     config = BiEncoderTrainConfig(output_dir=str(folder / "run"), device="cpu", seed=3)
     config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24

@@ -131,7 +131,6 @@ def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:
     ("key", "value"),
     [
         ("train.lr_schedule", "cosine"),
-        ("train.min_lr_ratio", 0.1),
         ("loss.temperature", 0.05),
         ("encoder.pooling", "mean"),
     ],

@@ -132,13 +132,6 @@ def test_the_best_is_chosen_by_the_metric_that_was_named_and_loaded_at_the_end(t
         trainer(tmp_path, name="typo", best_metric="eval/typo").train()
 
 
-def test_validation_after_stated_epochs_and_at_the_end(tmp_path: Path) -> None:
-    steps: list[int] = []
-    look = FunctionCallback(lambda trainer, metrics: steps.append(trainer.progress.step), when="validate_end")
-    trainer(tmp_path, look, num_train_epochs=5, eval_epochs=[0, 2]).train()  # three steps each
-    assert steps == [3, 9, 15]
-
-
 def test_a_user_defined_metric_is_the_mean_over_questions_on_any_number_of_ranks(tmp_path: Path) -> None:
     encoder_folder(tmp_path / "encoder")
     figures = [run_on_ranks(own_figures, ranks, tmp_path)[0] for ranks in (1, 2)]

@@ -29,9 +29,9 @@ def test_linear_rises_from_a_share_and_falls_towards_zero() -> None:
     assert factors(Schedule("linear", warmup_steps=2), 6) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
 
-def test_cosine_reaches_its_floor() -> None:
-    assert factors(Schedule("cosine", min_ratio=0.2), 4) == [1.0, 0.882843, 0.6, 0.317157]
-    assert Schedule("cosine", min_ratio=0.2).factor(4, 4) == pytest.approx(0.2)
+def test_cosine_ends_at_zero() -> None:
+    assert factors(Schedule("cosine"), 4) == [1.0, 0.853553, 0.5, 0.146447]
+    assert Schedule("cosine").factor(4, 4) == pytest.approx(0)
 
 
 def test_dpr_starts_at_zero_and_never_quite_ends() -> None:
@@ -44,8 +44,8 @@ def test_constant_stays_after_its_warm_up() -> None:
     assert factors(Schedule("constant", warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
-def test_a_step_beyond_the_end_keeps_the_floor() -> None:
-    assert Schedule("linear", min_ratio=0.1).factor(50, 10) == pytest.approx(0.1)
+def test_a_step_beyond_the_end_stays_there() -> None:
+    assert Schedule("linear").factor(50, 10) == pytest.approx(0)
 
 
 def by_name(model: BiEncoder, optimizer: torch.optim.Optimizer) -> dict[str, tuple[float, float]]:
@@ -110,7 +110,6 @@ def test_state_restored_by_name_continues_exactly(tmp_path: Path) -> None:
     [
         ({"adam_eps": 0.0}, r"adam_eps=0\.0 is out of range; it must be at least 1e-30"),
         ({"adam_eps": 1e-50}, "adam_eps=1e-50 is out of range"),  # float32 knows it as 0
-        ({"min_lr_ratio": 3.0}, r"min_lr_ratio=3\.0 is out of range; it must be in \[0, 1\]"),
     ],
 )
 def test_values_that_make_nan_or_a_rising_rate_are_refused(values: dict[str, float], message: str) -> None:

@@ -49,15 +49,12 @@ CHANGED: dict[str, Any] = {
     "loss.positives": "any",
     "loss.dimensions": [8],
     "train.warmup_steps": 2,
-    "train.warmup_ratio": 0.9,
     "train.adam_betas": "(0.9, 0.98)",
-    "train.eval_epochs": [0],
     "train.metrics": [f"{HERE}:a_metric"],
     "train.validation": "tests.unit.training.test_roles:AValidation",
     "train.callbacks": f"{HERE}:ACallback",
     "train.best_metric": "eval/in_batch_acc",
     "train.keep": "better",
-    "train.early_stopping.metric": "eval/in_batch_acc",
     "train.sampling.weights": [1.0],
     "train.sampling.temperature": 2.0,
     "train.gradient_accumulation_steps": 3,
@@ -79,24 +76,17 @@ CHANGED: dict[str, Any] = {
 NEEDED: dict[str, dict[str, Any]] = {
     "train.best_is_highest": {"train.best_metric": "eval/in_batch_acc"},
     "train.early_stopping.min_delta": {"train.early_stopping.patience": 1},
-    "train.early_stopping.metric": {"train.early_stopping.patience": 1},
-    "train.early_stopping.highest": {
-        "train.early_stopping.patience": 1,
-        "train.early_stopping.metric": "eval/in_batch_acc",
-    },
     "train.val_av_rank_hard_neg": {"val_av_rank_start_epoch": 0},
     "train.val_av_rank_other_neg": {"val_av_rank_start_epoch": 0},
     "train.val_av_rank_max_qs": {"val_av_rank_start_epoch": 0},
 }
 """Other settings without which one would do nothing."""
 IN_EFFECT = {
-    "train.warmup_ratio": "train.warmup_steps",
     "loss_scale_factors": "datasets",
     "compat": "encoder.dpr_trailing_sep",
 }
 """Settings of which what they lead to is compared, by its name."""
 WITH_ANOTHER = {
-    "loss.dimension_weights": "needs loss.dimensions too",
     "encoder.attention": "needs a GPU's precision too",
     "encoder.append_eos": "needs a tokenizer with an end token",
     "encoder.adapter": "needs pretrained weights",
@@ -111,7 +101,6 @@ WITH_ANOTHER = {
     "loss.guide_threshold": "needs loss.guide too",
     "loss.teacher": "needs the folder of a model, or vectors",
     "loss.embedding_weight": "needs loss.teacher too",
-    "encoder.projection_activation": "needs encoder.projection_dim too",
 }
 
 

@@ -209,21 +209,13 @@ def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     config = BiEncoderTrainConfig(output_dir=str(tmp_path))
     assert make_trackers(config) == []
     usual = [type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path)]
-    config.tracking.tensorboard, config.train.early_stopping.patience, config.train.load_best_at_end = (
-        True,
-        2,
-        True,
-    )
+    config.tracking.tensorboard = True
+    config.train.early_stopping.patience = 2
     found = [
         type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path, make_trackers(config))
     ]
     place = usual.index("LogEvery")
-    assert found == [*usual[:place], "TensorBoard", "EarlyStopping", "LoadBest", *usual[place:]]
-    config.tracking.wandb_mode = "later"
-    with pytest.raises(
-        ConfigError, match=r"tracking\.wandb_mode=later is not known; choose one of online, offline"
-    ):
-        config.check()
+    assert found == [*usual[:place], "TensorBoard", "EarlyStopping", *usual[place:]]
 
 
 def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

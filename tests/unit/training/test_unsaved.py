@@ -15,6 +15,7 @@ from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback
+from dpr.training.callbacks.optional import LoadBest
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.trainer import BiEncoderTrainer
@@ -58,6 +59,8 @@ def job(
     patch: pytest.MonkeyPatch,
     full_at: tuple[int, ...],
     values: dict[int, float],
+    *,
+    load_best: bool = False,
     **options: Any,
 ) -> BiEncoderTrainer:
     validation = Falling(values)
@@ -71,8 +74,9 @@ def job(
     model = tiny_model(folder / "encoder")
     sets = [ListSource(make_samples(20))]
     full = FullDisk(validation, full_at, patch)
+    further = [LoadBest()] if load_best else []
     return make_trainer(
-        model, sets, [], folder / "run", full, validations=[validation], **(settings | options)
+        model, sets, [], folder / "run", full, *further, validations=[validation], **(settings | options)
     )
 
 
@@ -80,7 +84,7 @@ VALUES = {1: 3.0, 2: 2.0, 3: 1.0, 4: 2.5}
 
 
 def test_the_best_is_the_best_that_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = job(tmp_path, monkeypatch, (3,), VALUES, keep_last=1, load_best_at_end=True)
+    trainer = job(tmp_path, monkeypatch, (3,), VALUES, keep_last=1, load_best=True)
     assert trainer.train() == 2.0
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["best_checkpoint"] == trainer.progress.best_checkpoint == "dpr_biencoder.step2"
@@ -110,7 +114,7 @@ def test_a_best_checkpoint_that_was_removed_is_said_and_chosen_anew(
     state.write_text(json.dumps(stored))
     manifest = tmp_path / "run" / "dpr_biencoder.step2" / "manifest.json"
     manifest.write_text(_with_file(manifest, state))
-    again = job(tmp_path, monkeypatch, (), VALUES, max_steps=3, load_best_at_end=True)
+    again = job(tmp_path, monkeypatch, (), VALUES, max_steps=3, load_best=True)
     assert again.train() == 1.0
     assert again.progress.best_checkpoint == "dpr_biencoder.step3"
 

@@ -148,8 +148,8 @@ def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Pa
         callbacks={"use": "user_module:Mine", "size": 5},
         validation="user_module:Constant",
         metrics=["user_module:mrr"],
-        early_stopping=EarlyStoppingSettings(patience=2, metric="eval/one"),
-        load_best_at_end=True,
+        early_stopping=EarlyStoppingSettings(patience=2),
+        best_metric="eval/one",
     )
     settings = TrainingSettings(train=train, loss=LossSettings(name="user_module:Doubled"))
     sets = [ListSource(make_samples(8))], [ListSource(make_samples(4, seed=1), "dev")]
@@ -166,18 +166,13 @@ def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Pa
         "Mine",
         "Callback",
         "EarlyStopping",
-        "LoadBest",
     ]
     assert next(vars(each) for each in trainer.callbacks if type(each).__name__ == "Mine") == {"size": 5}
     trainer.train()
     assert type(trainer.loss).__name__ == "Doubled"
     assert trainer.progress.last_metrics["eval/one"] == 1.0 and "eval/mrr" in trainer.progress.last_metrics
     stopping = next(each for each in trainer.callbacks if isinstance(each, EarlyStopping))
-    assert (stopping.patience, stopping.metric, stopping.state_dict()["watched"]) == (
-        2,
-        "eval/one",
-        "eval/one",
-    )
+    assert (stopping.patience, stopping.state_dict()["watched"]) == (2, "eval/one")
 
 
 def test_a_metric_given_and_named_is_refused(tmp_path: Path) -> None:
