@@ -101,7 +101,6 @@ def test_explain_shows_the_pairs_of_a_step(corpus: Path, capsys: pytest.CaptureF
     [
         (["datasets.docs.reader=a:B"], "datasets.docs.pairs and datasets.docs.reader are mutually exclusive"),
         (["datasets.docs.pairs=nonsense"], "datasets.docs.pairs=nonsense is not a kind of pairs"),
-        (["datasets.docs.pairs=null", "datasets.docs.drop_words=0.1"], "datasets.docs.drop_words"),
         (["datasets.docs.held_only=true"], "datasets.docs.held_only"),
         (["datasets.docs.drop_words=1"], "it must be in [0, 1)"),
     ],
