@@ -1,4 +1,4 @@
-"""``python -m benchmarks.large_indexes [--rows 1000000] [--kinds exact ivf small hnsw32] [--part-mb 512]``:
+"""``python -m benchmarks.large_indexes [--rows 1000000] [--kinds exact ivf small hnsw32]``:
 indexes of many vectors.
 
 For each kind: bytes a vector, time and memory of building, time to open, questions a second, milliseconds for
@@ -24,14 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.indexes import timed
 from benchmarks.memory import Watch
 from dpr.formats.vector_shards import VectorShardWriter, open_shards
-from dpr.indexer import list_building
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.recall import DEPTH, recall_values
 from dpr.indexer.registry import Index, IndexChoice
 from dpr.indexer.store import IndexStore
-from dpr.jobs.tune_index import timed
 
 KINDS = ("exact", "ivf", "small", "hnsw32")
 DIMENSION, TOPICS, CHUNK, QUESTIONS = 128, 20_000, 65536, 200
@@ -120,12 +119,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument(
-        "--part-mb",
-        type=int,
-        default=list_building._PART_BYTES >> 20,
-        help="codes that are held while lists are filled",
-    )
-    parser.add_argument(
         "--folder", type=Path, default=None, help="where a temporary folder is made (default: the system's)"
     )
     parser.add_argument("--phase", nargs=2, default=None, help="used by the benchmark itself")
@@ -133,7 +126,6 @@ def main() -> None:
     if arguments.phase is not None:
         phase, kind = arguments.phase
         torch.set_num_threads(1)
-        list_building._PART_BYTES = arguments.part_mb << 20
         print(json.dumps(PHASES[phase](arguments.folder, arguments.rows, kind)))
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
@@ -144,7 +136,6 @@ def main() -> None:
                 "-m",
                 "benchmarks.large_indexes",
                 f"--rows={arguments.rows}",
-                f"--part-mb={arguments.part_mb}",
             ]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "DPR_CACHE": f"{temporary}/cache"}
             done = subprocess.run(

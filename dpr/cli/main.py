@@ -92,11 +92,6 @@ COMMANDS: dict[str, Command] = {
     "report": Command(
         "a page of curves, metrics and example questions of a run", "dpr.jobs.report:ReportSettings"
     ),
-    "tune-index": Command(
-        "measure the recall of an index against the time of its search",
-        "dpr.retrieval.settings:TuneIndexConfig",
-        "tune_index",
-    ),
     "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
     "serve": Command(
         "answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"

@@ -2,6 +2,9 @@
 of it is left."""
 
 COMMANDS = {
+    "tune-index": (
+        "the recall of an index is measured when it is built, and said when it is opened (docs/indexes.md)"
+    ),
     "push": (
         "hf upload USER/NAME FOLDER, of huggingface_hub, uploads a folder that dpr export wrote"
         " (docs/interop.md)"
@@ -25,6 +28,8 @@ _SAMPLE = (
 )
 _BEST = "train.best_metric chooses the best checkpoint and ends the run"
 SETTINGS = {
+    "indexer.lists": 'indexer.factory="IVF4096,SQ8" says how many lists, and what they hold',
+    "indexer.train_vectors": "an index is learned from 64 vectors for each of its lists, at least 16,384",
     "deep": "make test, in a clone, runs the whole way",
     "questions_by": "examples/write_questions.py writes questions with transformers",
     "train.renew_negatives": _ROUNDS,
@@ -68,7 +73,6 @@ SETTINGS = {
     "tracking.run_name": "the run is called as the last part of output_dir",
     "loss.dimension_weights": "all of loss.dimensions count alike",
     "cluster.retries": "a lost piece of work goes to another worker up to ten times",
-    "indexer.train_vectors": "an index is learned from 64 vectors for each of its lists, at least 16,384",
     "drop_shared": "a word that its passage has elsewhere too is dropped with probability 0.5",
     "unused_slots": "a new vocabulary has 32 [unusedN] tokens",
     "encoder.projection_activation": "a model that has one states it; new models have none",

@@ -55,9 +55,7 @@ class Index(ABC):
     needs_vectors: ClassVar[bool] = False
     """True for an index over vectors that reads them while it searches: it gets them by ``use_vectors`` when
     it is opened."""
-    is_built_in_steps: ClassVar[bool] = False
-    """True for an index with ``build_in``, which writes a folder without holding the index."""
-    breadth_setting: ClassVar[str] = ""
+    breadth_setting: str = ""
     """The setting that makes a search broader: slower, with a higher recall. Empty: there is none."""
     recall: Recall | None = None
     """What was measured when the index was built; None where it was not."""
@@ -96,17 +94,6 @@ class Index(ABC):
             f"{cls.__name__} cannot be opened; define save and open, or set is_saved = False"
         )
 
-    @classmethod
-    def build_in(
-        cls, folder: Path, corpus: Any, settings: Any, *, work: Path, made_of: Mapping[str, Any]
-    ) -> None:
-        """Builds and saves at once: writes into an empty folder what ``open`` needs.
-
-        ``work`` is a folder for steps that are kept when the process is killed; they are of the corpus and
-        settings that ``made_of`` names.
-        """
-        raise NotImplementedError(f"{cls.__name__} has no build_in")
-
     def use_vectors(self, corpus: Sequence[Any]) -> None:  # noqa: B027  (most need none)
         """Gets the ``VectorSource``s that it was built of."""
 
@@ -125,13 +112,10 @@ class Index(ABC):
     def recall_in_words(self) -> str:
         """The recall that was measured at build, as far as it holds for the present breadth."""
         if self.recall is None:
-            return "recall not measured, as it was built without questions; dpr tune-index measures it"
+            return "recall not measured, as it was built without questions"
         name = self.breadth_setting
         if name and self.recall.breadth.get(name) != self.breadth:
-            return (
-                f"recall not measured with {name}={self.breadth}; at build {self.recall}; dpr tune-index"
-                " measures it"
-            )
+            return f"recall not measured with {name}={self.breadth}; at build {self.recall}"
         return f"{self.recall}, measured at build"
 
 

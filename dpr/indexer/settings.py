@@ -51,12 +51,13 @@ class GraphSettings(FlatSettings):
 
 
 @dataclass
-class ListSettings(FlatSettings):
-    """Of inverted lists."""
+class FactorySettings(FlatSettings):
+    """Of what faiss makes of a string."""
 
-    lists: int = setting(0, unit="lists", least=0, most=1 << 20, on_resume=WARNED)
-    """Lists into which ivf and small sort the vectors; 0 = the power of two next to twice the root of their
-    number, at most 65,536."""
+    factory: str = setting("", on_resume=IDENTITY)
+    """Any string of faiss's index_factory, e.g. "IVF4096,PQ64" or "OPQ64,IVF65536,PQ64" (docs/indexes.md);
+    absent = for ivf and small as many lists as the power of two next to twice the root of the number of
+    vectors, at most 65,536."""
     target_recall: float = setting(0.95, above=0, most=1, on_resume=WARNED)
     """Recall@100 that probes=0 reaches on half of the questions at hand when the index is built."""
     probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)
@@ -65,7 +66,7 @@ class ListSettings(FlatSettings):
 
 
 @dataclass
-class SmallSettings(ListSettings):
+class SmallSettings(FactorySettings):
     """Of the compressed index."""
 
     candidates: int = setting(400, unit="passages", least=1, on_resume=NO_EFFECT)
@@ -104,8 +105,9 @@ KINDS = {
     "hnsw": IndexKind("dpr.indexer.faiss_index:HnswIndex", GraphSettings),
     "hnsw_sq": IndexKind("dpr.indexer.faiss_index:HnswSqIndex", GraphSettings),
     "hnsw32": IndexKind("dpr.indexer.faiss_index:Hnsw32Index", GraphSettings),
-    "ivf": IndexKind("dpr.indexer.inverted_lists:IvfIndex", ListSettings),
-    "small": IndexKind("dpr.indexer.inverted_lists:SmallIndex", SmallSettings, needs_vectors=True),
+    "faiss": IndexKind("dpr.indexer.factory_index:FactoryIndex", FactorySettings),
+    "ivf": IndexKind("dpr.indexer.factory_index:IvfIndex", FactorySettings),
+    "small": IndexKind("dpr.indexer.factory_index:SmallIndex", SmallSettings, needs_vectors=True),
     "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings, is_exact=True),
 }
 """Any other kind is an import path, ``module:Class``."""

@@ -22,7 +22,6 @@ from dpr.indexer.recall import DEPTH, Recall, held_back, least_breadth, recall_v
 from dpr.indexer.registry import Index, IndexChoice, index_class
 from dpr.storage.checksums import folder_problems
 from dpr.storage.durable import durable_folder, read_manifest, writing
-from dpr.storage.leftovers import remove
 from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
@@ -107,25 +106,11 @@ class IndexStore:
         }
         facts |= {"corpora": list(self.corpora)} if self.corpora else {}
 
-        made_of = self.choice.facts() | {"source": dict(self.source)}
         with durable_folder(folder, metadata=facts) as temporary:
-            if made.is_built_in_steps:
-                made.build_in(temporary, corpus, settings, work=_unfinished(folder), made_of=made_of)
-                index = made.open(temporary, settings)
-                index.use_vectors(corpus)
-            else:
-                index = made.build(corpus, settings, device=self.device)
-                index.save(temporary)
-            index.recall = recall = self._measured(index, corpus, questions)
-            facts["num_passages"] = index.num_passages
-            facts["recall"] = recall and recall.as_dict()
-            if made.is_built_in_steps:
-                del index  # its files are open, and some systems do not rename these
-        if not made.is_built_in_steps:
-            return index
-        remove(_unfinished(folder))
-        index = self._with_recall(made.open(folder, settings), recall)
-        index.use_vectors(corpus)
+            index = made.build(corpus, settings, device=self.device)
+            index.save(temporary)
+            index.recall = self._measured(index, corpus, questions)
+            facts.update(num_passages=index.num_passages, recall=index.recall and index.recall.as_dict())
         return index
 
     def _load(self, folder: Path, corpus: Callable[[], Any] | None) -> Index:
@@ -177,7 +162,7 @@ class IndexStore:
             raise fault(f"holds {index.num_passages} passages, its manifest says {stated}")
         if lock_of(folder).is_file():  # of a build that was killed when all was done
             with suppress(DprError), held(folder, file=lock_of(folder)):
-                remove(_unfinished(folder))
+                pass
         return self._with_recall(index, Recall.read(metadata.get("recall")))
 
     def _compare_settings(self, settings: Mapping[str, Any], fault: Callable[..., InputError]) -> None:
@@ -239,8 +224,3 @@ class IndexStore:
 
 def _is_there(folder: Path) -> bool:
     return folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
-
-
-def _unfinished(folder: Path) -> Path:
-    """Where an index is built in steps."""
-    return folder.with_name(f"{folder.name}.unfinished")

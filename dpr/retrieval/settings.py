@@ -1,5 +1,4 @@
-"""Settings of ``dpr retrieve`` / ``dense_retriever.py``, and of ``dpr tune-index``. Key names are DPR's where
-DPR has the setting."""
+"""Settings of ``dpr retrieve`` / ``dense_retriever.py``. Key names are DPR's where DPR has the setting."""
 
 from __future__ import annotations
 
@@ -31,17 +30,6 @@ _OF_VECTORS = (
     "index_path",
     "encoder",
 )
-_OF_RESULTS = (
-    "out_file",
-    "trec_run_file",
-    "metrics_file",
-    "search_folder",
-    "qrels",
-    "hybrid",
-    "tune_hybrid_weight",
-    "n_docs",
-    "match",
-)
 
 
 @dataclass
@@ -50,8 +38,8 @@ class _IndexKind(Settings):
 
     kind: str = "exact"
     """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
-    number, fast, mapped from disk), small (one bit a number, scored again from the vectors); flat, hnsw,
-    hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
+    number, fast), small (one bit a number, scored again from the vectors), faiss (whatever indexer.factory
+    names); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
     dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
@@ -285,47 +273,3 @@ def _names(key: str, value: Any) -> list[str]:
         if not isinstance(item, str) or not item:
             raise ConfigError(f"{key}: {item!r} is not a name or path")
     return items
-
-
-@dataclass
-class TunedIndexerConfig(IndexerConfig):
-    """The index that is measured."""
-
-    target_recall: float = setting(0.95, above=0, most=1)
-    """Recall@100 that the breadth must reach that is printed; an index that is built learns it too
-    (probes=0)."""
-
-    def unused(self) -> Iterator[str]:
-        yield from (name for name in super().unused() if name != "target_recall")
-
-
-@dataclass
-class TuneIndexConfig(RetrievalConfig):
-    """Measures the recall of an index, and the time of its search, at each breadth; builds the index where
-    there is none."""
-
-    num_questions: int = setting(400, unit="questions", least=2)
-    """Questions that are searched, taken evenly from qa_dataset: one half to choose by, the other to measure
-    on."""
-    indexer: TunedIndexerConfig = setting(TunedIndexerConfig)
-    curve_file: str | None = setting(None, path="output")
-    """SVG file to write, the curve as a picture, e.g. runs/first/index.svg; the numbers go to a JSON file
-    beside it."""
-
-    def check_together(self, prefix: str) -> None:
-        super().check_together(prefix)
-        usual = {item.name: item.default for item in fields(RetrievalConfig)}
-        for name in _OF_RESULTS:
-            if (value := getattr(self, name)) != usual[name]:
-                raise ConfigError(
-                    f"{name}={value} is not for tune-index, which compares the first 10 and 100 passages with"
-                    " exact search"
-                )
-        others = [kind for kind, made in KINDS.items() if not made.is_exact]
-        if self.indexer.kind in KINDS and self.indexer.kind not in others:
-            raise ConfigError(
-                f"indexer={self.indexer.kind} is exact: there is nothing to tune; choose one of"
-                f" {', '.join(others)}"
-            )
-        if self.curve_file and not self.curve_file.endswith(".svg"):
-            raise ConfigError(f"curve_file={self.curve_file} is not a picture; end it with .svg")

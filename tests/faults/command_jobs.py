@@ -111,12 +111,6 @@ JOBS = {
             "questions.jsonl",
         ),
         Job(
-            "tune-index",
-            f"tune-index indexer=small {' '.join(DENSE)} encoded_ctx_files=[in/vectors_0]"
-            " qa_dataset=in/questions.jsonl index_path=out/index curve_file=out/curve.svg",
-            "questions.jsonl",
-        ),
-        Job(
             "evaluate",
             f"evaluate suite=in/suite.yaml {' '.join(DENSE)} output_dir=out/suite n_docs=5",
             "corpus.tsv",

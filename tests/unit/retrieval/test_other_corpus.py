@@ -79,11 +79,6 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     ],
     "search": lambda folder: ["search", str(folder), "ba be"],
     "search, dense": lambda folder: ["search", str(folder), "ba be", "--mode", "dense"],
-    "tune-index": lambda folder: [
-        "tune-index",
-        *retrieval(folder, "indexer=ivf")[:2],
-        *retrieval(folder, "indexer=ivf")[3:],
-    ],
     "export": exporting,
     "mine": mining,
 }

@@ -1,5 +1,4 @@
-"""Inverted lists find what exact search finds, are built in steps that a kill keeps, and state the recall
-that was measured."""
+"""What faiss makes of a string finds what exact search finds, and states the recall that was measured."""
 
 from __future__ import annotations
 
@@ -11,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
-from dpr.indexer import list_building
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.inverted_lists import IvfIndex
+from dpr.indexer.factory_index import IvfIndex
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.recall import Recall, least_breadth, recall_values
 from dpr.indexer.registry import IndexChoice
@@ -43,8 +41,11 @@ def make(num_vectors: int = 2000) -> tuple[list[str], np.ndarray, np.ndarray]:
     )
 
 
-def choice(kind: str, **values: Any) -> IndexChoice:
-    return IndexChoice.of(kind, {"lists": 16, **values}, key="indexer.")
+CODES = {"ivf": "SQ8", "small": "RaBitQ"}
+
+
+def choice(kind: str, lists: int = 16, **values: Any) -> IndexChoice:
+    return IndexChoice.of(kind, {"factory": f"IVF{lists},{CODES[kind]}", **values}, key="indexer.")
 
 
 def sources(ids: list[str], vectors: np.ndarray, parts: int = 3) -> list[ArraySource]:
@@ -106,46 +107,6 @@ def test_lists_that_hold_too_few_passages_are_not_the_only_ones_that_are_searche
     assert [ids for _, (ids,) in alone] == found
     assert np.concatenate([line for line, _ in alone]).tobytes() == scores.tobytes()
     assert narrow.breadth == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_index_built_part_by_part_is_that_of_one_part_byte_for_byte(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index(kind, tmp_path / "whole")
-    monkeypatch.setattr(list_building, "_PART_BYTES", 1)
-    index(kind, tmp_path / "parts", buffer_size=300)
-    whole, parts = (read_manifest(tmp_path / name)["files"] for name in ("whole", "parts"))
-    assert whole == parts
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
-
-
-def test_a_killed_build_continues_with_the_part_it_was_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(list_building, "_PART_BYTES", 1)
-    index("ivf", tmp_path / "whole", buffer_size=300)
-    filled: list[range] = []
-    fill = list_building.fill
-
-    def killed(engine: Any, rows: Any, part: range, at_once: int) -> None:
-        if len(filled) == 3:
-            raise KeyboardInterrupt
-        filled.append(part)
-        fill(engine, rows, part, at_once)
-
-    monkeypatch.setattr(list_building, "fill", killed)
-    with pytest.raises(KeyboardInterrupt):
-        index("ivf", tmp_path / "index", buffer_size=300)
-    assert not (tmp_path / "index").exists()
-    with pytest.raises(InputError, match=r"holds unfinished output with lists=16, this run has 8"):
-        index("ivf", tmp_path / "index", buffer_size=300, lists=8)
-    monkeypatch.setattr(
-        list_building, "fill", lambda *arguments: (filled.append(arguments[2]), fill(*arguments))
-    )
-    index("ivf", tmp_path / "index", buffer_size=300)
-    assert filled == [range(start, min(start + 300, 2000)) for start in range(0, 2000, 300)]
-    assert read_manifest(tmp_path / "index")["files"] == read_manifest(tmp_path / "whole")["files"]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "hnsw32", "hnsw", "flat"])
@@ -236,19 +197,6 @@ def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lists_are_searched_where_faiss_cannot_map_them(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import faiss
-
-    expected = index(kind, tmp_path / "index", lists=256).search(make()[2], 20)
-    monkeypatch.delattr(faiss, "OnDiskInvertedLists")
-    found = index(kind, tmp_path / "index", lists=256).search(make()[2], 20)
-    assert found[1] == expected[1]
-    assert found[0].tobytes() == expected[0].tobytes()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_file_with_a_new_manifest_is_refused_or_harmless(kind: str, tmp_path: Path) -> None:
     """It may change what is found, but never crash."""
     folder = tmp_path / "index"
@@ -298,14 +246,6 @@ def test_ids_take_the_room_they_need_and_those_of_earlier_versions_are_read(
     )
 
 
-def test_what_a_build_that_was_killed_at_its_end_left_is_removed(tmp_path: Path) -> None:
-    index("ivf", tmp_path / "index", num_vectors=60)
-    (tmp_path / "index.unfinished").mkdir()
-    (tmp_path / "index.lock").write_text("{}")
-    index("ivf", tmp_path / "index", num_vectors=60)
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
-
-
 def test_a_saved_index_is_read_again_only_when_a_file_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,9 +261,9 @@ def test_a_saved_index_is_read_again_only_when_a_file_is_another(
     for _ in range(2):
         index("ivf", tmp_path / "index", num_vectors=60)
     assert len(read) == 1
-    file = tmp_path / "index" / "lists.bin"
+    file = tmp_path / "index" / "index.faiss"
     file.write_bytes(file.read_bytes()[::-1])
-    with pytest.raises(InputError, match=r"lists\.bin: content has changed"):
+    with pytest.raises(InputError, match=r"index\.faiss: content has changed"):
         index("ivf", tmp_path / "index", num_vectors=60)
 
 
@@ -331,22 +271,26 @@ def test_a_saved_index_is_read_again_only_when_a_file_is_another(
 def test_few_vectors_bad_ones_and_too_long_ones(kind: str) -> None:
     ids, vectors, queries = make(3)
     found = (
-        IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors, 1)).search(queries[:2], 10)[1]
+        IndexStore(IndexChoice.of(kind, {}, key=""))
+        .load_or_build(lambda: sources(ids, vectors, 1))
+        .search(queries[:2], 10)[1]
     )
     assert [sorted(row) for row in found] == [ids, ids]
     assert (
-        IndexStore(choice(kind))
+        IndexStore(IndexChoice.of(kind, {}, key=""))
         .load_or_build(lambda: sources(ids, vectors, 1))
         .search(np.zeros((0, DIMENSION)), 3)[1]
         == []
     )
     with pytest.raises(InputError, match="no vectors"):
-        IndexStore(choice(kind)).load_or_build(lambda: sources([], vectors[:0], 1))
+        IndexStore(IndexChoice.of(kind, {}, key="")).load_or_build(lambda: sources([], vectors[:0], 1))
     with pytest.raises(InputError, match="too large for float32"):
-        IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors * np.float32(1e25), 1))
+        IndexStore(IndexChoice.of(kind, {}, key="")).load_or_build(
+            lambda: sources(ids, vectors * np.float32(1e25), 1)
+        )
     vectors[1, 1] = np.nan
     with pytest.raises(InputError, match="'p1'"):
-        IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors, 1))
+        IndexStore(IndexChoice.of(kind, {}, key="")).load_or_build(lambda: sources(ids, vectors, 1))
 
 
 def test_rows_of_several_sources_are_taken_in_their_order() -> None:
@@ -423,3 +367,47 @@ def test_an_index_that_another_process_builds_meanwhile_is_used(
     assert "another run is writing here: process 7; waiting for it" in caplog.text
     assert found.recall == other.recall and found.num_passages == 2000
     assert not (tmp_path / "index.lock").exists()
+
+
+FACTORIES = ["Flat", "IVF8,Flat", "OPQ4,IVF8,PQ4x4", "IVF8,RaBitQ", "HNSW16", "PQ4x4", "IVF8,PQ4x4,RFlat"]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_any_string_is_built_saved_and_opened_and_finds_the_same_whoever_else_asks(
+    factory: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    ids, vectors, queries = make()
+    store = IndexStore(IndexChoice.of("faiss", {"factory": factory}, key=""), folder=tmp_path / "index")
+    built = store.load_or_build(lambda: sources(ids, vectors), questions=lambda: queries)
+    scores, found = built.search(queries, 20)
+    opened = store.load_or_build(None)
+    again = opened.search(queries, 20)
+    assert again[1] == found and again[0].tobytes() == scores.tobytes()
+    assert [opened.search(query[None], 20)[1][0] for query in queries] == found
+    assert opened.recall == built.recall and built.recall is not None
+    assert opened.recall_in_words().endswith("measured at build")
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("", "indexer.factory is not set"),
+        ("IVF8,PQ7", "indexer.factory=IVF8,PQ7"),
+        ("nonsense", "indexer.factory=nonsense, for vectors of 32 numbers: faiss says "),
+        ("IVF4096,Flat", "indexer.factory=IVF4096,Flat cannot be learned from 2,000 vectors: "),
+    ],
+)
+def test_what_faiss_cannot_make_is_one_sentence(factory: str, message: str) -> None:
+    ids, vectors, _ = make()
+    with pytest.raises(ConfigError) as error:
+        IndexStore(IndexChoice.of("faiss", {"factory": factory}, key="")).load_or_build(
+            lambda: sources(ids, vectors)
+        )
+    assert message in str(error.value)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    index("ivf", tmp_path / "index")
+    with pytest.raises(InputError, match="factory=IVF16,SQ8"):
+        index("ivf", tmp_path / "index", lists=8)
