@@ -17,7 +17,6 @@ The scale s is float32, one per vector, in a file of its own.
 from __future__ import annotations
 
 import io
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -109,14 +108,6 @@ def map_array(path: Path) -> np.ndarray:
     except Exception as error:  # numpy's parser of a damaged header raises whatever comes up
         raise InputError(f"cannot be read ({error})", file=path) from None
     return array
-
-
-def map_bytes(path: Path) -> np.ndarray:
-    """The bytes of a file, memory-mapped."""
-    if not path.stat().st_size:
-        return np.zeros(0, dtype=np.uint8)
-    with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
 
 
 def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray:
