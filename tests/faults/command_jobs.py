@@ -349,9 +349,7 @@ def unfinished_business(folder: Path) -> list[str]:
     """Names that should be gone when a command has ended well: temporary files, what was set aside, locks of
     outputs."""
     found = [path for path in folder.rglob("*") if path.name.startswith((".tmp-", ".old-"))]
-    return [
-        str(path) for path in [*found, *(folder / "out").rglob("*.lock"), *(folder / "out").rglob("*.part*")]
-    ]
+    return [str(path) for path in [*found, *(folder / "out").rglob("*.lock")]]
 
 
 def check_plain(result: Result, codes: Sequence[int]) -> None:
