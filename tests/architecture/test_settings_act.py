@@ -39,7 +39,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("retrieve", {"cluster.kind": "ray"}, "hybrid_depth", "cluster.workers"),
     ("evaluate", {"run_file": "x"}, "n_docs systems data precision", "qrels"),
     ("evaluate", {"set": "x", "systems": ["bm25"]}, "model_file qrels batch_size", "bm25.k1 n_docs"),
-    ("export", {"to": "lancedb"}, "model_file encoder.pooling table onnx", "vectors metadata"),
+    ("export", {"to": "lancedb"}, "model_file encoder.pooling onnx", "vectors metadata table"),
     ("export", {"to": "onnx"}, "vectors allow_other_vectors", "model_file precisions license"),
     ("merge", {}, "weights metric", "tuned"),
     ("mine", {}, "vectors query_prefix precision seed veto_above encoder.pooling", "k1"),
