@@ -133,7 +133,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             settings=replace(settings, **vars(TextSettings())),
             text=encoder,
         )
-        _warn_of_other_use(encoder, model, str(config.model_file))
+        is_training = bool(config.train_datasets)
+        _check_other_use(encoder, model, str(config.model_file), is_training=is_training)
         if encoder.static_questions and not model.settings.static_questions:
             model.use_static_questions()
         stated, stored = config.loss.temperature, model.stored_temperature
@@ -168,9 +169,9 @@ def _makes_apostrophes_plain(config: BiEncoderTrainConfig) -> bool:
     return (not config.encoder.shared, False, True)[from_main(found)]
 
 
-def _warn_of_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:
-    """A pooling, a length or another setting that is not the model's has no effect; the default ones may just
-    not have been named."""
+def _check_other_use(encoder: TowerSettings, model: BiEncoder, source: str, *, is_training: bool) -> None:
+    """A pooling, a length or another setting that is not the model's contradicts it in training and has no
+    effect in evaluation; the default ones may just not have been named."""
     own = model.settings
     of_model = {
         "pooling": own.pooling,
@@ -180,13 +181,16 @@ def _warn_of_other_use(encoder: TowerSettings, model: BiEncoder, source: str) ->
         "question_length": model.tensorizer.question_length,
     }
     default = EncoderSettings()
-    others = [
-        f"encoder.{name}={getattr(encoder, name)} ({stored})"
-        for name, stored in of_model.items()
-        if getattr(encoder, name) not in (stored, getattr(default, name))
-    ]
-    if others and current_ranks().is_main:
-        logger.warning("no effect, %s keeps its own: %s", source, ", ".join(others))
+    for name, stored in of_model.items():
+        given = getattr(encoder, name)
+        if given in (stored, getattr(default, name)):
+            continue
+        if is_training:
+            raise ConfigError(
+                f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own"
+            )
+        if current_ranks().is_main:
+            logger.warning("encoder.%s=%s has no effect: %s has %s", name, given, source, stored)
 
 
 def _check_kind(init: str | None, encoder: TowerSettings) -> None:

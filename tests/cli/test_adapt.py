@@ -24,7 +24,7 @@ from dpr.storage.durable import write_json
 from tests.helpers.tiny import sentence, static_folder, tiny_model
 from tests.unit.models.test_cross_encoder import classifier_folder
 
-STAGES = ["prepare-pairs", "new-encoder", *["train"] * 5, "embed", "embed", "retrieve"]
+STAGES = ["prepare-pairs", "new-encoder", *["train"] * 4, "embed", "embed", "retrieve"]
 
 
 def write_corpus(file: Path, seed: int = 3) -> None:

@@ -18,7 +18,7 @@ from dpr.jobs.serve import ServeCommand
 from dpr.serving.settings import ServeSettings
 from tests.helpers.tiny import sentence
 
-STAGES = ["prepare-folder", "new-encoder", *["train"] * 5, "embed", "embed", *["retrieve"] * 4]
+STAGES = ["prepare-folder", "new-encoder", *["train"] * 4, "embed", "embed", *["retrieve"] * 4]
 
 
 def write_documents(folder: Path) -> None:

@@ -614,5 +614,7 @@ def test_two_towers_are_not_made_one_by_a_setting(tmp_path: Path) -> None:
     config = BiEncoderTrainConfig(model_file=str(saved(tmp_path, parts, **options)[1]))
     assert not build_model(config).settings.shared
     config.encoder.shared = True
+    assert not build_model(config).settings.shared
+    config.train_datasets = "train.json"
     with pytest.raises(ConfigError, match=r"encoder.shared=True, but .* has False"):
         build_model(config)
