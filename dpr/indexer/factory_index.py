@@ -18,7 +18,7 @@ import torch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.seeding import generator_for
 from dpr.formats.arrays import PackedIds, pack_ids
-from dpr.indexer.faiss_files import read_engine
+from dpr.indexer.faiss_files import INDEX_FILE, read_engine, write_engine
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import FactorySettings, SmallSettings
@@ -33,9 +33,7 @@ from dpr.indexer.vectors import (
     paired_dots,
     refuse_overflow,
 )
-from dpr.storage.durable import durable_file
 
-_INDEX_FILE, _IDS_FILE = "index.faiss", "ids.npy"
 _MOST_LISTS = 1 << 16
 _SAMPLED_PER_LIST, _LEAST_SAMPLE = 64, 1 << 14
 _AT_ONCE = 16
@@ -120,11 +118,7 @@ class FactoryIndex(Index):
         return best.result()
 
     def save(self, folder: Path) -> None:
-        import faiss
-
-        faiss.write_index(self._engine, str(folder / _INDEX_FILE))
-        with durable_file(folder / _IDS_FILE, "wb") as out:
-            np.save(out, self._ids.array, allow_pickle=False)
+        write_engine(folder, self._engine, self._ids)
 
     @classmethod
     def open(cls, folder: Path, settings: Any) -> FactoryIndex:
@@ -132,11 +126,7 @@ class FactoryIndex(Index):
         checked here."""
         import faiss
 
-        file = folder / _INDEX_FILE
-        engine = read_engine(file)
-        ids = PackedIds.mapped(folder / _IDS_FILE)
-        if len(ids) != engine.ntotal:
-            raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
+        engine, ids = read_engine(folder)
         fresh = cls._empty(cls._factory(settings, len(ids)), int(engine.d))
         lists = faiss.try_extract_index_ivf(engine)
         problem = _unlike(engine, fresh)
@@ -145,7 +135,7 @@ class FactoryIndex(Index):
         if problem:
             raise InputError(
                 f"is not what {cls._factory(settings, len(ids))} makes of {len(ids)} vectors: {problem}",
-                file=file,
+                file=folder / INDEX_FILE,
             )
         return cls(engine, ids, settings)
 

@@ -26,7 +26,7 @@ import torch
 from dpr.core import retired
 from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds, pack_ids
-from dpr.indexer.faiss_files import read_engine
+from dpr.indexer.faiss_files import INDEX_FILE, read_engine, write_engine
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import FlatSettings, GraphSettings
@@ -41,9 +41,9 @@ from dpr.indexer.vectors import (
     paired_dots,
     refuse_overflow,
 )
-from dpr.storage.durable import durable_file, read_json, write_json
+from dpr.storage.durable import read_json, write_json
 
-_INDEX_FILE, _IDS_FILE, _FACTS_FILE = "index.faiss", "ids.npy", "facts.json"
+_FACTS_FILE = "facts.json"
 
 
 class FlatIndex(Index):
@@ -117,22 +117,14 @@ class FlatIndex(Index):
         return best.result()
 
     def save(self, folder: Path) -> None:
-        import faiss
-
-        faiss.write_index(self._engine, str(folder / _INDEX_FILE))
-        with durable_file(folder / _IDS_FILE, "wb") as out:
-            np.save(out, self._ids.array, allow_pickle=False)
+        write_engine(folder, self._engine, self._ids)
         write_json(folder / _FACTS_FILE, {"dimension": self.dimension, "longest": self._longest})
 
     @classmethod
     def open(cls, folder: Path, settings: Any) -> FlatIndex:
         """The saved index. faiss loads most damaged files silently, so everything its search relies on is
         checked here."""
-        file = folder / _INDEX_FILE
-        engine = read_engine(file)
-        ids = PackedIds.mapped(folder / _IDS_FILE)
-        if len(ids) != engine.ntotal:
-            raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
+        engine, ids = read_engine(folder)
         if not (folder / _FACTS_FILE).is_file():
             raise InputError(
                 f"has no {_FACTS_FILE}",
@@ -143,7 +135,8 @@ class FlatIndex(Index):
         dimension = facts["dimension"]
         if problem := cls._unlike(engine, dimension):
             raise InputError(
-                f"is not an index of {len(ids)} vectors of {dimension} dimensions: {problem}", file=file
+                f"is not an index of {len(ids)} vectors of {dimension} dimensions: {problem}",
+                file=folder / INDEX_FILE,
             )
         return cls(engine, ids, settings, float(facts["longest"]))
 

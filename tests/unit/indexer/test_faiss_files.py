@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.indexer.faiss_files import read_engine
+from dpr.formats.arrays import PackedIds, pack_ids
+from dpr.indexer.faiss_files import INDEX_FILE, read_engine, write_engine
+from dpr.indexer.ranking import encode_ids
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_the_limit_of_the_process_is_left_as_it_was(tmp_path: Path, mapped: bool) -> None:
+def test_the_limit_of_the_process_is_left_as_it_was(tmp_path: Path) -> None:
     import faiss
-    import numpy as np
 
-    file, usual = tmp_path / "index", faiss.get_deserialization_vector_byte_limit()
+    usual = faiss.get_deserialization_vector_byte_limit()
     index = faiss.IndexFlatIP(4)
     index.add(np.ones((3, 4), dtype=np.float32))
-    faiss.write_index(index, str(file))
-    assert read_engine(file, mapped=mapped).ntotal == 3
+    write_engine(tmp_path, index, PackedIds(pack_ids(lambda: [encode_ids(["a", "b", "c"])])))
+    assert read_engine(tmp_path)[0].ntotal == 3
     assert faiss.get_deserialization_vector_byte_limit() == usual
+    file = tmp_path / INDEX_FILE
     file.write_bytes(file.read_bytes()[:40])
     with pytest.raises(InputError, match="faiss cannot read it"):
-        read_engine(file, mapped=mapped)
+        read_engine(tmp_path)
     assert faiss.get_deserialization_vector_byte_limit() == usual
