@@ -41,13 +41,9 @@ COMMANDS: dict[str, Command] = {
         "dpr.preparation.settings:DownloadConfig",
         "download",
     ),
-    "prepare": Command("make training data from other formats", "dpr.jobs.prepare:PrepareSettings"),
-    "prepare-folder": Command(
-        "make passages, training data and questions of a folder of documents",
-        "dpr.jobs.prepare_folder:PrepareFolderSettings",
-    ),
-    "prepare-pairs": Command(
-        "cut pseudo-questions and training pairs from a corpus", "dpr.jobs.prepare_pairs:PreparePairsSettings"
+    "prepare": Command(
+        "make training data of other formats, of a folder of documents, or of a corpus",
+        "dpr.jobs.prepare:PrepareSettings",
     ),
     "check-data": Command(
         "look for problems in training data before training", "dpr.jobs.check_data:CheckDataSettings"
@@ -111,12 +107,17 @@ COMMANDS: dict[str, Command] = {
     ),
 }
 _ELSEWHERE = {"search": "ask"}
+_ALIASES = {"prepare-folder": ["prepare"], "prepare-pairs": ["prepare", "pairs=mixed"]}
+"""Names that stand for a command with settings."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the subcommand named by the first argument; returns its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     name = arguments[0].strip() if arguments else "--help"
+    if name in _ALIASES:
+        arguments = [*_ALIASES[name], *arguments[1:]]
+        name = arguments[0]
     if name in ("--help", "-h", "help"):
         print(_usage(), end="")
         return 0 if arguments else 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,9 +14,24 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import require_set, setting
 
 if TYPE_CHECKING:
-    from dpr.jobs.ladder.adaptation import AdaptationPlan
+    from dpr.jobs.stages import Stages
+    from dpr.retrieval.settings import RetrievalConfig
+    from dpr.training.command_settings import BiEncoderTrainConfig
 
 RESULT = "adapted.json"
+TEMPERATURES = (0.15, 0.1, 0.05)
+"""What a new encoder is tried with, the default first; a model that is given is trained with the last."""
+WEIGHTS = (0.2, 0.6)
+"""Bounds of the encoder's share in the hybrid: made questions alone would choose too high a share."""
+CLEARLY = 0.02
+"""By how much a setting has to be better than the usual one on the dev questions to be taken."""
+_DEPTH = 1000
+"""Passages that each side of the hybrid lists."""
+_METRIC = "ndcg@10"
+HELD_BACK = 0.1
+LEAST_PAIRS = 8192
+_SHARE_OF_TRIALS = 0.0625
+"""Of the training pairs, for each trial."""
 
 
 @dataclass
@@ -72,43 +87,75 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
                 raise ConfigError(f"{key}={value} does not exist")
 
 
+@dataclass(frozen=True)
+class Texts:
+    """What is searched and trained on, as a first stage prepares it."""
+
+    stage: str
+    """The name of that stage."""
+    prepared: Path
+    """The folder that it makes, with the dev questions and the corpus to evaluate on."""
+    corpus: Path
+    """The passages that are searched."""
+    train_sets: dict[str, dict[str, Any]]
+    """The entries of the data sets that are trained on."""
+    vocabulary: list[str] = field(default_factory=list)
+    """Files with more text for a new vocabulary."""
+
+    @property
+    def evaluated(self) -> Path:
+        """The passages without what became a question."""
+        return self.prepared / "evaluation_corpus.jsonl"
+
+    def counts(self) -> dict[str, Any]:
+        """How much of everything there is."""
+        from dpr.storage.durable import read_manifest
+
+        return dict(read_manifest(self.prepared)["metadata"]["counts"])
+
+
 def run(config: AdaptSettings) -> float | None:
     """Runs all stages and prints what came of them. Returns the hybrid's nDCG@10 on the real questions, None
     without any."""
     from dpr.data.pairs import kinds_of
-    from dpr.jobs.ladder.adaptation import STATIC, AdaptationPlan, require_own, stages, write_search
-    from dpr.jobs.ladder.climb import climb
-    from dpr.jobs.ladder.texts import CorpusTexts
+    from dpr.jobs import evaluate, prepare
+    from dpr.jobs.stages import stages_in
+    from dpr.retrieval.suite_settings import EvaluateConfig
 
     kinds_of(config.pairs, setting="pairs")
-    for key in ("model_file", "teacher"):
-        require_model(key, getattr(config, key))
-    out, start = Path(str(config.out)), time.monotonic()
-    plan = AdaptationPlan(
-        out,
-        CorpusTexts(Path(str(config.corpus)), out),
-        config.model_file or STATIC,
-        kinds=config.pairs,
-        max_pairs=config.max_pairs,
-        seed=config.seed,
-        device=config.device,
-        processes=config.processes,
-        teacher=None if config.teacher is None else Path(config.teacher),
-    )
-    planned = stages(plan)
-    require_own(plan, planned)
-    climb(planned, out)
-    write_search(plan)
-    show_choice(plan)
-    value = None if config.set is None else _evaluate(plan, config.set)
-    print(f"\nIt took {(time.monotonic() - start) / 60:.1f} minutes.\n")
-    print(f'Search by hand:   dpr search {shlex.quote(str(out))} "your question"')
-    print(f"In a browser:     dpr serve {shlex.quote(str(out))}")
-    if config.set is None:
-        print(
-            f"How good is it?   dpr evaluate run={shlex.quote(str(out))} set=FOLDER, with questions and"
-            " judgements of yours"
+    require_model("model_file", config.model_file)
+    require_model("teacher", config.teacher)
+    start = time.monotonic()
+    out = Path(str(config.out))
+    corpus = Path(str(config.corpus))
+    train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
+    texts = Texts("pseudo", out / "pseudo" / "questions", corpus, train_sets)
+    with stages_in(out, first=texts.stage) as stages:
+        stages.run(
+            texts.stage,
+            "pseudo-questions, to choose settings by",
+            prepare,
+            prepare.PrepareSettings(
+                sources=[str(corpus)], pairs="mixed", held_back=HELD_BACK, out=str(texts.prepared)
+            ),
+            outputs=["questions"],
+            settings={"held_back": HELD_BACK},
+            files={"corpus": [corpus]},
         )
+        adapt(stages, config, texts)
+
+    value = None
+    if config.set is not None:
+        print("\nOn the questions given:")
+        given = EvaluateConfig(run=str(out), set=config.set, device=config.device, overwrite=True)
+        given.check()
+        value = evaluate.run(given)
+    name = shlex.quote(str(out))
+    print(f"\nIt took {(time.monotonic() - start) / 60:.1f} minutes.\n")
+    print(f'Search by hand:   dpr search {name} "your question"')
+    print(f"In a browser:     dpr serve {name}")
+    if config.set is None:
+        print(f"How good is it?   dpr evaluate run={name} set=FOLDER, with questions and judgements of yours")
     return value
 
 
@@ -139,45 +186,294 @@ def require_model(key: str, name: str | None) -> None:
             ) from error
 
 
-def show_choice(plan: AdaptationPlan) -> None:
-    """What was chosen on the dev questions, and by how much; also written to ``adapted.json``."""
-    from dpr.jobs.ladder.adaptation import CLEARLY
+def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
+    """All stages behind the first, which has prepared the texts; writes ``search.json`` and ``adapted.json``.
+    Returns the encoder's share in the hybrid."""
+    from dpr.embedding.settings import EmbedConfig
+    from dpr.formats.checkpoints import RUN_FILE
+    from dpr.jobs import embed, new_encoder, prepare, retrieve, train
+    from dpr.jobs.stages import trained_files
+    from dpr.jobs.teach import teach
+    from dpr.storage.durable import read_json, remove_folder
+
+    out = stages.out
+    made_of: dict[str, Any] = {"pairs": config.pairs, "max_pairs": config.max_pairs, "seed": config.seed}
+    files: dict[str, list[Path]] = {}
+    before = [texts.stage]
+    if config.model_file is None:
+        empty = new_encoder.NewEncoderSettings(
+            corpus=str(texts.corpus),
+            questions=texts.vocabulary,
+            out=str(out / "encoder" / "untrained"),
+            layers=0,
+            hidden=1024,
+        )
+        what = "a static encoder without weights"
+        stages.run("encoder", what, new_encoder, empty, outputs=["untrained"], after=before)
+        before = [texts.stage, "encoder"]
+    elif Path(config.model_file).is_dir():
+        files["model_file"] = [Path(config.model_file)]
+    else:
+        made_of["model_file"] = config.model_file
+
+    # Temperatures are compared by short trainings, whose checkpoints nobody reads.
+    tried: dict[float, float] = {}
+    for number, temperature in enumerate(TEMPERATURES if config.model_file is None else [], 1):
+        folder = out / "trials" / str(number)
+        stages.run(
+            f"trials/{number}",
+            f"a trial: temperature {temperature}",
+            train,
+            training(config, texts, folder, temperature, share=_SHARE_OF_TRIALS),
+            outputs=[RUN_FILE],
+            settings=made_of | {"temperature": temperature},
+            files=files,
+            after=before,
+            processes=config.processes,
+        )
+        for name in trained_files(folder)[:-1]:
+            if (folder / name).exists():
+                remove_folder(folder / name)
+        tried[temperature] = float(read_json(folder / RUN_FILE)["best_value"])
+    temperature = chosen_temperature(tried) if tried else TEMPERATURES[-1]
+
+    first = "before_teacher" if config.teacher else "model"
+    stages.run(
+        first,
+        "training",
+        train,
+        training(config, texts, out / first, temperature),
+        settings=made_of | {"temperature": temperature},
+        files=files,
+        after=before,
+        processes=config.processes,
+    )
+    if config.teacher:
+        teach(
+            stages,
+            taught_training(config, texts, temperature),
+            teacher=Path(config.teacher),
+            cut=prepare.PrepareSettings(
+                sources=[str(texts.corpus)],
+                pairs=config.pairs,
+                held_back=HELD_BACK,
+                rounds=-(-(config.max_pairs or LEAST_PAIRS) // texts.counts()["passages"]),
+            ),
+            made_of={"pairs": config.pairs, "max_pairs": config.max_pairs},
+            read=texts.stage,
+            processes=config.processes,
+        )
+
+    for name, corpus in (("vectors", texts.corpus), ("evaluation", texts.evaluated)):
+        vectors = EmbedConfig(
+            model_file=str(out / "model"),
+            ctx_src=str(corpus),
+            out_file=str(out / name / "corpus"),
+            device=config.device,
+        )
+        stages.run(
+            name,
+            f"the vectors of {corpus}",
+            embed,
+            vectors,
+            outputs=["corpus_0"],
+            after=[texts.stage, "model"],
+            processes=config.processes,
+        )
+
+    hybrid = search_of(config, texts, "weight", "dev")
+    hybrid.tune_hybrid_weight = True
+    hybrid.tune_metric = _METRIC
+    what = "the hybrid's weight, on the dev questions"
+    made = ["metrics.json", "index"]
+    stages.run("weight", what, retrieve, hybrid, outputs=made, after=[texts.stage, "evaluation"])
+    by_weight = read_json(out / "weight" / "metrics.json")["tried_weights"]
+    by_weight = {float(weight): value for weight, value in by_weight.items()}
+    weight = chosen_weight(by_weight)
+
+    write_search(out, texts.corpus, weight)
+    show_choice(out, texts, tried, temperature, by_weight, weight)
+    return weight
+
+
+def chosen_temperature(tried: dict[float, float]) -> float:
+    """The default, which comes first, unless another is clearly better on the dev questions."""
+    default = next(iter(tried))
+    best = max(tried, key=lambda temperature: tried[temperature])
+    return best if tried[best] > tried[default] + CLEARLY else default
+
+
+def chosen_weight(by_weight: dict[float, float]) -> float:
+    """The share nearest to the default, of those within bounds that are not clearly worse on the dev questions
+    than the best. A share of 0 is BM25 alone, of 1 the encoder."""
+    from dpr.indexer.settings import DEFAULT_WEIGHT
+
+    within = {weight: value for weight, value in by_weight.items() if WEIGHTS[0] <= weight <= WEIGHTS[1]}
+    good = [weight for weight, value in within.items() if value >= max(within.values()) - CLEARLY]
+    return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
+
+
+def training(
+    config: AdaptSettings, texts: Texts, folder: Path, temperature: float, *, share: float = 1.0
+) -> BiEncoderTrainConfig:
+    """The settings of the training, or of a trial with a ``share`` of its pairs.
+
+    The batch is small where there are few passages, so that there are steps to learn in; the pairs are a
+    multiple of the passages between bounds, so that the time is bounded.
+    """
+    from dpr.formats.checkpoints import is_checkpoint, resolve_checkpoint
+
+    made = judged_training(config, texts, folder)
+    made.train_datasets = list(texts.train_sets)
+    made.datasets = texts.train_sets
+    made.train.sampling.mixed = len(texts.train_sets) > 1
+    made.train.hard_negatives = 0
+    made.loss.temperature = temperature
+    passages = texts.counts()["passages"]
+    batch = max(16, min(1024, 2 ** (passages.bit_length() - 2)))
+    if config.model_file is None:
+        pairs = max(LEAST_PAIRS, min(16 * passages, 131_072))
+        made.encoder.encoder_model_type = "static"
+        made.encoder.pretrained_model_cfg = str(Path(str(config.out)) / "encoder" / "untrained")
+        made.encoder.shared = True
+        made.encoder.pooling = "idf_sqrt"
+        made.encoder.normalize = True
+        made.encoder.dropout = 0.0
+        made.train.learning_rate = 0.02
+    else:
+        batch = min(batch, 32)
+        pairs = max(1024, min(4 * passages, 20_000))
+        known = Path(config.model_file)
+        if known.is_dir():
+            made.model_file = config.model_file
+        else:
+            made.encoder.pretrained_model_cfg = config.model_file
+            made.encoder.shared = True
+        states_vectors = is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()
+        if not states_vectors:
+            made.encoder.pooling = "mean"
+            made.encoder.normalize = True
+    pairs = config.max_pairs or pairs
+    if share < 1:
+        pairs = min(pairs, max(pairs * share, LEAST_PAIRS))
+    steps = max(1, round(pairs / batch))
+    made.train.batch_size = batch // config.processes
+    made.train.global_batch_size = batch
+    made.train.max_steps = steps
+    made.train.num_train_epochs = -(-steps // max(1, passages // batch))
+    made.train.eval_every_steps = steps
+    return made
+
+
+def judged_training(config: AdaptSettings, texts: Texts, folder: Path) -> BiEncoderTrainConfig:
+    """The settings of any training in ``folder`` by which it is judged on the dev questions."""
+    from dpr.training.command_settings import BiEncoderTrainConfig
+
+    made = BiEncoderTrainConfig(output_dir=str(folder), seed=config.seed, device=config.device)
+    made.train.sanity_validation = 0
+    made.train.eval_at_start = False
+    made.train.best_metric = f"eval/dev/{_METRIC}"
+    made.train.keep_last = 1
+    dev = {"kind": "retrieval", "corpus": str(texts.evaluated), "name": "dev"}
+    dev["questions"] = str(texts.prepared / "dev_questions.jsonl")
+    dev["qrels"] = str(texts.prepared / "dev_qrels.tsv")
+    made.train.validation = [dev]
+    return made
+
+
+def taught_training(config: AdaptSettings, texts: Texts, temperature: float) -> BiEncoderTrainConfig:
+    """The settings of the training by a teacher, which goes on from the first."""
+    out = Path(str(config.out))
+    made = judged_training(config, texts, out / "model")
+    made.model_file = str(out / "before_teacher")
+    made.init = "weights"
+    made.loss.temperature = temperature
+    most = 128 if config.model_file is None else 32
+    batch = max(16, min(most, 2 ** (texts.counts()["passages"].bit_length() - 2)))
+    made.train.batch_size = batch // config.processes
+    made.train.global_batch_size = batch
+    if config.model_file is None:
+        made.train.learning_rate = 0.005
+    return made
+
+
+def search_of(config: AdaptSettings, texts: Texts, name: str, split: str) -> RetrievalConfig:
+    """The settings of a stage that searches by the hybrid, with the questions of a split."""
+    from dpr.retrieval.settings import RetrievalConfig
+
+    out = Path(str(config.out))
+    return RetrievalConfig(
+        qa_dataset=str(texts.prepared / f"{split}_questions.jsonl"),
+        qrels=str(texts.prepared / f"{split}_qrels.tsv"),
+        ctx_datasets=str(texts.evaluated),
+        model_file=str(out / "model"),
+        encoded_ctx_files=str(out / "evaluation" / "corpus_0"),
+        bm25_index_path=str(out / "weight" / "index"),
+        hybrid="linear",
+        hybrid_depth=_DEPTH,
+        metrics_file=str(out / name / "metrics.json"),
+        device=config.device,
+    )
+
+
+def write_search(out: Path, corpus: Path, weight: float | None) -> None:
+    """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder
+    ``out``; by BM25 alone where no weight is given."""
+    from dpr.jobs.indexes import index_choice, open_text_index
+    from dpr.jobs.sources import resolve_passage_sources
+    from dpr.retrieval.search_folder import SearchSettings
+    from dpr.retrieval.settings import IndexerConfig
+    from dpr.storage.durable import remove_folder
+
+    passages = resolve_passage_sources([str(corpus)], {})
+    words = out / "bm25_index"
+    choice = index_choice(IndexerConfig(kind="bm25"))
+    try:
+        open_text_index(choice, passages, str(words))
+    except InputError:  # of the texts as they were before, or damaged
+        remove_folder(words)
+        open_text_index(choice, passages, str(words))
+    if weight is None:
+        search = SearchSettings(passages=passages, indexer={"kind": "bm25"}, bm25_index_path=str(words))
+    else:
+        search = SearchSettings(
+            model_file=str(out / "model"),
+            encoded_ctx_files=[str(out / "vectors" / "corpus_0")],
+            passages=passages,
+            bm25_index_path=str(words),
+            hybrid="linear",
+            hybrid_weight=weight,
+            hybrid_depth=_DEPTH,
+        )
+    search.write(out)
+
+
+def show_choice(
+    out: Path,
+    texts: Texts,
+    tried: dict[float, float],
+    temperature: float,
+    by_weight: dict[float, float],
+    weight: float,
+) -> None:
+    """Prints what was chosen on the dev questions, and by how much; also written to ``adapted.json``."""
     from dpr.storage.durable import write_json
 
-    values, weights, counts = plan.trial_values(), plan.dev_values(), plan.counts()
-    asked = (
-        f"{counts['pseudo-questions']:,} pseudo-questions"
-        if "pseudo-questions" in counts
-        else "the dev questions"
-    )
-    usual, chosen, weight = plan.trials[0].name, plan.chosen(), plan.weight()
+    number = texts.counts().get("pseudo-questions")
+    asked = f"{number:,} pseudo-questions" if number else "the dev questions"
     print(f"\nnDCG@10 on {asked}, which choose settings and are no measure of quality:")
-    for name, value in values.items():
-        compared = (
-            f"{value - values[usual]:+.3f}"
-            if name != usual
-            else f"the usual one; another is taken if it is better by {CLEARLY}"
-        )
-        print(f"  {value:.3f}  {name}, {compared}{', chosen' if name == chosen.name else ''}")
-    line = f"BM25; the encoder {weights[1.0]:.3f}; both {weights[weight]:.3f}, with weight {weight:g}"
-    print(f"  {weights[0.0]:.3f}  {line}")
-    facts = {
-        "pseudo_ndcg@10": {
-            "trials": values,
-            "bm25": weights[0.0],
-            "dense": weights[1.0],
-            "hybrid": weights[weight],
-        }
+    for value, reached in tried.items():
+        chosen = ", chosen" if value == temperature else ""
+        print(f"  {reached:.3f}  temperature {value}{chosen}")
+    if tried:
+        print(f"  (the first is taken unless another is better by {CLEARLY})")
+    both = f"both {by_weight[weight]:.3f}, with weight {weight:g}"
+    print(f"  {by_weight[0.0]:.3f}  BM25; the encoder {by_weight[1.0]:.3f}; {both}")
+    measured = {
+        "trials": {f"{value}": reached for value, reached in tried.items()},
+        "bm25": by_weight[0.0],
+        "dense": by_weight[1.0],
+        "hybrid": by_weight[weight],
     }
-    write_json(plan.out / RESULT, {**facts, "chosen": chosen.overrides, "hybrid_weight": weight}, note={})
-
-
-def _evaluate(plan: AdaptationPlan, given: str) -> float | None:
-    """By ``dpr evaluate``, on questions that nothing was chosen by."""
-    from dpr.jobs.evaluate import run as evaluate
-    from dpr.retrieval.suite_settings import EvaluateConfig
-
-    print("\nOn the questions given:")
-    config = EvaluateConfig(run=str(plan.out), set=given, device=plan.device, overwrite=True)
-    config.check()
-    return evaluate(config)
+    chosen_facts = {"temperature": temperature, "hybrid_weight": weight}
+    write_json(out / RESULT, {"pseudo_ndcg@10": measured} | chosen_facts, note={})

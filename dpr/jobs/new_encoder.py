@@ -33,10 +33,6 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     """Transformer layers; 0 makes a static encoder."""
     hidden: int = setting(256, least=1)
     """Width, also that of the vectors."""
-    heads: int = setting(0, least=0)
-    """Attention heads; 0 = one per 64 of the width."""
-    max_positions: int = setting(512, unit="tokens", least=1)
-    """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")
     """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
     cased: bool = False
@@ -53,12 +49,7 @@ def run(config: NewEncoderSettings) -> None:
     from dpr.preparation.new_encoder import EncoderShape, new_encoder
 
     shape = EncoderShape(
-        config.layers,
-        config.hidden,
-        config.heads,
-        config.max_positions,
-        config.vocab_size,
-        not config.cased,
+        config.layers, config.hidden, vocab_size=config.vocab_size, lower_case=not config.cased
     )
     questions = [Path(file) for file in config.questions]
     out, corpus = Path(str(config.out)), Path(str(config.corpus))

@@ -3,50 +3,49 @@ with one command."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError
-from dpr.core.settings import setting
+from dpr.core.settings import require_set, setting
+from dpr.jobs.adapt import AdaptSettings, Texts, adapt, require_model, search_of, write_search
 from dpr.jobs.compare import CompareSettings
-from dpr.jobs.prepare_folder import FolderOfDocuments
+from dpr.jobs.prepare import PrepareSettings
 from dpr.jobs.report import ReportSettings
-from dpr.jobs.serve import ServeCommand
+from dpr.preparation.settings import FolderSettings
 
-if TYPE_CHECKING:
-    from dpr.jobs.ladder.adaptation import AdaptationPlan
+SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
+"""The stages that evaluate on test questions, and their names in tables."""
 
 
 @dataclass
-class QuickstartSettings(DeviceSettings, FolderOfDocuments):
+class QuickstartSettings(DeviceSettings, FolderSettings):
     """Reads a folder of documents, trains an encoder on questions made of them, evaluates it beside BM25 on
     held-out questions, and makes the folder searchable. Rerun the same command to resume, and after the
     documents have changed: only what has changed is made again."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr quickstart docs
-dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv --serve port=9000
+dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv
 dpr quickstart docs encoder=models/e5-small
 """
+    folder: str | None = setting(None, operand="FOLDER", path="input")
+    """Folder of documents; folders in it are read too."""
     out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of FOLDER>."""
     encoder: str = setting("static", path="input")
-    """static, transformer (one small layer, from nothing), or the folder or name of a model to train on."""
-    serve: bool = False
-    """Open the page to search by hand when all is done (extra serve)."""
-    port: int | None = setting(None, least=0, most=65535)
-    """Of that page; absent = 8080, or one that is free where that is taken."""
+    """static (word vectors, from nothing), or the folder or name of a model to train on."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
+        require_set(self, {"folder": "docs"})
         folder = Path(str(self.folder))
         self.out = self.out or str(Path("runs") / (folder.resolve().name or "folder"))
-        if self.port is not None and not self.serve:
-            raise ConfigError(f"port={self.port} is the page's, which --serve opens")
         if self.questions is not None and not Path(self.questions).is_file():
             raise ConfigError(f"questions={self.questions} does not exist")
         if Path(self.out).resolve().is_relative_to(folder.resolve()):
@@ -55,110 +54,109 @@ dpr quickstart docs encoder=models/e5-small
             )
 
 
-def run(config: QuickstartSettings) -> int:
-    """Runs all stages, prints what came of them, and serves the page where it is asked for; returns the exit
-    code."""
-    from dpr.jobs.adapt import require_model
-    from dpr.jobs.ladder.adaptation import (
-        STATIC,
-        TRANSFORMER,
-        AdaptationPlan,
-        require_own,
-        stages,
-        write_search,
-    )
-    from dpr.jobs.ladder.climb import climb
-    from dpr.jobs.ladder.texts import FolderTexts
-    from dpr.jobs.serve import require_packages
-    from dpr.jobs.serve import run as serve
+def run(config: QuickstartSettings) -> None:
+    """Runs all stages and prints what came of them."""
+    from dpr.core.hashes import text_sha256
+    from dpr.jobs import prepare, retrieve
+    from dpr.jobs.stages import stages_in
+    from dpr.preparation.folder_files import find_documents, name_in
 
-    if config.serve:
-        require_packages("--serve")
-        _port(config.port)
-    require_model("encoder", None if config.encoder in (STATIC, TRANSFORMER) else config.encoder)
-    out, questions = Path(str(config.out)), None if config.questions is None else Path(config.questions)
-    texts = FolderTexts(Path(str(config.folder)), out, config.reading(), questions)
-    plan = AdaptationPlan(out, texts, config.encoder, device=config.device)
+    model_file = None if config.encoder == "static" else config.encoder
+    require_model("encoder", model_file)
     start = time.monotonic()
-    planned = stages(plan)
-    require_own(plan, planned)
-    climb(planned[:1], out)
-    if is_trained := plan.counts()["train questions"] > 0:
-        climb(planned, out)
-    write_search(plan, is_trained=is_trained)
-    if is_trained:
-        show(plan, config, time.monotonic() - start)
-    else:
-        print(
-            f"\n{plan.counts()['passages']:,} passages, too few questions in them to train on: BM25 searches"
-            " them."
+    folder, out = Path(str(config.folder)), Path(str(config.out))
+    documents = find_documents(folder, config.types)
+    prepared = out / "data" / "texts"
+    train_sets = {
+        "corpus": {"file": str(prepared / "evaluation_corpus.jsonl"), "pairs": "mixed"},
+        "questions": {"file": str(prepared / "train.jsonl")},
+    }
+    vocabulary = [str(prepared / "train.jsonl")]
+    texts = Texts("data", prepared, prepared / "corpus.jsonl", train_sets, vocabulary)
+
+    made_of = asdict(config.part(FolderSettings))
+    made_of["names"] = text_sha256(json.dumps([name_in(folder, path) for path in documents]))
+    files = {"folder": [path for path in documents if path.is_file()]}
+    del made_of["questions"]  # their content counts, not their name
+    if config.questions is not None:
+        files["questions"] = [Path(config.questions)]
+    with stages_in(out, first=texts.stage) as stages:
+        stages.run(
+            texts.stage,
+            f"{len(documents)} files: passages, training questions, held-out questions",
+            prepare,
+            PrepareSettings(
+                sources=[str(folder)],
+                out=str(prepared),
+                words=config.words,
+                overlap=config.overlap,
+                types=config.types,
+                seed=config.seed,
+                questions=config.questions,
+            ),
+            outputs=[prepared.name],
+            settings=made_of,
+            files=files,
         )
-        print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
-        print(f'Search by hand:   dpr search {shlex.quote(str(out))} "your question"')
-    if not config.serve:
-        return 0
-    if (port := _port(config.port)) != config.port and not port:
-        print("The usual port is taken; the page is at another one:", flush=True)
-    return serve(ServeCommand(folders=[str(out)], port=port, metadata="file"))
+        if not texts.counts()["train questions"]:
+            write_search(out, texts.corpus, None)
+            passages = texts.counts()["passages"]
+            print(f"\n{passages:,} passages, too few questions in them to train on: BM25 searches them.")
+            print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
+            print(f'Search by hand:   dpr search {shlex.quote(str(out))} "your question"')
+            return
+        trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
+        weight = adapt(stages, trained, texts)
+        for name in SYSTEMS:
+            search = search_of(trained, texts, name, "test")
+            search.hybrid_weight = weight
+            if name == "bm25":
+                search.indexer.kind = "bm25"
+            if name != "hybrid":
+                search.hybrid = "none"
+            stages.run(
+                name,
+                f"{SYSTEMS[name]} on the test questions",
+                retrieve,
+                search,
+                outputs=["metrics.json"],
+                after=[texts.stage, "evaluation", "weight"],
+            )
+    show(config, texts, time.monotonic() - start)
 
 
-def _port(asked: int | None) -> int:
-    """Where the page is to be: as asked, else its usual port, or any that is free where that is taken.
-
-    Raises:
-        ConfigError: the port asked for is none, or is taken.
-    """
-    from dpr.serving.server import listen
-    from dpr.serving.settings import ServeSettings
-
-    settings = ServeSettings() if asked is None else ServeSettings(port=asked)
-    settings.check()
-    try:
-        listen(settings).close()
-    except ConfigError:
-        if asked is not None:
-            raise
-        return 0
-    return settings.port
-
-
-def show(plan: AdaptationPlan, config: QuickstartSettings, seconds: float) -> None:
-    """The table, the page, what could not be read, and what to type next."""
-    from dpr.jobs.adapt import show_choice
+def show(config: QuickstartSettings, texts: Texts, seconds: float) -> None:
+    """Prints the table, what could not be read, and what to type next; writes the page."""
     from dpr.jobs.compare import run as compare
-    from dpr.jobs.ladder.adaptation import SYSTEMS
     from dpr.jobs.report import run as report
     from dpr.storage.durable import read_json
 
-    runs = [f"{label}={plan.metrics(stage)}" for stage, label in SYSTEMS.items()]
-    show_choice(plan)
+    out = Path(str(config.out))
+    metrics = {name: out / name / "metrics.json" for name in SYSTEMS}
+    runs = [f"{SYSTEMS[name]}={file}" for name, file in metrics.items()]
     print()
-    compare(CompareSettings(runs=runs, metrics=["mrr@10"], out=str(plan.out / "compared.json")))
-    report(ReportSettings(folder=str(plan.out), runs=runs, title=Path(str(config.folder)).resolve().name))
-    counts = plan.counts()
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts["test questions by kind"].items())
-    shares = {stage: read_json(plan.metrics(stage))["metrics"]["accuracy@5"] for stage in SYSTEMS}
-    words = (
-        "The passage is among the first five for {dense:.0%} of the questions with the trained encoder,"
-        " {bm25:.0%} with BM25, "
-    )
-    words += "{hybrid:.0%} with both."
+    compare(CompareSettings(runs=runs, metrics=["mrr@10"], out=str(out / "compared.json")))
+    report(ReportSettings(folder=str(out), runs=runs, title=Path(str(config.folder)).resolve().name))
+
+    counts = texts.counts()
+    by_kind = counts["test questions by kind"]
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind.items())
+    asked = f"{counts['test questions']:,} held-out questions ({kinds})"
+    print(f"\n{counts['passages']:,} passages of {counts['files']:,} files; {asked}.")
+    shares = {name: read_json(file)["metrics"]["accuracy@5"] for name, file in metrics.items()}
     print(
-        f"\n{counts['passages']:,} passages of {counts['files']:,} files; {counts['test questions']:,}"
-        f" held-out questions ({kinds})."
+        f"The passage is among the first five for {shares['dense']:.0%} of the questions with the trained"
+        f" encoder, {shares['bm25']:.0%} with BM25, {shares['hybrid']:.0%} with both."
     )
-    print(words.format(**shares))
-    if set(counts["test questions by kind"]) <= {"heading", "title", "sentence"}:
+    if set(by_kind) <= {"heading", "title", "sentence"}:
         print(
             "These questions are made of the texts and share words with them, which flatters BM25;"
             " questions=FILE takes real ones."
         )
     if counts["unread files"]:
-        print(
-            f"{counts['unread files']:,} files could not be read: {plan.texts.prepared / 'unread.jsonl'}"
-            " says why"
-        )
+        listed = texts.prepared / "unread.jsonl"
+        print(f"{counts['unread files']:,} files could not be read: {listed} says why")
     print(f"It took {seconds / 60:.1f} minutes.\n")
-    print(f'Search by hand:   dpr search {shlex.quote(str(plan.out))} "your question"')
-    print(f"In a browser:     dpr serve {shlex.quote(str(plan.out))} metadata=file")
-    print(f"Curves, examples: {plan.out / 'report.html'}")
+    print(f'Search by hand:   dpr search {shlex.quote(str(out))} "your question"')
+    print(f"In a browser:     dpr serve {shlex.quote(str(out))} metadata=file")
+    print(f"Curves, examples: {out / 'report.html'}")

@@ -21,13 +21,11 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
-from dpr.core.records import Passage, Question, TrainingSample
+from dpr.core.records import Question, TrainingSample
 from dpr.data.near_duplicates import find_near_duplicates
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
-from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import Texts
 from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name_in, read_documents
 from dpr.preparation.given_questions import find_answers, read_given
 from dpr.preparation.passages import Piece, cut
@@ -60,22 +58,14 @@ _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
 
 
 def prepare_folder(
-    folder: Path,
-    out: Path,
-    settings: FolderSettings,
-    *,
-    questions: Path | None = None,
-    overwrite: bool = False,
-    few: bool = False,
+    folder: Path, out: Path, settings: FolderSettings, *, overwrite: bool = False
 ) -> dict[str, Any]:
     """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
 
-    Too few questions to train on and to hold out are an error; with ``few``, the corpus alone is written
-    then, with a warning.
+    Where there are too few questions to train on and to hold out, the corpus alone is written, with a warning.
 
     Raises:
-        InputError: nothing can be read, there are too few questions, or ``out`` exists, made of something
-        else, without ``overwrite``.
+        InputError: nothing can be read, or ``out`` exists, made of something else, without ``overwrite``.
         ConfigError: settings that do not fit.
     """
     settings.check()
@@ -84,14 +74,16 @@ def prepare_folder(
     require_writable(out, folder=True)
     files = find_documents(folder, settings.types)
     hashes = [[name_in(folder, path), _sha256(path)] for path in files]
-    made_of: dict[str, Any] = {"files": hashes, **asdict(settings), "types": list(settings.types)}
+    questions = None if settings.questions is None else Path(settings.questions)
+    made_of: dict[str, Any] = asdict(settings)
+    made_of["files"] = hashes
     made_of["questions"] = None if questions is None else content_sha256(questions)
     metadata: dict[str, Any] = {"kind": "folder of documents", "made_of": made_of}
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if not is_missing:
             return dict(read_manifest(out)["metadata"]["counts"])
         with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
-            metadata["counts"] = counts = _make(target, folder, files, settings, questions, few=few)
+            metadata["counts"] = counts = _make(target, folder, files, settings, questions)
     return counts
 
 
@@ -108,8 +100,6 @@ def _make(
     files: Sequence[Path],
     settings: FolderSettings,
     questions: Path | None,
-    *,
-    few: bool,
 ) -> dict[str, Any]:
     logger.info("reading %d files", len(files))
     read = list(read_documents(folder, files))
@@ -130,28 +120,13 @@ def _make(
         asked += given
     logger.info("%d passages, %d questions", len(kept), len(asked))
     by_split = split_questions(asked, seed=settings.seed) if len(asked) >= LEAST_QUESTIONS else {}
-    empty = [name for name in (TRAIN, DEV, TEST) if not by_split.get(name)]
-    if empty and few:
+    if not all(by_split.get(name) for name in (TRAIN, DEV, TEST)):
         logger.warning(
             "only %d questions were found, too few to train on and to hold out: the corpus alone is written",
             len(asked),
         )
         by_split = {TRAIN: [], DEV: [], TEST: []}
-    elif len(asked) < LEAST_QUESTIONS:
-        found = f"holds only {len(asked)} questions in {len(kept)} passages of {len(read) - len(bad)} files"
-        hint = "name a larger folder, or give questions=FILE; " + "; ".join(
-            f"{one.name}: {one.reason}" for one in bad[:3]
-        )
-        raise InputError(
-            found, file=folder, expected=f"at least {LEAST_QUESTIONS}", hint=hint.removesuffix("; ")
-        )
-    elif empty:
-        raise InputError(
-            f"no questions are left for {empty[0]}",
-            file=folder,
-            hint="name a larger folder, or give more questions",
-        )
-    _write(target, kept, by_split, bad, settings)
+    _write(target, kept, by_split, bad)
     kinds = Counter(one.kind for one in by_split[TEST])
     return {
         "files": len(read) - len(bad),
@@ -227,7 +202,6 @@ def _write(
     pieces: Sequence[Piece],
     by_split: dict[str, list[QuestionPair]],
     bad: Sequence[BadFile],
-    settings: FolderSettings,
 ) -> None:
     write_passages(target / CORPUS, (piece.passage() for piece in pieces))
     with durable_file(target / UNREAD) as out:
@@ -238,16 +212,7 @@ def _write(
     held_out = without_questions(pieces, [*by_split[DEV], *by_split[TEST]])
     write_passages(target / EVALUATION_CORPUS, held_out)
     for split in (TRAIN, DEV):
-        asked = by_split[split]
-        positives = [one.positive() for one in asked]
-        negatives: list[list[Passage]] = [[]] * len(asked)
-        if settings.negatives and split == TRAIN:
-            texts = [one.text for one in asked]
-            negatives = lexical_negatives(texts, positives, positives, num_negatives=settings.negatives)
-        samples = (
-            TrainingSample(one.text, (good,), tuple(hard))
-            for one, good, hard in zip(asked, positives, negatives, strict=True)
-        )
+        samples = (TrainingSample(one.text, (one.positive(),)) for one in by_split[split])
         write_training_set(target / f"{split}.jsonl", samples)
     for split in (DEV, TEST):
         keys = [f"{split}-{number}" for number in range(len(by_split[split]))]
@@ -284,25 +249,3 @@ def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int
                     split_of[group] = split
                     filled += members[group]
     return [split_of[group] for group in groups]
-
-
-def lexical_negatives(
-    questions: Sequence[str], positives: Sequence[Passage], pool: Sequence[Passage], *, num_negatives: int
-) -> list[list[Passage]]:
-    """For each question the ``num_negatives`` best passages of ``pool`` by BM25 that are not its positive,
-    best first.
-
-    A passage with the positive's id, or with its very text, is never a negative. Lists are shorter where
-    fewer passages share a word with the question. Passages need ids.
-    """
-    by_id = {str(passage.id): passage for passage in pool}
-    index = Bm25Index.build(
-        Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()])
-    )
-    # One more than asked, for the positive; texts that repeat it are rare enough to cost a negative.
-    _, ranked = index.search(questions, num_negatives + 1)
-    negatives = []
-    for positive, hits in zip(positives, ranked, strict=True):
-        candidates = (by_id[hit] for hit in hits if hit != positive.id)
-        negatives.append([passage for passage in candidates if passage.text != positive.text][:num_negatives])
-    return negatives

@@ -36,6 +36,7 @@ EVALUATION_CORPUS, QUESTIONS, QRELS, TRAIN = (
     "dev_qrels.tsv",
     "train.jsonl",
 )
+_MOST_QUESTIONS = 500
 _LEAST_WORDS = 3
 _DROP_SHARED = 0.5  # people who ask know few of a passage's own words
 
@@ -51,12 +52,7 @@ def prepare_pairs(
     """
     settings.check()
     require_writable(out, folder=True)
-    shared: dict[str, Any] = {
-        "kinds": settings.pairs,
-        "drop_words": settings.drop_words,
-        "held_back": settings.held_back,
-    }
-    held = PseudoPairs(corpus, held_only=True, **shared)
+    held = PseudoPairs(corpus, held_only=True, kinds=settings.pairs, held_back=settings.held_back)
     open_store(corpus).check_unique()
     metadata: dict[str, Any] = {
         "kind": "pseudo-questions",
@@ -64,20 +60,20 @@ def prepare_pairs(
     }
     with output(out, metadata["made_of"], overwrite=overwrite) as is_missing:
         if is_missing:
-            train = PseudoPairs(corpus, **shared) if settings.rounds else None
             with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
-                metadata["counts"] = _write(target, held, settings)
-                if train:
+                metadata["counts"] = _write(target, held)
+                if settings.rounds:
+                    train = PseudoPairs(corpus, kinds=settings.pairs, held_back=settings.held_back)
                     metadata["counts"]["training pairs"] = write_training_set(
                         target / TRAIN, _pairs(train, settings.rounds)
                     )
         return dict(read_manifest(out)["metadata"]["counts"])
 
 
-def _write(target: Path, held: PseudoPairs, settings: PairFileSettings) -> dict[str, int]:
+def _write(target: Path, held: PseudoPairs) -> dict[str, int]:
     asked: dict[int, tuple[str, Passage]] = {}
     for row in range(len(held)):
-        if len(asked) < settings.questions and (pair := ask(held, row)) is not None:
+        if len(asked) < _MOST_QUESTIONS and (pair := ask(held, row)) is not None:
             asked[held.corpus_row(row)] = pair
     if not asked:
         raise InputError("the passages that are held back are too short to ask for", file=held.file)

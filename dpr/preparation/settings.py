@@ -47,14 +47,11 @@ class ReadSettings(Settings):
 class PairFileSettings(Settings):
     """What is cut from a corpus."""
 
-    pairs: Any = "mixed"
-    """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
-    drop_words: float = setting(0.4, least=0, below=1)
-    """Probability with which a word of a training question is dropped, in three of five questions."""
+    pairs: Any = None
+    """Kinds of pairs to cut from a corpus: mixed, or as in datasets.<name>.pairs."""
     held_back: float = setting(0.1, above=0, below=1)
-    """Share of the documents whose passages are asked for; training pairs are cut from all others."""
-    questions: int = setting(500, unit="questions", least=1)
-    """Pseudo-questions, at most."""
+    """Share of the documents of whose passages up to 500 pseudo-questions are cut; training pairs are cut from
+    all others."""
     rounds: int = setting(0, unit="pairs", least=0)
     """Training pairs of each passage that is not held back, in train.jsonl; 0 = none, since dpr train cuts
     its own."""
@@ -66,10 +63,8 @@ class SuspectSettings(ForwardSettings):
 
     suspects: str | None = setting(None, path="output")
     """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful
-    first. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops or relabels the
+    first, at most 200. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops or relabels the
     others."""
-    most_suspects: int = setting(200, unit="labels", least=1)
-    """How many are listed, at most."""
     overwrite: bool = False
     """Replace the file."""
 
@@ -91,12 +86,8 @@ class FolderSettings(Settings):
     """Endings of the files to read, types=md,pdf; none = all that can be read."""
     seed: int = 0
     """Decides what is held out."""
-    negatives: int = setting(0, unit="passages", least=0)
-    """BM25 negatives of each training question."""
-
-    def reading(self) -> FolderSettings:
-        """These settings alone, of a command that has more."""
-        return FolderSettings(**{item.name: getattr(self, item.name) for item in fields(FolderSettings)})
+    questions: str | None = setting(None, path="input")
+    """Your own questions with answers or files: TSV, CSV or JSON lines."""
 
     def check_together(self, prefix: str) -> None:
         if self.overlap >= self.words:

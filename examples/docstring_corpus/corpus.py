@@ -28,7 +28,9 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.documents.python_source import name_as_words
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
-from dpr.preparation.folder_data import TRAIN, lexical_negatives, split_by_group
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.registry import Texts
+from dpr.preparation.folder_data import TRAIN, split_by_group
 from dpr.storage.durable import describe_file, durable_folder, read_manifest
 from dpr.storage.outputs import output
 from examples.docstring_corpus.docstrings import Docstring, SourceFile, find_sources, read_docstrings
@@ -170,3 +172,25 @@ def _write_pairs(folder: Path, pairs: Sequence[DocstringPair], num_negatives: in
             folder / f"{split}_qrels.tsv",
             {key: {str(pair.passage.id): 1} for key, pair in zip(ids, chosen, strict=True)},
         )
+
+
+def lexical_negatives(
+    questions: Sequence[str], positives: Sequence[Passage], pool: Sequence[Passage], *, num_negatives: int
+) -> list[list[Passage]]:
+    """For each question the ``num_negatives`` best passages of ``pool`` by BM25 that are not its positive,
+    best first.
+
+    A passage with the positive's id, or with its very text, is never a negative. Lists are shorter where
+    fewer passages share a word with the question. Passages need ids.
+    """
+    by_id = {str(passage.id): passage for passage in pool}
+    index = Bm25Index.build(
+        Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()])
+    )
+    # One more than asked, for the positive; texts that repeat it are rare enough to cost a negative.
+    _, ranked = index.search(questions, num_negatives + 1)
+    negatives = []
+    for positive, hits in zip(positives, ranked, strict=True):
+        candidates = (by_id[hit] for hit in hits if hit != positive.id)
+        negatives.append([passage for passage in candidates if passage.text != positive.text][:num_negatives])
+    return negatives

@@ -14,10 +14,10 @@ from dpr.core.records import Passage
 from dpr.formats.corpora import read_passages
 from dpr.formats.documents.python_source import name_as_words
 from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.preparation.folder_data import TRAIN, lexical_negatives, split_by_group
+from dpr.preparation.folder_data import TRAIN, split_by_group
 from dpr.storage.durable import verify_folder
 from examples.docstring_corpus.__main__ import main
-from examples.docstring_corpus.corpus import drop_repeats, prepare_docstrings, split_pairs
+from examples.docstring_corpus.corpus import drop_repeats, lexical_negatives, prepare_docstrings, split_pairs
 from examples.docstring_corpus.docstrings import Docstring
 
 WORDS = (
