@@ -49,8 +49,6 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     thread of gloo may still hold the tensors of the last collective, and if it releases them too late it
     aborts a process that has finished its work.
     """
-    from dpr.core.stopping import OWNED_PROCESS
-
     for stream in (
         sys.stdin,
         sys.stdout,
@@ -58,7 +56,6 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     code: list[int] = []
-    os.environ[OWNED_PROCESS] = str(os.getpid())
     if "RANK" in os.environ:
         atexit.register(_leave, code)  # handlers run in reverse order: this one is the last
     code.append(main())

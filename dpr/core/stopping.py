@@ -13,8 +13,6 @@ from typing import Any, Self
 
 # Windows has neither SIGUSR1, SIGHUP nor SIGALRM.
 _SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
-OWNED_PROCESS = "DPR_PROCESS"
-"""The variable with the number of the process that is the command's own, in which nothing else runs."""
 _LAUNCHER_ENDED = 1
 """The number of SIGHUP, where there is one."""
 _SAME_REQUEST_S = 1.0
@@ -50,15 +48,13 @@ class StopSignals(SignalBlock):
     its number. Within that second it counts as the same request: a terminal, a batch system or a launcher
     often signals whole process groups and then each process again.
 
-    Under torchrun, and as a stage of ``dpr adapt``, the end of the launcher is a request too; otherwise the
-    workers would be orphaned.
+    Under torchrun, the end of the launcher is a request too; otherwise the workers would be orphaned.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._number, self._since = 0, 0.0
-        is_launched = "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("DPR_LADDER") == str(os.getppid())
-        self._launcher = os.getppid() if is_launched else None
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def requested(self) -> int:
         """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0

@@ -1,33 +1,28 @@
-"""Commands that run others as stages run them here, in this process, which has imported everything."""
+"""Which stages a command runs, and a small encoder for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from dpr.cli.main import main
-from dpr.jobs.ladder.climb import PassOn
+from dpr.core.settings import Settings
+from dpr.jobs import stages
+from tests.helpers.small_stages import small_command_line
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The stages run in this process, which has imported everything; the list has the names of their
-    commands."""
+    """The names of the commands that stages have run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     ran: list[str] = []
 
-    def run(self: PassOn, command: Sequence[str], log: Path) -> int:
-        arguments = list(command)[3:]  # python -m dpr
-        ran.append(arguments[0])
-        return main(
-            [
-                *arguments,
-                *(["vocab_size=400", "hidden=16", "overwrite=true"] if arguments[0] == "new-encoder" else []),
-            ]
-        )
+    def noted(job: ModuleType, config: Settings) -> list[str]:
+        command = small_command_line(job, config)
+        ran.append(command[1])
+        return command
 
-    monkeypatch.setattr(PassOn, "run", run)
+    monkeypatch.setattr(stages, "command_line", noted)
     return ran

@@ -7,24 +7,17 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpr.cli.main import main
-from dpr.jobs.ladder.adaptation import (
-    CLEARLY,
-    STATIC,
-    TRANSFORMER,
-    AdaptationPlan,
-    stages,
-    training_overrides,
-)
-from dpr.jobs.ladder.texts import CorpusTexts
-from dpr.storage.durable import write_json
+from dpr.jobs.adapt import CLEARLY, AdaptSettings, Texts, chosen_temperature, chosen_weight, training
+from dpr.training.settings import TrainSettings
 from tests.helpers.tiny import sentence, static_folder, tiny_model
 from tests.unit.models.test_cross_encoder import classifier_folder
 
-STAGES = ["prepare-pairs", "new-encoder", *["train"] * 4, "embed", "embed", "retrieve"]
+STAGES = ["prepare", "new-encoder", *["train"] * 4, "embed", "embed", "retrieve"]
 
 
 def write_corpus(file: Path, seed: int = 3) -> None:
@@ -57,7 +50,7 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
 ) -> None:
     corpus = tmp_path / "my, corpus.jsonl"
     write_corpus(corpus)
-    line = ["adapt", corpus.name, "out=runs/x", "device=cpu", "max_pairs=600"]
+    line = ["adapt", corpus.name, "out=runs/x", "device=cpu", "max_pairs=64"]
     assert main(line) == 0
     assert commands == STAGES
     told = capsys.readouterr().out
@@ -75,9 +68,8 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     )
     assert len(facts["pseudo_ndcg@10"]["trials"]) == 3
     assert search["hybrid_weight"] == facts["hybrid_weight"]
-    assert facts["chosen"][-1].startswith("loss.temperature=")
     config = json.loads(next((run / "model").glob("*.step*/config.json")).read_text())
-    assert config["loss"]["temperature"] == float(facts["chosen"][-1].partition("=")[2])
+    assert config["loss"]["temperature"] == facts["temperature"]
     assert config["datasets"]["corpus"]["held_back"] == 0.1
     assert not list((run / "trials").glob("*/*.step*"))  # the checkpoints of trials are not kept
 
@@ -100,8 +92,8 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     assert main(line) == 0
     assert commands == STAGES
     told = capsys.readouterr().err
-    assert "making pseudo again: corpus has changed" in told
-    assert "making vectors again: what model made has changed; what pseudo made has changed\n" in told
+    assert "making pseudo again: corpus changed" in told
+    assert "making vectors again: what model made, what pseudo made changed\n" in told
     assert main(["search", str(run), text]) == 0  # the words of the old corpus are not searched
 
 
@@ -109,10 +101,8 @@ def test_a_given_model_is_trained_on(commands: list[str], tmp_path: Path) -> Non
     write_corpus(tmp_path / "corpus.jsonl")
     tiny_model(tmp_path / "base").save(tmp_path / "given")
     assert main(["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"]) == 0
-    assert commands == ["prepare-pairs", "train", "embed", "embed", "retrieve"]
-    assert json.loads((tmp_path / "runs" / "corpus" / "adapted.json").read_text())["chosen"] == [
-        "loss.temperature=0.05"
-    ]
+    assert commands == ["prepare", "train", "embed", "embed", "retrieve"]
+    assert json.loads((tmp_path / "runs" / "corpus" / "adapted.json").read_text())["temperature"] == 0.05
 
 
 def test_a_teacher_is_learned_from_and_another_one_repeats_what_depends_on_it(
@@ -129,7 +119,7 @@ def test_a_teacher_is_learned_from_and_another_one_repeats_what_depends_on_it(
         ["score", "train", "embed", "embed", "retrieve"],
     )
     assert main([*line, "teacher=cross-encoder"]) == 0
-    assert commands == ["prepare-pairs", "train", "prepare-pairs", "mine", "mine", *after]
+    assert commands == ["prepare", "train", "prepare", "mine", "mine", *after]
     config = json.loads(next(Path("runs/corpus/model").glob("*.step*/config.json")).read_text())
     assert config["loss"]["margin_mse_scale"] > 0 and config["train"]["hard_negatives"] == 6
     commands.clear()
@@ -178,83 +168,42 @@ def test_an_id_that_occurs_twice_is_found_in_the_corpus_itself(
     assert "twice.jsonl:121: passage id 'd6' is already used at line 7" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("lead", "name"),
-    [
-        (0.0, "cosine, temperature 0.15"),
-        (CLEARLY / 2, "cosine, temperature 0.15"),
-        (CLEARLY * 2, "cosine, temperature 0.1"),
-    ],
-)
-def test_another_setting_is_taken_only_where_it_is_clearly_better(
-    tmp_path: Path, lead: float, name: str
-) -> None:
-    plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path))
-    for trial, value in zip(plan.trials, (0.5, 0.5 + lead, 0.4), strict=True):
-        plan.trial_folder(trial).mkdir(parents=True)
-        write_json(plan.trial_folder(trial) / "run.json", {"best_value": value})
-    assert plan.chosen().name == name
+@pytest.mark.parametrize(("lead", "chosen"), [(0.0, 0.15), (CLEARLY / 2, 0.15), (CLEARLY * 2, 0.1)])
+def test_another_temperature_is_taken_only_where_it_is_clearly_better(lead: float, chosen: float) -> None:
+    assert chosen_temperature({0.15: 0.5, 0.1: 0.5 + lead, 0.05: 0.4}) == chosen
 
 
 @pytest.mark.parametrize(
     ("values", "weight"),
     [
-        ({"0": 0.9, "0.2": 0.5, "0.4": 0.5, "0.6": 0.5, "1": 0.9}, 0.4),  # no difference
-        ({"0.2": 0.5, "0.4": 0.45, "0.6": 0.4}, 0.2),
-        ({"0.2": 0.3, "0.4": 0.4, "0.5": 0.45, "0.55": 0.46, "0.6": 0.47, "1": 0.9}, 0.5),
+        ({0: 0.9, 0.2: 0.5, 0.4: 0.5, 0.6: 0.5, 1: 0.9}, 0.4),  # no difference
+        ({0.2: 0.5, 0.4: 0.45, 0.6: 0.4}, 0.2),
+        ({0.2: 0.3, 0.4: 0.4, 0.5: 0.45, 0.55: 0.46, 0.6: 0.47, 1: 0.9}, 0.5),
     ],
 )
-def test_the_weight_stays_within_bounds_and_near_the_usual_one(
-    tmp_path: Path, values: dict[str, float], weight: float
+def test_the_weight_stays_within_bounds_and_near_the_default(
+    values: dict[float, float], weight: float
 ) -> None:
-    plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path))
-    plan.metrics("weight").parent.mkdir()
-    write_json(plan.metrics("weight"), {"tried_weights": values})
-    assert plan.weight() == weight
+    assert chosen_weight(values) == weight
 
 
-def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(tmp_path: Path) -> None:
-    def number(name: str, passages: int, encoder: str = STATIC, share: float = 1.0) -> int:
-        plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path), encoder)
-        return next(
-            int(one.split("=")[1])
-            for one in training_overrides(plan, passages, share)
-            if one.startswith(f"train.{name}=")
-        )
+def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = Texts("pseudo", tmp_path, tmp_path / "corpus.tsv", {})
+
+    def made(passages: int, *, share: float = 1.0, **given: Any) -> TrainSettings:
+        monkeypatch.setattr(Texts, "counts", lambda self: {"passages": passages})
+        config = AdaptSettings(out=str(tmp_path), **given)
+        return training(config, texts, tmp_path / "model", 0.1, share=share).train
 
     sizes = [20, 120, 1400, 25_000, 10_000_000]
-    assert [number("batch_size", size) for size in sizes] == [16, 32, 512, 1024, 1024]
-    assert [number("batch_size", size) * number("max_steps", size) for size in sizes] == [
-        8192,
-        8192,
-        22_528,
-        131_072,
-        131_072,
-    ]
-    assert [number("max_steps", size, share=0.1) for size in (20, 25_000)] == [512, 13]
-    assert number("batch_size", 25_000, TRANSFORMER) == 96
-    assert number("batch_size", 25_000, str(tmp_path)) == 32
-
-
-@pytest.mark.parametrize("encoder", [STATIC, TRANSFORMER, "a/model"])
-@pytest.mark.parametrize("processes", [2, 16])
-def test_processes_share_the_pool_of_one(tmp_path: Path, encoder: str, processes: int) -> None:
-    write_corpus(tmp_path / "corpus.jsonl")
-    of_one = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.jsonl", tmp_path), encoder)
-    of_many = replace(of_one, processes=processes)
-    for passages in (20, 25_000):
-        one, many = (
-            dict(item.split("=", 1) for item in training_overrides(plan, passages))
-            for plan in (of_one, of_many)
-        )
-        assert (
-            int(many["train.batch_size"]) * processes
-            == int(one["train.batch_size"])
-            == int(one["train.global_batch_size"])
-        )
-        assert {**many, "train.batch_size": ""} == {**one, "train.batch_size": ""}
-    for ours, theirs in zip(stages(of_one), stages(of_many), strict=True):
-        assert ours.settings == theirs.settings
-        assert theirs.processes == (
-            processes if theirs.name.startswith(("trials/", "model", "vectors", "evaluation")) else 1
-        )
+    assert [made(size).batch_size for size in sizes] == [16, 32, 512, 1024, 1024]
+    pairs = [made(size).batch_size * made(size).max_steps for size in sizes]
+    assert pairs == [8192, 8192, 22_528, 131_072, 131_072]
+    assert [made(size, share=0.1).max_steps for size in (20, 25_000)] == [512, 13]
+    assert made(25_000, model_file=str(tmp_path)).batch_size == 32
+    for size in (20, 25_000):  # processes share the batch of one
+        many = made(size, processes=16)
+        assert many.batch_size * 16 == many.global_batch_size == made(size).batch_size
+        assert replace(many, batch_size=1) == replace(made(size), batch_size=1)

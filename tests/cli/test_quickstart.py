@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import json
 import random
-import socket
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from dpr.cli.main import main
-from dpr.core.errors import ConfigError
-from dpr.jobs.serve import ServeCommand
-from dpr.serving.settings import ServeSettings
 from tests.helpers.tiny import sentence
 
-STAGES = ["prepare-folder", "new-encoder", *["train"] * 4, "embed", "embed", *["retrieve"] * 4]
+STAGES = ["prepare", "new-encoder", *["train"] * 4, "embed", "embed", *["retrieve"] * 4]
 
 
 def write_documents(folder: Path) -> None:
@@ -64,38 +58,12 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     commands.clear()
     assert main(line) == 0
     assert commands == []
-    check_the_page_is_opened(line, capsys)
-    assert commands == []
     (tmp_path / "docs" / "broken.py").write_text(
         '"""Now it says something of use to those who look for it."""'
     )
     assert main(line) == 0
     assert commands == STAGES
     assert "could not be read" not in capsys.readouterr().out
-
-
-def check_the_page_is_opened(line: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """At the port asked for, or at any where the usual one is taken."""
-    pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-    pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
-    from dpr.serving import server
-
-    def taken(settings: ServeSettings) -> NoReturn:
-        raise ConfigError(f"port={settings.port}")
-
-    served: list[ServeCommand] = []
-    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as other:
-        patch.setattr("dpr.jobs.serve.run", lambda config: served.append(config) or 7)
-        busy = other.getsockname()[1]
-        assert main([*line, "--serve", f"port={busy}"]) == 2
-        assert f"port={busy}: Address already in use; choose another port=" in capsys.readouterr().err
-        other.close()
-        assert main([*line, "--serve", f"port={busy}"]) == 7
-        assert "port is taken" not in capsys.readouterr().out
-        patch.setattr(server, "listen", taken)
-        assert main([*line, "--serve"]) == 7
-        assert "The usual port is taken" in capsys.readouterr().out
-    assert served == [ServeCommand(folders=["runs/docs"], port=port, metadata="file") for port in (busy, 0)]
 
 
 def test_what_cannot_work_is_said_before_any_work(
@@ -108,7 +76,6 @@ def test_what_cannot_work_is_said_before_any_work(
         "empty out=empty/run": "whose files are read",
         "empty questions=no.tsv": "questions=no.tsv does not exist",
         "empty words=5": "words=5 is out of range; it must be at least 20",
-        "empty port=9000": "port=9000 is the page's, which --serve opens",
     }
     for words, expected in cases.items():
         assert main(["quickstart", *words.split()]) in (2, 3)
@@ -133,10 +100,9 @@ def test_a_folder_with_too_few_questions_is_searched_by_bm25(
         main(["search", "runs/docs", "two"]) == 3 and "unfinished dpr quickstart" in capsys.readouterr().err
     )
     (tmp_path / "runs" / "docs" / "data" / "texts").rmdir()
-    assert main(["quickstart", "docs"]) == 0 and commands == ["prepare-folder"]
+    assert main(["quickstart", "docs"]) == 0 and commands == ["prepare"]
     assert "BM25 searches them" in capsys.readouterr().out
     assert main(["search", "runs/docs", "tells of two"]) == 0
     assert "two.md" in capsys.readouterr().out
     commands.clear()
     assert main(["quickstart", "docs"]) == 0 and not commands
-    assert main(["prepare-folder", "docs", "out=data"]) == 3 and "questions" in capsys.readouterr().err

@@ -11,12 +11,11 @@ import pytest
 
 from dpr import Retriever
 from dpr.cli.main import main
-from dpr.jobs.ladder.adaptation import AdaptationPlan, write_search
-from dpr.jobs.ladder.texts import FolderTexts
+from dpr.jobs.adapt import write_search
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.folder_data import CORPUS, FolderSettings, prepare_folder
-from dpr.storage.durable import durable_folder, write_json
+from dpr.storage.durable import durable_folder
 from examples.rag_folder import main as rag
 from examples.rag_folder import prompt, sources
 from tests.helpers.tiny import sentence, static_folder
@@ -34,23 +33,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         text = f"# Page {number}\n\n{sentence(rng, 15).capitalize()}.\n\n" + "\n\n".join(parts)
         (folder / "manual" / ("inner" if number == 3 else ".") / f"page{number}.md").write_text(text)
-    texts = FolderTexts(folder / "manual", folder / "run", FolderSettings())
-    plan = AdaptationPlan(folder / "run", texts)
-    prepare_folder(texts.folder, texts.prepared, texts.reading)
+    out = folder / "run"
+    prepare_folder(folder / "manual", out / "data" / "texts", FolderSettings())
+    corpus = out / "data" / "texts" / CORPUS
     settings = EncoderSettings(shared=True, pooling="idf", normalize=True)
-    with durable_folder(plan.out / "model") as target:
+    with durable_folder(out / "model") as target:
         BiEncoder.from_pretrained(
             str(static_folder(folder / "encoder")), settings, pretrained=False
         ).write_to(target)
-    vectors = [
-        f"model_file={plan.out / 'model'}",
-        f"ctx_src={texts.corpus}",
-        f"out_file={plan.out / 'vectors' / 'corpus'}",
-    ]
+    vectors = [f"model_file={out / 'model'}", f"ctx_src={corpus}", f"out_file={out / 'vectors' / 'corpus'}"]
     assert main(["embed", *vectors, "device=cpu"]) == 0
-    write_json(plan.metrics("weight"), {"tried_weights": {"0.5": 0.9}})
-    write_search(plan)
-    return plan.out
+    write_search(out, corpus, 0.5)
+    return out
 
 
 def test_sources_name_file_and_heading(run: Path) -> None:

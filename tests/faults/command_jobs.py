@@ -173,7 +173,7 @@ STAGED = {
     "adapt": Job("adapt", "adapt in/corpus.tsv out=out/run max_pairs=300 device=cpu", "corpus.tsv"),
 }
 """All stages in one process: too long to be tried as often as the others."""
-_WITH_TIMES = ("stage.json", "run.json", "metrics.jsonl", "report.html", "log.txt")  # of its stages
+_WITH_TIMES = ("stage.json", "run.json", "metrics.jsonl", "report.html")  # of its stages
 
 
 def make_inputs(folder: Path) -> None:

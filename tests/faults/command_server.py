@@ -21,8 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 _CHANGING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
@@ -56,12 +55,15 @@ def _import_everything() -> None:
     import transformers.models.bert.modeling_bert
     import transformers.models.bert.tokenization_bert  # noqa: F401
 
+    import dpr.jobs.compare
     import dpr.jobs.download
     import dpr.jobs.embed
     import dpr.jobs.export
-    import dpr.jobs.ladder.adaptation
     import dpr.jobs.mine
+    import dpr.jobs.quickstart
+    import dpr.jobs.report
     import dpr.jobs.retrieve
+    import dpr.jobs.teach
     import dpr.jobs.train
     import dpr.preparation.conversion
     import dpr.preparation.new_encoder  # noqa: F401
@@ -144,7 +146,7 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
         name, *rest = child["arguments"]
         sys.argv = ["dpr", name, *rest]
         if name in ("adapt", "quickstart"):
-            _run_stages_here()
+            _make_small_encoders()
         code = (
             exit_code_of(lambda: docstring_corpus(rest))
             if name.startswith("examples.")
@@ -160,16 +162,12 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
         os._exit(code)
 
 
-def _run_stages_here() -> None:
-    """Stages run in this process, whose operations are counted, and make a small encoder."""
-    from dpr.cli.main import main
-    from dpr.jobs.ladder.climb import PassOn
+def _make_small_encoders() -> None:
+    """In stages, which run in this process."""
+    from dpr.jobs import stages
+    from tests.helpers.small_stages import small_command_line
 
-    def run(self: PassOn, command: Sequence[str], log: Path) -> int:
-        name, *rest = command[3:]  # after python -m dpr
-        return main([name, *rest, *(["vocab_size=200", "hidden=16"] if name == "new-encoder" else [])])
-
-    PassOn.run = run  # type: ignore[method-assign]
+    stages.command_line = small_command_line
 
 
 def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None:

@@ -1,0 +1,19 @@
+"""The stages of ``dpr adapt`` and ``dpr quickstart`` with a small encoder."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from dpr.core.settings import Settings
+from dpr.jobs import stages
+from dpr.jobs.new_encoder import NewEncoderSettings
+
+_command_line = stages.command_line
+
+
+def small_command_line(job: ModuleType, config: Settings) -> list[str]:
+    """In place of ``stages.command_line``, which is asked of every stage that is about to run."""
+    if isinstance(config, NewEncoderSettings):
+        config.vocab_size = 400
+        config.hidden = 16
+    return _command_line(job, config)
