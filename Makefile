@@ -36,7 +36,7 @@ quickstart: $(INSTALLED)
 	PATH="$(BIN):$$PATH" bash examples/quickstart.sh
 
 adapt: $(INSTALLED)
-	$(BIN)/dpr prepare-folder docs out=runs/adapt/texts overwrite=true
+	$(BIN)/dpr prepare docs out=runs/adapt/texts overwrite=true
 	$(BIN)/dpr adapt runs/adapt/texts/corpus.jsonl out=runs/adapt/run
 
 test: $(INSTALLED)

@@ -39,7 +39,7 @@ _OTHER_CONTENT = (
     (257, b"ustar  \0", "a tar archive", _UNPACK),
     (0, b"PAR1\x15", "a Parquet file", "give it a name that ends in .parquet"),
     (0, b"ARROW1\0\0", "an Arrow file", "save it as .parquet"),
-    (0, b"%PDF-", "a PDF", "dpr prepare-folder reads folders of documents"),
+    (0, b"%PDF-", "a PDF", "dpr prepare reads folders of documents"),
     (0, b"\xd0\xcf\x11\xe0", "a document of Excel or Word", "save the table as text"),
     (0, b"SQLite format 3\0", "a database of SQLite", "write its rows as JSON lines"),
     (0, b"\x93NUMPY", "an array of numpy", None),

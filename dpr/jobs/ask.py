@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -15,11 +16,10 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import setting
 
 if TYPE_CHECKING:
-    from dpr.retrieval.hits import Hit, Place
+    from dpr.retrieval.hits import Hit
     from dpr.retriever import Retriever
 
 _SNIPPET_LINES = 3
-_SIDES = {"dense": "dense", "bm25": "BM25"}
 
 
 @dataclass
@@ -111,34 +111,27 @@ def format_hit(hit: Hit, *, question: str, width: int, is_bright: bool = False) 
     from dpr.retrieval.explaining import QuestionWords
 
     words = QuestionWords(question)
-    title, text, name = (_printable(part) for part in (hit.title, hit.text, hit.id))
+    title, text, name = _printable(hit.title), _printable(hit.text), _printable(hit.id)
     heading = f"{hit.rank:>2}. {hit.score:9.4f}  {title or name}" + (f"  [{name}]" if title else "")
     inner = max(width - 4, 20)
     excerpt = "".join(words.excerpt(text, _SNIPPET_LINES * inner - inner // 4))
     lines = textwrap.wrap(excerpt, inner, max_lines=_SNIPPET_LINES, placeholder=" ...")
     if is_bright:
-        lines = [
-            "".join(
-                f"\033[1m{piece}\033[0m" if place % 2 else piece
-                for place, piece in enumerate(words.pieces(line))
-            )
-            for line in lines
-        ]
+        lines = [_bright(words.pieces(line)) for line in lines]
     facts = [_printable(fact) for fact in _origin(hit)]
-    facts += (
-        [_place_text(_SIDES.get(side, side), place) for side, place in hit.sides.items()]
-        if len(hit.sides) > 1
-        else []
-    )
+    if len(hit.sides) > 1:
+        for side, place in hit.sides.items():
+            found = "none" if place is None else f"#{place.rank} ({place.score:.4g})"
+            facts.append(f"{'BM25' if side == 'bm25' else side} {found}")
     common = words.in_common(title, text)
     facts.append(f"in common: {_printable(', '.join(common))}" if common else "no word in common")
-    return "\n".join(
-        [
-            heading,
-            *(f"    {line}" for line in lines),
-            *(f"    {line}" for line in textwrap.wrap(" | ".join(facts), inner)),
-        ]
-    )
+    lines += textwrap.wrap(" | ".join(facts), inner)
+    return "\n".join([heading, *(f"    {line}" for line in lines)])
+
+
+def _bright(pieces: Sequence[str]) -> str:
+    """The pieces, of which every second is a word of the question."""
+    return "".join(f"\033[1m{piece}\033[0m" if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def _origin(hit: Hit) -> list[str]:
@@ -149,10 +142,6 @@ def _origin(hit: Hit) -> list[str]:
         return [] if hit.file is None else [hit.file.name]
     heading = "" if hit.title.endswith(origin.heading) else origin.heading
     return [fact for fact in (origin.place, heading, origin.url) if fact]
-
-
-def _place_text(side: str, place: Place | None) -> str:
-    return f"{side} none" if place is None else f"{side} #{place.rank} ({place.score:.4g})"
 
 
 def _printable(text: str) -> str:

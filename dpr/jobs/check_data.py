@@ -13,6 +13,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import require_set, setting
 from dpr.preparation.settings import ReadSettings, SuspectSettings
 
+_MOST_SUSPECTS = 200
 _SHOWN, _WIDTH = 5, 110
 
 
@@ -132,7 +133,7 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
         expand_files(config.files), name="train", split=config.split, columns=config.columns()
     )
     counts = find_suspects(
-        train, out, [model, lexical_search()], most=config.most_suspects, overwrite=config.overwrite
+        train, out, [model, lexical_search()], most=_MOST_SUSPECTS, overwrite=config.overwrite
     )
     print(
         f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict: ",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,18 +35,12 @@ dpr serve runs/first host=0.0.0.0 token_file=token.txt
 
 def run(config: ServeCommand) -> int:
     """Serves until it is told to stop; returns the exit code."""
-    given = ServeSettings(**{item.name: getattr(config, item.name) for item in fields(ServeSettings)})
     runs = named(config.folders)
-    require_packages("dpr serve")
+    for package in ("uvicorn", "fastapi", "prometheus_client"):
+        require(package, extra="serve", purpose="dpr serve")
     from dpr.serving.server import serve
 
-    return serve(given, runs)
-
-
-def require_packages(purpose: str) -> None:
-    """Raises ConfigError where a package of the service is not installed."""
-    for package in ("uvicorn", "fastapi", "prometheus_client"):
-        require(package, extra="serve", purpose=purpose)
+    return serve(config.part(ServeSettings), runs)
 
 
 def named(given: Sequence[str]) -> dict[str, Path]:

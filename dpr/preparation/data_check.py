@@ -91,23 +91,31 @@ class TextsAndIds:
         return found
 
 
+BAD_ROWS = "bad rows"
+UNREAD = "keys that are not read, or not as they stand"
+NO_POSITIVE = "questions without a positive"
+SINGLE_WORD = "rows with a passage of a single word (is it a label, a score or an id?)"
+REPEATED = "rows that repeat an earlier one"
+CONTRADICTED = "negatives that are positives of the same question"
+NEAR = f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)"
+EMPTY_ANSWER = "rows with an empty answer"
+PROBLEMS = (BAD_ROWS, UNREAD, NO_POSITIVE, SINGLE_WORD, REPEATED, CONTRADICTED, NEAR, EMPTY_ANSWER)
+
+
 class DataCheck:
     """Takes the rows of a data set one after the other (``add``); ``finish`` completes the findings."""
 
     def __init__(self) -> None:
+        self.findings = {name: Finding() for name in PROBLEMS}
+        """What should be fixed before training."""
+        self.repeated_questions = 0
         self.rows = self.records = 0
         self.num_answers = self.without_hard = self.compared_rows = self.num_scored = 0
-        self.bad_rows, self.without_positives = Finding(), Finding()
-        self.positive_as_negative, self.near_duplicates = Finding(), Finding()
-        self.repeated_rows, self.repeated_questions = Finding(), Finding()
-        self.single_words, self.unread_keys = Finding(), Finding()
-        self.empty_answers = Finding()
-        self.contradictions: dict[str, Finding] = {}
-        self._named = TextsAndIds()
         roles = ("question", "positive", "hard negative", "other negative")
         self.texts = {role: Reservoir(SAMPLE_SIZE, seed) for seed, role in enumerate(roles)}
         self.examples = Reservoir(5, seed=9)
         self.questions, self.positives = array("Q"), array("Q")
+        self._named = TextsAndIds()
         self._contents, self._places = array("Q"), array("Q")
         self._known, self._negatives, self._negative_places = array("Q"), array("Q"), array("Q")
         self._files: list[Path] = []
@@ -119,62 +127,55 @@ class DataCheck:
         where = f"{row.file}:{row.line}"
         sample = row.sample
         if sample is None:
-            self.bad_rows.add(str(row.error))
+            self.findings[BAD_ROWS].add(str(row.error))
             return
         if not sample.positives:
-            self.without_positives.add(where)
+            self.findings[NO_POSITIVE].add(where)
             return
         self.records += 1
-        self._count(sample)
+        self.num_answers += bool(sample.answers)
+        self.without_hard += not sample.hard_negatives
+        self.examples.add(sample)
+        self.texts["question"].add(sample.question)
         place = self._place(row)
+        passages = {
+            "positive": sample.positives,
+            "hard negative": sample.hard_negatives,
+            "other negative": sample.other_negatives,
+        }
+        for role, listed in passages.items():
+            for passage in listed:
+                self.texts[role].add(passage)
+                self.num_scored += passage.teacher_score is not None
+                self._named.add(passage, place)
+        negatives = sample.hard_negatives + sample.other_negatives
+        if any(_is_single_word(passage.text) for passage in sample.positives + negatives):
+            self.findings[SINGLE_WORD].add(where)
+        if any(map(is_empty, sample.answers)):
+            self.findings[EMPTY_ANSWER].add(where)
+
         question = text_hash(plain(sample.question))
         positives = [passage_hash(passage) for passage in sample.positives]
-        negatives = sample.hard_negatives + sample.other_negatives
         self.questions.append(question)
-        self._places.append(place)
         self.positives.extend(positives)
-        if any(_is_single_word(passage.text) for passage in sample.positives + negatives):
-            self.single_words.add(where)
-        if any(map(is_empty, sample.answers)):
-            self.empty_answers.add(where)
-        for passage in sample.positives + negatives:
-            self._named.add(passage, place)
+        self._places.append(place)
         self._contents.append(text_hash(repr((question, sorted(positives)))))
         self._known.extend(_pair(question, identity) for identity in positives)
         self._negatives.extend(_pair(question, passage_hash(passage)) for passage in negatives)
         self._negative_places.extend([place] * len(negatives))
         self._compare(sample, where)
-        self.examples.add(sample)
 
     def finish(self) -> DataCheck:
         """Finds repeats, and negatives that are positives of another row of the same question: this takes all
         rows."""
-        for hashes, finding in (
-            (self._contents, self.repeated_rows),
-            (self.questions, self.repeated_questions),
-        ):
-            _, first = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True)
-            for index in np.setdiff1d(np.arange(len(hashes)), first):
-                finding.add(self._name(self._places[int(index)]))
+        for index in _repeats(self._contents):
+            self.findings[REPEATED].add(self._name(self._places[index]))
+        self.repeated_questions = len(_repeats(self.questions))
         known = np.unique(np.frombuffer(self._known, dtype=np.uint64))
         for index in np.flatnonzero(np.isin(np.frombuffer(self._negatives, dtype=np.uint64), known)):
-            self.positive_as_negative.add(self._name(self._negative_places[int(index)]))
-        self.contradictions = self._named.findings(self._name)
+            self.findings[CONTRADICTED].add(self._name(self._negative_places[int(index)]))
+        self.findings |= self._named.findings(self._name)
         return self
-
-    def _count(self, sample: TrainingSample) -> None:
-        self.num_answers += bool(sample.answers)
-        self.without_hard += not sample.hard_negatives
-        self.texts["question"].add(sample.question)
-        roles = {
-            "positive": sample.positives,
-            "hard negative": sample.hard_negatives,
-            "other negative": sample.other_negatives,
-        }
-        for role, passages in roles.items():
-            self.num_scored += sum(passage.teacher_score is not None for passage in passages)
-            for passage in passages:
-                self.texts[role].add(passage)
 
     def _compare(self, sample: TrainingSample, where: str) -> None:
         if not sample.hard_negatives or self.records % self._stride:
@@ -191,7 +192,7 @@ class DataCheck:
             if plain(passage.text) not in positives and any(
                 jaccard(words, other) >= NEAR_DUPLICATE for other in positives.values()
             ):
-                self.near_duplicates.add(where)
+                self.findings[NEAR].add(where)
 
     def _place(self, row: SourceRow) -> int:
         if not self._files or self._files[-1] != row.file:
@@ -213,8 +214,14 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
         for row in format_of(path, options, fallback="dpr").read(path, options):
             check.add(row)
     for note in options.unread.warnings.values():
-        check.unread_keys.add(note)
+        check.findings[UNREAD].add(note)
     return check.finish()
+
+
+def _repeats(hashes: array[int]) -> list[int]:
+    """The places of all that stand in ``hashes`` before."""
+    _, first = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True)
+    return np.setdiff1d(np.arange(len(hashes)), first).tolist()
 
 
 def num_shared(first: array[int], second: array[int]) -> int:

@@ -10,11 +10,10 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.data.near_duplicates import NEAR_DUPLICATE
 from dpr.data.tensorizer import SHARE_SAID, Tensorizer
 from dpr.data.text import decorate_passage
 from dpr.models.biencoder import BiEncoder
-from dpr.preparation.data_check import DataCheck, Finding, Reservoir, num_shared
+from dpr.preparation.data_check import BAD_ROWS, DataCheck, Finding, Reservoir, num_shared
 from dpr.preparation.retrieval_check import RetrievalCheck
 
 Prefixes = Mapping[str, str]
@@ -67,7 +66,7 @@ def report(
         lines += [*_counts(name, check), *table, ""]
         problems |= {
             f"{name}: {what}": finding
-            for what, finding in (_findings(check) | of_texts).items()
+            for what, finding in (check.findings | of_texts).items()
             if finding.count
         }
     if train and dev:
@@ -104,25 +103,9 @@ def report(
 def require_rows(check: DataCheck, name: str) -> None:
     """Raises InputError where a data set has no record that training could use."""
     if not check.records:
-        first = f"; the first problem: {check.bad_rows.places[0]}" if check.bad_rows.places else ""
+        places = check.findings[BAD_ROWS].places
+        first = f"; the first problem: {places[0]}" if places else ""
         raise InputError(f"{name}: none of {check.rows} rows can be used{first}")
-
-
-def _findings(check: DataCheck) -> dict[str, Finding]:
-    """What should be fixed before training."""
-    return {
-        "bad rows": check.bad_rows,
-        "keys that are not read, or not as they stand": check.unread_keys,
-        "questions without a positive": check.without_positives,
-        "rows with a passage of a single word (is it a label, a score or an id?)": check.single_words,
-        "rows that repeat an earlier one": check.repeated_rows,
-        "negatives that are positives of the same question": check.positive_as_negative,
-        f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)": (
-            check.near_duplicates
-        ),
-        "rows with an empty answer": check.empty_answers,
-        **check.contradictions,
-    }
 
 
 def _counts(name: str, check: DataCheck) -> list[str]:
@@ -136,7 +119,7 @@ def _counts(name: str, check: DataCheck) -> list[str]:
             f"  {check.num_scored:,} of {sum(check.texts[role].seen for role in roles):,} passages have a"
             " teacher's score"
         ),
-        f"  {check.repeated_questions.count:,} questions occur before in the file",
+        f"  {check.repeated_questions:,} questions occur before in the file",
     ]
 
 

@@ -3,7 +3,8 @@ answer them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -70,27 +71,23 @@ def find_answers(
     """
     places = _places(pieces)
     texts = {row.answer for row in rows if row.answer.casefold() not in places}
-    holders = _holders(sorted(texts), pieces)
-    added: dict[str, tuple[Piece, ...]] = {}
-    asked, total = [], 0
+    holders = _holders(texts, pieces)
+    added: dict[str, list[Piece]] = {}
+    prefix = passage_prefix(name)
+    asked: list[QuestionPair] = []
+    total = 0
     for row in rows:
         answering = places.get(row.answer.casefold()) or holders.get(row.answer) or added.get(row.answer)
         if not answering:
             made = cut_section(Section((), (Block(row.answer),), row.line), words=words, overlap=overlap)
-            top = (-1, name)
-            answering = tuple(
-                replace(
-                    piece,
-                    id=f"{passage_prefix(name)}#{total + number}",
-                    file=name,
-                    headings=(top,),
-                    asks_headings=False,
-                )
-                for number, piece in enumerate(made, 1)
-            )
+            headings = ((-1, name),)
+            answering = [
+                replace(piece, id=f"{prefix}#{number}", file=name, headings=headings, asks_headings=False)
+                for number, piece in enumerate(made, total + 1)
+            ]
             total += len(answering)
             added[row.answer] = answering
-        asked.append(QuestionPair(row.question, GIVEN, answering))
+        asked.append(QuestionPair(row.question, GIVEN, tuple(answering)))
     known = len(asked) - sum(one.pieces[0].file == name for one in asked)
     logger.info(
         "%d of %d questions are answered in the folder; the answers of the others become passages",
@@ -117,47 +114,37 @@ def _json_rows(path: Path) -> Iterator[tuple[int, str, str]]:
     for line, value in iter_json_objects(path):
         names = list(value)
         question, answer = column(names, QUESTIONS), column(names, ANSWERS + FILES)
-        values = [value[names[index]] if index is not None else "" for index in (question, answer)]
-        texts = [one[0] if isinstance(one, list) and one else one for one in values]
-        asked, answered = (one_line(text) if isinstance(text, str) else "" for text in texts)
-        yield line, asked, answered
+        texts = ["", ""]
+        for place, index in enumerate((question, answer)):
+            found = "" if index is None else value[names[index]]
+            found = found[0] if isinstance(found, list) and found else found
+            texts[place] = one_line(found) if isinstance(found, str) else ""
+        yield line, texts[0], texts[1]
 
 
-def _places(pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
+def _places(pieces: Sequence[Piece]) -> dict[str, list[Piece]]:
     """What an answer may name: files by path and, where only one has it, by name; and headings behind
     ``#``."""
     files: dict[str, list[Piece]] = {}
     for piece in pieces:
         files.setdefault(piece.file, []).append(piece)
-    by_place: dict[str, tuple[Piece, ...]] = {}
-    short: dict[str, list[str]] = {}
-    for name in files:
-        short.setdefault(PurePosixPath(name).name, []).append(name)
-    for name, members in files.items():
-        names = [name, *([PurePosixPath(name).name] if len(short[PurePosixPath(name).name]) == 1 else [])]
-        for one in names:
-            by_place[one.casefold()] = tuple(members)
+    times = Counter(PurePosixPath(name).name for name in files)
+    by_place: dict[str, list[Piece]] = {}
+    for path, members in files.items():
+        name = PurePosixPath(path).name
+        for place in (path, name) if times[name] == 1 else (path,):
+            by_place[place.casefold()] = members
             for section in sections_of(members).values():
-                by_place.setdefault(f"{one}#{section[0].headings[-1][1]}".casefold(), tuple(section))
+                by_place.setdefault(f"{place}#{section[0].headings[-1][1]}".casefold(), section)
     return by_place
 
 
-def _holders(answers: Sequence[str], pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
-    """The passages that contain each answer. Those that share a run of its first words are compared."""
-    keys: dict[int, dict[tuple[str, ...], list[str]]] = {}
+def _holders(answers: Iterable[str], pieces: Sequence[Piece]) -> dict[str, list[Piece]]:
+    """The passages that contain the first words of each answer."""
+    texts = [f" {words_of(piece.passage().text)} " for piece in pieces]
+    holders: dict[str, list[Piece]] = {}
     for answer in answers:
-        words = words_of(answer).split()[:_COMPARED_WORDS]
-        size = min(len(words), 6)
-        if size:
-            keys.setdefault(size, {}).setdefault(tuple(words[:size]), []).append(answer)
-    by_answer: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        words = words_of(piece.passage().text).split()
-        text = f" {' '.join(words)} "
-        for size, starts in keys.items():
-            for start in range(len(words) - size + 1):
-                for answer in starts.get(tuple(words[start : start + size]), ()):
-                    wanted = " ".join(words_of(answer).split()[:_COMPARED_WORDS])
-                    if f" {wanted} " in text and piece not in by_answer.setdefault(answer, []):
-                        by_answer[answer].append(piece)
-    return {answer: tuple(holders) for answer, holders in by_answer.items()}
+        first = f" {' '.join(words_of(answer).split()[:_COMPARED_WORDS])} "
+        if first.strip():
+            holders[answer] = [piece for piece, text in zip(pieces, texts, strict=True) if first in text]
+    return holders

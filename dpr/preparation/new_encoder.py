@@ -43,8 +43,8 @@ _RANGE = 0.1  # standard deviation of a static encoder's random numbers
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """Size of a BERT encoder (without layers: of a static one) and vocabulary. ``num_heads`` 0 is one head
-    per 64 of ``hidden_size``."""
+    """Size of a BERT encoder (without layers: of a static one) and vocabulary. ``num_heads`` 0 is about one
+    head per 64 of ``hidden_size``."""
 
     num_layers: int = 1
     hidden_size: int = 256
@@ -56,21 +56,18 @@ class EncoderShape:
 
     def heads(self) -> int:
         """The number of attention heads, 0 without layers. Raises ConfigError if the width is not a multiple
-        of it."""
+        of ``num_heads``."""
         if min(self.hidden_size, self.max_positions) < 1 or self.num_layers < 0:
             raise ConfigError("hidden and max_positions must be at least 1, layers 0 or more")
         if not self.num_layers:
             return 0
-        heads = self.num_heads or max(1, self.hidden_size // 64)
-        if self.hidden_size % heads:
-            fitting = next(
-                number
-                for number in range(min(heads, self.hidden_size), 0, -1)
-                if not self.hidden_size % number
-            )
+        heads = min(self.num_heads or max(1, self.hidden_size // 64), self.hidden_size)
+        while self.hidden_size % heads:
+            heads -= 1
+        if self.num_heads not in (0, heads):
             raise ConfigError(
-                f"hidden={self.hidden_size} is not a multiple of heads={heads}; heads={fitting} fits, or set"
-                " another hidden"
+                f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads};"
+                f" num_heads={heads} fits"
             )
         return heads
 

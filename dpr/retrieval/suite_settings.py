@@ -105,8 +105,8 @@ class EvaluateConfig(SuiteSettings):
     it."""
     suite: str | None = setting(None, path="input")
     """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and
-    splits, or retrieval tasks of mteb whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr
-    prepare-folder, or a file in any format of training data, whose passages are then the corpus. Or the name
+    splits, or retrieval tasks of mteb whose data is at hand, mteb:SciFact,NFCorpus. Also a folder that dpr
+    prepare made of documents, or a file in any format of training data, whose passages are then the corpus. Or the name
     of one of suites, such as known."""
     data: str | None = setting(None, path="input")
     """Folder that a suite's relative paths are taken from; absent = that of its YAML."""

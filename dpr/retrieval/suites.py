@@ -225,7 +225,7 @@ def _is_set(folder: Path, split: str) -> bool:
 def _in_folder(folder: Path | None, part: str, split: str) -> Path | None:
     if folder is None:
         return None
-    # dpr prepare-folder hides the words of held-out questions in a corpus of its own
+    # dpr prepare hides the words of held-out questions in a corpus of its own
     names = {
         "corpus": ["evaluation_corpus.jsonl", *(f"corpus{suffix}" for suffix in _CORPORA)],
         "queries": [*(f"queries{suffix}" for suffix in _QUERIES), f"{split}_questions.jsonl"],

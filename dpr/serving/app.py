@@ -38,6 +38,10 @@ HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
 _STATE = (*HEALTH, "/metrics")  # a full service must be able to say so
 _PATHS = ("/", "/search", OPENAI, "/info", *_STATE)
+MAX_TEXT = 8192
+"""Characters of a question."""
+MAX_K = 1000
+"""Passages per question."""
 _EXPLAINED = 10  # an explained passage takes as long as so many others
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _HEADERS = {
@@ -52,7 +56,7 @@ _HEADERS = {
 
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
-Texts = Annotated[list[str], Field(min_length=1)]
+Texts = Annotated[list[Annotated[str, Field(max_length=MAX_TEXT)]], Field(min_length=1)]
 Value = str | bool | int | float
 
 
@@ -79,7 +83,7 @@ class SearchBody(BaseModel):
 
     queries: Texts
     index: str | None = None
-    k: int = Field(10, ge=1)
+    k: int = Field(10, ge=1, le=MAX_K)
     filter: Filter | None = None
     texts: bool = True
     explain: bool = False
@@ -212,9 +216,7 @@ def make_app(
         counted = "" if cost == 1 else f", where each explained one counts as {cost}"
         for limit, found, what in (
             ("max_queries", len(texts), "texts in a request"),
-            ("max_k", k, "passages per question"),
             ("max_passages", len(texts) * k * cost, f"passages in all{counted}"),
-            ("max_question", max(map(len, texts)), "characters in a text"),
         ):
             if found > getattr(settings, limit):
                 said = f"{found} {what}, expected at most {limit}={getattr(settings, limit)}"

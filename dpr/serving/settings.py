@@ -18,13 +18,9 @@ class LimitSettings(Settings):
     """Requests at work or waiting at a time; more are answered 429 with Retry-After."""
     max_queries: int = setting(512, unit="questions", least=1)
     """Questions of one request; more are answered 422."""
-    max_k: int = setting(1000, unit="passages", least=1)
-    """Passages per question; more are answered 422."""
     max_passages: int = setting(100_000, unit="passages", least=1)
     """Passages per question times questions of one request, a tenth with explain; more are answered 422: an
     answer must fit in memory."""
-    max_question: int = setting(8192, unit="characters", least=1)
-    """Length of a question; longer ones are answered 422."""
     max_body: int = setting(2 * 2**20, unit="bytes", least=1024)
     """Size of a request's body; larger ones are answered 413."""
     timeout: float = setting(30.0, unit="seconds", above=0.0)

@@ -35,7 +35,7 @@ LAYERS = {
     "cli": 12,
     "__main__": 13,
 }
-ON_THE_DOOR = dict.fromkeys(("dpr/jobs/ask.py", "dpr/jobs/quickstart.py", "dpr/jobs/serve.py"), 11)
+ON_THE_DOOR = dict.fromkeys(("dpr/jobs/ask.py", "dpr/jobs/serve.py"), 11)
 """Of the jobs, the commands that stand on dpr.Retriever; nothing but the command line imports them."""
 
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.

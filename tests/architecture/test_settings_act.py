@@ -45,8 +45,9 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("mine", {}, "vectors query_prefix precision seed veto_above encoder.pooling", "k1"),
     ("mine", MODEL, "k1 b", "vectors precision"),
     ("score", {"cross_encoder": "x"}, "k1 corpus hybrid_weight", "precision"),
-    ("check-data", {}, "most_suspects overwrite device", "strict"),
-    ("prepare", {}, "relabel", "to"),
+    ("check-data", {}, "overwrite device", "strict"),
+    ("prepare", {"sources": ["train.json"]}, "relabel words held_back", "to question"),
+    ("prepare", {"sources": ["corpus.tsv"], "pairs": "mixed"}, "to words question", "rounds held_back"),
     ("download", {}, "output_dir", "resource"),
 ]
 

@@ -75,8 +75,8 @@ JOBS = {
             " out/data",
             "",
         ),
-        Job("prepare-folder", "prepare-folder in/docs out=out/data questions=in/faq.tsv", "docs/page1.md"),
-        Job("prepare-pairs", "prepare-pairs in/corpus.tsv out=out/pairs rounds=2", "corpus.tsv"),
+        Job("prepare-folder", "prepare in/docs out=out/data questions=in/faq.tsv", "docs/page1.md"),
+        Job("prepare-pairs", "prepare in/corpus.tsv pairs=mixed out=out/pairs rounds=2", "corpus.tsv"),
         Job(
             "new-encoder",
             "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16",

@@ -177,7 +177,6 @@ async function open() {
   $("columns").classList.toggle("single", isSingle);
   document.querySelector(".tabs").classList.toggle("single", isSingle);
   $("right").parentElement.hidden = isSingle;
-  $("question").maxLength = info.limits?.max_question ?? 8192;
   $("filter").hidden = !build($("panel"), info.metadata, indexes);
   recall();
   run({ remember: false });

@@ -10,7 +10,7 @@ import pytest
 
 from dpr.cli.launch import launch
 from dpr.core.setting_keys import overrides
-from dpr.jobs.prepare_pairs import PreparePairsSettings
+from dpr.jobs.prepare import PrepareSettings
 from dpr.retrieval.settings import RetrievalConfig
 from dpr.training.command_settings import BiEncoderTrainConfig
 
@@ -49,12 +49,11 @@ def test_a_name_is_neither_an_expression_nor_a_list(
     )
     assert launch("dense_retriever", RetrievalConfig, seen.append, given) == 0
     assert (
-        launch(None, PreparePairsSettings, seen.append, overrides({"corpus": name, "out": Path(name, "x")}))
-        == 0
+        launch(None, PrepareSettings, seen.append, overrides({"folder": [name], "out": Path(name, "x")})) == 0
     )
     retrieve, prepare = seen
     assert (retrieve.qa_dataset, retrieve.ctx_datasets, retrieve.metrics_file) == (name, [name, "b"], name)
-    assert (prepare.corpus, prepare.out) == (name, str(Path(name, "x")))
+    assert (prepare.sources, prepare.out) == ([name], str(Path(name, "x")))
 
 
 def test_a_file_that_exists_is_a_name_and_other_references_are_followed(

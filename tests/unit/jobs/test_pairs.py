@@ -1,4 +1,4 @@
-"""A corpus as a training set on the command line, and ``dpr prepare-pairs``."""
+"""A corpus as a training set on the command line, and ``dpr prepare pairs=``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers.jobs import explain, raising, train
 from tests.helpers.tiny import static_folder
 from tests.unit.data.test_pseudo_pairs import made_rows, write_corpus
 
-prepare_pairs = raising("prepare-pairs")
+prepare = raising("prepare")
 
 
 @pytest.fixture
@@ -124,11 +124,11 @@ def test_pseudo_questions_and_pairs_as_files(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "pseudo"
-    command = [str(corpus), f"out={out}", "held_back=0.3", "rounds=2"]
-    prepare_pairs(command)
+    command = [str(corpus), f"out={out}", "pairs=mixed", "held_back=0.3", "rounds=2"]
+    prepare(command)
     first = {path.name: path.read_bytes() for path in out.iterdir()}
-    prepare_pairs(command)  # made already
-    prepare_pairs([*command[:1], f"out={tmp_path / 'again'}", *command[2:]])
+    prepare(command)  # made already
+    prepare([*command[:1], f"out={tmp_path / 'again'}", *command[2:]])
     again = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
     assert {name: content for name, content in again.items() if name != "manifest.json"} == {
         name: content for name, content in first.items() if name != "manifest.json"

@@ -119,9 +119,6 @@ def test_the_list_is_what_the_definition_says_and_begins_with_wrong_labels(
     assert f"{sum(record['label'] == 'positive' for record in records)} positives" in printed
     assert "dpr prepare train.jsonl out=FILE suspects=suspects.jsonl" in printed
 
-    assert main([*LINE, "suspects=two.jsonl", "most_suspects=2"]) == 0
-    assert Path("two.jsonl").read_text().splitlines() == Path("suspects.jsonl").read_text().splitlines()[:2]
-
 
 def test_a_killed_search_goes_on_and_an_edited_list_is_not_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,7 +221,7 @@ def test_another_list_is_refused(
 def test_what_it_needs_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-data", "train.jsonl", "suspects=s.jsonl"]) == 2
     assert "suspects needs a trained bi-encoder" in capsys.readouterr().err
-    assert main(["check-data", "train.jsonl", "model_file=model", "most_suspects=3"]) == 0
-    assert "no effect here: most_suspects\n" in capsys.readouterr().err
+    assert main(["check-data", "train.jsonl", "model_file=model", "overwrite=true"]) == 0
+    assert "no effect here: overwrite\n" in capsys.readouterr().err
     assert main(["prepare", "train.jsonl", "out=o.jsonl", "relabel=true"]) == 0
     assert "no effect here: relabel\n" in capsys.readouterr().err

@@ -12,7 +12,8 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.data.near_duplicates import jaccard, words_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import write_training_set
-from dpr.preparation.data_check import Reservoir, check_files, num_shared
+from dpr.preparation import data_check
+from dpr.preparation.data_check import check_files, num_shared
 from tests.helpers.tiny import encoder_folder
 
 WORDS = "ba be bi bo bu ca ce ci co cu da de di do du fa fe fi fo fu".split()
@@ -55,14 +56,7 @@ def test_clean_data_have_no_findings(tmp_path: Path) -> None:
     check = check_files(
         [written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions()
     )
-    findings = [
-        check.bad_rows,
-        check.without_positives,
-        check.positive_as_negative,
-        check.near_duplicates,
-        check.repeated_rows,
-    ]
-    assert [finding.count for finding in findings] == [0] * 5
+    assert not any(finding.count for finding in check.findings.values())
     assert (
         check.rows,
         check.records,
@@ -98,15 +92,15 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"question": "q"}\n')
     check = check_files([path], ReadOptions())
-    assert check.bad_rows.places == [
+    assert check.findings[data_check.BAD_ROWS].places == [
         f"{path}:7: positive_ctxs is missing, expected a list of passages; the keys are question"
     ]
-    assert check.without_positives.places == [f"{path}:3"]
-    assert check.repeated_rows.places == [f"{path}:4"]
-    assert check.repeated_questions.places == [f"{path}:4", f"{path}:5"]
-    assert check.positive_as_negative.places == [f"{path}:2", f"{path}:5"]
+    assert check.findings[data_check.NO_POSITIVE].places == [f"{path}:3"]
+    assert check.findings[data_check.REPEATED].places == [f"{path}:4"]
+    assert check.repeated_questions == 2
+    assert check.findings[data_check.CONTRADICTED].places == [f"{path}:2", f"{path}:5"]
     # 19 of 21 words; the other half is no repeat
-    assert (check.near_duplicates.count, check.near_duplicates.places) == (
+    assert (check.findings[data_check.NEAR].count, check.findings[data_check.NEAR].places) == (
         1,
         [f"{path}:6"],
     )
@@ -228,17 +222,6 @@ def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.Ca
         f"none of 1 rows can be used; the first problem: {path}:1: positive_ctxs is missing"
         in capsys.readouterr().err
     )
-
-
-def test_every_item_has_the_same_chance_in_a_sample() -> None:
-    drawn = [0] * 10
-    for seed in range(4000):
-        reservoir = Reservoir(3, seed)
-        for item in range(10):
-            reservoir.add(item)
-        for item in reservoir.items:
-            drawn[item] += 1  # type: ignore[index]
-    assert all(abs(count - 1200) < 150 for count in drawn)  # 1200 expected, standard deviation 29
 
 
 def test_many_negatives_do_not_make_it_slow(tmp_path: Path) -> None:

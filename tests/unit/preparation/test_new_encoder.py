@@ -49,8 +49,6 @@ def make(corpus: Path, out: Path, *more: str) -> int:
             "300",
             "--hidden",
             "32",
-            "--heads",
-            "2",
             *more,
         ]
     )
@@ -70,8 +68,6 @@ def test_two_processes_write_the_same_files(corpus: Path, tmp_path: Path) -> Non
             "300",
             "--hidden",
             "32",
-            "--heads",
-            "2",
         ]
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
@@ -89,7 +85,7 @@ def test_two_processes_write_the_same_files(corpus: Path, tmp_path: Path) -> Non
 
 
 def test_the_folder_loads_as_an_encoder_with_its_tokenizer(corpus: Path, tmp_path: Path) -> None:
-    assert make(corpus, tmp_path / "encoder", "--layers", "2", "--max-positions", "64") == 0
+    assert make(corpus, tmp_path / "encoder", "--layers", "2") == 0
     model = BiEncoder.from_pretrained(
         str(tmp_path / "encoder"), EncoderSettings(sequence_length=32), pretrained=False
     )
@@ -159,7 +155,6 @@ def test_a_cased_vocabulary_keeps_case() -> None:
     ("options", "message"),
     [
         (["--vocab-size", "20"], "vocab_size=20"),
-        (["--hidden", "33"], "hidden=33"),
         (["--layers", "-1"], "layers=-1 is out of range; it must be at least 0"),
     ],
 )
@@ -202,9 +197,10 @@ def test_without_layers_it_is_static_with_any_tokenizer(corpus: Path, tmp_path: 
         (EncoderShape(num_layers=0, hidden_size=97, num_heads=12), 0),
         (EncoderShape(num_layers=0, hidden_size=1, num_heads=4), 0),
         (EncoderShape(num_layers=1, hidden_size=8), 1),
-        (EncoderShape(num_layers=2, hidden_size=600), "heads=8 fits"),
-        (EncoderShape(num_layers=1, hidden_size=8, num_heads=12), "heads=8 fits"),
-        (EncoderShape(num_layers=1, hidden_size=97, num_heads=2), "heads=1 fits"),
+        (EncoderShape(num_layers=2, hidden_size=600), 8),
+        (EncoderShape(num_layers=2, hidden_size=64 * 7), 7),
+        (EncoderShape(num_layers=1, hidden_size=8, num_heads=12), "num_heads=8 fits"),
+        (EncoderShape(num_layers=1, hidden_size=97, num_heads=2), "num_heads=1 fits"),
     ],
 )
 def test_only_layers_have_heads_that_must_fit(shape: EncoderShape, heads: int | str) -> None:

@@ -74,7 +74,7 @@ def evaluated(world: World, beir: Path, tmp_path_factory: pytest.TempPathFactory
 def test_one_command_evaluates_a_run(
     world: World, beir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder in BEIR's layout, a folder of dpr prepare-folder and a file of training data; vectors are kept
+    """A folder in BEIR's layout, a folder of dpr prepare and a file of training data; vectors are kept
     beside the run."""
     run = tmp_path / "run"
     Retriever.build(world.folder / "model", world.passages[:5], folder=run)

@@ -49,7 +49,7 @@ def address(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     write_passages(folder / "corpus.jsonl", passages)
     settings = SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")])
     replace(settings, indexer={"kind": "bm25"}).write(folder)
-    with listening({"run": run_folder, "<b>hostile</b>": folder}, max_question=200) as found:
+    with listening({"run": run_folder, "<b>hostile</b>": folder}) as found:
         yield found
 
 
@@ -276,11 +276,11 @@ def test_every_width_is_readable(page: Browser, world: World, is_dark: bool) -> 
 
 
 def test_what_is_refused_is_said(page: Browser, run_folder: Path) -> None:
-    page.look("document.querySelector('#question').maxLength = 1000")
-    page.type("x" * 300)
+    page.look("document.querySelector('#question').maxLength = 10000")
+    page.type("x" * 8200)
     page.press("Enter")
     page.wait("document.querySelector('#status.bad')")
-    assert "at most max_question=200" in page.look("document.querySelector('#status').textContent")
+    assert "at most 8192 characters" in page.look("document.querySelector('#status').textContent")
     with listening({"run": run_folder}, token="secret", modes="bm25") as address:
         page.open(address)
         page.wait("!document.querySelector('#login').hidden")
