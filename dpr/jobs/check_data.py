@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from textwrap import shorten
 from typing import ClassVar
 
 from dpr.core.errors import ConfigError
@@ -14,7 +12,6 @@ from dpr.core.settings import require_set, setting
 from dpr.preparation.settings import ReadSettings, SuspectSettings
 
 _MOST_SUSPECTS = 200
-_SHOWN, _WIDTH = 5, 110
 
 
 @dataclass
@@ -67,13 +64,10 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
             require_set(self, {"files": "train.jsonl"})
         if self.suspects and not self.tokenizer:
             raise ConfigError("suspects needs a trained bi-encoder: model_file=runs/first")
-        if self.suspects and (
-            key := next(
-                (key for key in ("corpus", "queries", "min_grade") if getattr(self, key) is not None), None
-            )
-        ):
+        if self.suspects and (self.corpus or self.queries or self.min_grade is not None):
             raise ConfigError(
-                f"suspects and {key} are mutually exclusive; make a file of these data with dpr prepare first"
+                "suspects excludes corpus, queries and min_grade; make a file of these data with dpr prepare"
+                " first"
             )
 
 
@@ -85,25 +79,28 @@ def run(config: CheckDataSettings) -> int:
     from dpr.preparation.data_report import open_tokenizer, report, require_rows
     from dpr.preparation.retrieval_check import RetrievalCheck
 
-    tensorizer, prefixes = None, {"question": config.query_prefix, "passage": config.passage_prefix}
+    tensorizer = None
+    before = {"question": config.query_prefix, "passage": config.passage_prefix}
     if config.tokenizer:
         tensorizer = open_tokenizer(
             config.tokenizer, sequence_length=config.sequence_length, question_length=config.question_length
         )
-        for side, key, prompt in (
-            ("question", "query_prefix", tensorizer.text.query_prompt),
-            ("passage", "passage_prefix", tensorizer.text.passage_prompt),
-        ):
-            prefixes[side] = tensorizer.text.agreed_prefix(prefixes[side], prompt, key=key) or ""
-    given = {"train": config.files, "dev": config.dev}
-    sets = {
-        name: check_files(expand_files(files), read_options(config)) for name, files in given.items() if files
-    }
-    corpus, questions, qrels = (
-        Path(name) if name else None for name in (config.corpus, config.questions, config.qrels)
-    )
-    retrieval = RetrievalCheck(corpus, questions, qrels) if corpus or questions else None
-    lines, problems = report(sets, retrieval, tensorizer, prefixes)
+        text = tensorizer.text
+        asked = text.agreed_prefix(before["question"], text.query_prompt, key="query_prefix")
+        found = text.agreed_prefix(before["passage"], text.passage_prompt, key="passage_prefix")
+        before = {"question": asked or "", "passage": found or ""}
+    sets = {}
+    for name, files in (("train", config.files), ("dev", config.dev)):
+        if files:
+            sets[name] = check_files(expand_files(files), read_options(config))
+    retrieval = None
+    if config.corpus or config.questions:
+        retrieval = RetrievalCheck(
+            None if config.corpus is None else Path(config.corpus),
+            None if config.questions is None else Path(config.questions),
+            None if config.qrels is None else Path(config.qrels),
+        )
+    lines, problems = report(sets, retrieval, tensorizer, before)
     print("\n".join(lines))
     if "train" in sets:
         require_rows(sets["train"], "train")
@@ -115,44 +112,30 @@ def run(config: CheckDataSettings) -> int:
 
 
 def _list_suspects(config: CheckDataSettings, out: Path) -> None:
-    """Writes the list and shows its beginning."""
-    from dpr.core.compute_settings import ForwardSettings
-    from dpr.formats.json_records import iter_json_objects
+    """Writes the list, and says what to do with it."""
     from dpr.formats.text_input import expand_files
     from dpr.formats.training_sets import open_training_set
     from dpr.jobs.mine import dense_search, lexical_search
     from dpr.mining.settings import ModelSearchSettings
     from dpr.mining.suspects import find_suspects
 
-    how = vars(config.part(ForwardSettings)) | {
-        "query_prefix": config.query_prefix,
-        "passage_prefix": config.passage_prefix,
-    }
-    model = dense_search(ModelSearchSettings(model_file=config.tokenizer, **how))
+    how = ModelSearchSettings(
+        model_file=config.tokenizer,
+        query_prefix=config.query_prefix,
+        passage_prefix=config.passage_prefix,
+        device=config.device,
+        precision=config.precision,
+        batch_tokens=config.batch_tokens,
+    )
     train = open_training_set(
         expand_files(config.files), name="train", split=config.split, columns=config.columns()
     )
-    counts = find_suspects(
-        train, out, [model, lexical_search()], most=_MOST_SUSPECTS, overwrite=config.overwrite
-    )
+    searches = [dense_search(how), lexical_search()]
+    counts = find_suspects(train, out, searches, most=_MOST_SUSPECTS, overwrite=config.overwrite)
+    positives, negatives = counts["positives in doubt"], counts["negatives in doubt"]
     print(
-        f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict: ",
-        end="",
+        f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict:"
+        f" {positives:,} positives, {negatives:,} hard negatives; the most doubtful are in {out}"
     )
-    print(
-        f"{counts['positives in doubt']:,} positives, {counts['negatives in doubt']:,} hard negatives; the"
-        f" most doubtful are in {out}"
-    )
-    for _, record in islice(iter_json_objects(out), _SHOWN):
-        print(
-            f"  {record['doubt']:.2f}  {_short(record['question'])}\n        {record['label']}:"
-            f" {_short(record['passage']['text'])}"
-        )
-        if "instead" in record:
-            print(f"        found:    {_short(record['instead']['text'])}")
     command = shlex.join(["dpr", "prepare", *config.files, "out=FILE", f"suspects={out}"])
     print(f"Delete the lines that are right, then {command} (relabel=true)")
-
-
-def _short(text: str) -> str:
-    return shorten(text, _WIDTH, placeholder=" ...")

@@ -8,13 +8,13 @@ from types import ModuleType
 import pytest
 
 from dpr.core.settings import Settings
-from dpr.jobs import stages
+from dpr.jobs import adapt, stages
 from tests.helpers.small_stages import small_command_line
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the commands that stages have run."""
+    """The names of the commands that stages have run; the trainings are short."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     ran: list[str] = []
@@ -25,4 +25,5 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return command
 
     monkeypatch.setattr(stages, "command_line", noted)
+    monkeypatch.setattr(adapt, "LEAST_PAIRS", 64)
     return ran

@@ -28,7 +28,7 @@ def write_corpus(file: Path, seed: int = 3) -> None:
             "title": sentence(rng, 3),
             "text": " ".join(f"{sentence(rng, 8).capitalize()}." for _ in range(4)),
         }
-        for number in range(120)
+        for number in range(60)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -38,7 +38,7 @@ def away(entry: Setting, leaf: Leaf) -> Any:
         if kind in kinds:
             return next(
                 value
-                for value in map(kind, (1, 2, 0.5, 0.25, 3, 0, -1))
+                for value in map(kind, (1, 2, 0.5, 0.25, 3, 30, 0, -1))
                 if value != default and _is_allowed(entry, value)
             )
     if entry.is_open:
