@@ -33,6 +33,8 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     """Transformer layers; 0 makes a static encoder."""
     hidden: int = setting(256, least=1)
     """Width, also that of the vectors."""
+    max_positions: int = setting(512, unit="tokens", least=1)
+    """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")
     """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
     cased: bool = False
@@ -49,7 +51,11 @@ def run(config: NewEncoderSettings) -> None:
     from dpr.preparation.new_encoder import EncoderShape, new_encoder
 
     shape = EncoderShape(
-        config.layers, config.hidden, vocab_size=config.vocab_size, lower_case=not config.cased
+        config.layers,
+        config.hidden,
+        max_positions=config.max_positions,
+        vocab_size=config.vocab_size,
+        lower_case=not config.cased,
     )
     questions = [Path(file) for file in config.questions]
     out, corpus = Path(str(config.out)), Path(str(config.corpus))

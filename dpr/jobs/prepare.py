@@ -61,6 +61,8 @@ dpr prepare corpus.jsonl pairs=[crops,title] rounds=4 out=data/pseudo
     relabel: bool = False
     """In place of a positive on that list take the passage that was found instead; a negative on it becomes a
     positive."""
+    few: bool = False
+    """Where a folder of documents holds too few questions, write its corpus alone instead of ending with 3."""
     overwrite: bool = False
     """Replace what is at out."""
 
@@ -68,7 +70,7 @@ dpr prepare corpus.jsonl pairs=[crops,title] rounds=4 out=data/pseudo
         if self.pairs is None:
             yield from ("held_back", "rounds")
         if self.pairs is not None or not (len(self.sources) == 1 and Path(self.sources[0]).is_dir()):
-            yield from (item.name for item in fields(FolderSettings))
+            yield from ("few", *(item.name for item in fields(FolderSettings)))
         if self.pairs is not None:
             yield from (item.name for item in fields(ReadSettings) if item.name != "corpus")
             yield from _OF_FILES
@@ -118,7 +120,9 @@ def run(config: PrepareSettings) -> None:
         from dpr.preparation.folder_data import prepare_folder
 
         reading = config.part(FolderSettings)
-        counts = prepare_folder(Path(config.sources[0]), out, reading, overwrite=config.overwrite)
+        counts = prepare_folder(
+            Path(config.sources[0]), out, reading, overwrite=config.overwrite, few=config.few
+        )
         kinds = counts.pop("test questions by kind")
         print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
         if kinds:

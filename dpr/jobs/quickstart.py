@@ -93,6 +93,7 @@ def run(config: QuickstartSettings) -> None:
                 types=config.types,
                 seed=config.seed,
                 questions=config.questions,
+                few=True,
             ),
             outputs=[prepared.name],
             settings=made_of,

@@ -58,14 +58,16 @@ _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
 
 
 def prepare_folder(
-    folder: Path, out: Path, settings: FolderSettings, *, overwrite: bool = False
+    folder: Path, out: Path, settings: FolderSettings, *, overwrite: bool = False, few: bool = False
 ) -> dict[str, Any]:
     """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
 
-    Where there are too few questions to train on and to hold out, the corpus alone is written, with a warning.
+    Too few questions to train on and to hold out are an error; with ``few``, the corpus alone is written
+    then, with a warning.
 
     Raises:
-        InputError: nothing can be read, or ``out`` exists, made of something else, without ``overwrite``.
+        InputError: nothing can be read, there are too few questions, or ``out`` exists, made of something
+        else, without ``overwrite``.
         ConfigError: settings that do not fit.
     """
     settings.check()
@@ -83,7 +85,7 @@ def prepare_folder(
         if not is_missing:
             return dict(read_manifest(out)["metadata"]["counts"])
         with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
-            metadata["counts"] = counts = _make(target, folder, files, settings, questions)
+            metadata["counts"] = counts = _make(target, folder, files, settings, questions, few=few)
     return counts
 
 
@@ -100,6 +102,8 @@ def _make(
     files: Sequence[Path],
     settings: FolderSettings,
     questions: Path | None,
+    *,
+    few: bool,
 ) -> dict[str, Any]:
     logger.info("reading %d files", len(files))
     read = list(read_documents(folder, files))
@@ -121,10 +125,13 @@ def _make(
     logger.info("%d passages, %d questions", len(kept), len(asked))
     by_split = split_questions(asked, seed=settings.seed) if len(asked) >= LEAST_QUESTIONS else {}
     if not all(by_split.get(name) for name in (TRAIN, DEV, TEST)):
-        logger.warning(
-            "only %d questions were found, too few to train on and to hold out: the corpus alone is written",
-            len(asked),
-        )
+        found = f"only {len(asked)} questions were found, too few to train on and to hold out"
+        if not few:
+            hint = "name a larger folder, give questions=FILE, or write the corpus alone with few=true"
+            if bad:
+                hint += f" ({bad[0].name}: {bad[0].reason})"
+            raise InputError(found, file=folder, hint=hint)
+        logger.warning("%s: the corpus alone is written", found)
         by_split = {TRAIN: [], DEV: [], TEST: []}
     _write(target, kept, by_split, bad)
     kinds = Counter(one.kind for one in by_split[TEST])
