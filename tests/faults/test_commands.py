@@ -32,7 +32,21 @@ from tests.helpers.jobs import verify
 
 REFUSED, KILLED = 3, -9
 BINARY = (".safetensors", ".npy", ".cp")
-each_job = pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+FAST = ("prepare", "prepare to=beir", "new-encoder", "embed", "retrieve indexer=bm25", "mine", "train")
+"""The jobs that ``make test`` tries with every fault; all of them are killed once."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "job" not in metafunc.fixturenames:
+        return
+    takes_all = metafunc.config.getoption("--all-faults")
+    if metafunc.function is test_texts_are_made_searchable_whatever_stage_is_killed:
+        names = list(STAGED) if takes_all else ["quickstart"]
+    elif takes_all or metafunc.function is test_killed_before_an_operation:
+        names = list(JOBS)
+    else:
+        names = list(FAST)
+    metafunc.parametrize("job", [(JOBS | STAGED)[name] for name in names], ids=names)
 
 
 class QuietServer(SimpleHTTPRequestHandler):
@@ -58,12 +72,12 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 
 def numbers(case: Case, job: Job, total: int, fast: int) -> list[int]:
-    """All operations, or some of them, the last among them: from 1. Of training always some; it has its own
-    rows in the table."""
+    """All operations, or ``fast`` of them, from 1. Of training never all; it has its own rows in the
+    table."""
     if case.takes_all and job.name not in TRAININGS:
         return list(range(1, total + 1))
-    fast = 40 if case.takes_all else fast
-    return sorted({total, *random.Random(job.name).sample(range(1, total + 1), min(fast - 1, total))})
+    some = min(40 if case.takes_all else fast, total)
+    return sorted(random.Random(job.name).sample(range(1, total + 1), some))
 
 
 def trials(case: Case, job: Job, total: int, fast: int) -> Iterator[Trial]:
@@ -95,10 +109,9 @@ def finish(commands: Commands, job: Job, folder: Path) -> None:
     "any command, killed before an operation on a file",
     "same command again: equal bytes, nothing left about",
 )
-@each_job
 def test_killed_before_an_operation(case: Case, commands: Commands, job: Job) -> None:
     _, result = commands.undisturbed(job.name)
-    for trial in trials(case, job, result.counts["operations"], fast=3):
+    for trial in trials(case, job, result.counts["operations"], fast=1):
         with trial:
             killed = commands.run(job.name, trial.output_dir, fault="operations", number=trial.number)
             # There are some more operations where the inputs are old enough for their hashes to be
@@ -112,10 +125,9 @@ def test_killed_before_an_operation(case: Case, commands: Commands, job: Job) ->
     "any command, the disk full from a write on",
     "one line or none needed, nothing half-written; equal bytes later",
 )
-@each_job
 def test_disk_full(case: Case, commands: Commands, job: Job) -> None:
     whole, result = commands.undisturbed(job.name)
-    for trial in trials(case, job, result.counts["writes"], fast=2):
+    for trial in trials(case, job, result.counts["writes"], fast=1):
         with trial:
             full = commands.run(job.name, trial.output_dir, fault="writes", number=trial.number)
             check_plain(full, [0, 2, REFUSED])
@@ -153,7 +165,6 @@ def is_about_others(name: str) -> bool:
     "any command again, over an output or a cache that is damaged",
     "refused with exit 3 and one line, or equal bytes",
 )
-@each_job
 def test_damaged_outputs_and_caches(case: Case, commands: Commands, job: Job) -> None:
     folder = case.folder / "whole"
     assert commands.run(job.name, folder).code == 0
@@ -165,7 +176,7 @@ def test_damaged_outputs_and_caches(case: Case, commands: Commands, job: Job) ->
         if path.is_file()
     )
     damages = [(place, how) for place in places for how in range(4)]
-    for trial in trials(case, job, len(damages), fast=2):
+    for trial in trials(case, job, len(damages), fast=1):
         with trial:
             shutil.copytree(folder, trial.output_dir, symlinks=True)
             place, how = damages[trial.number - 1]
@@ -236,14 +247,13 @@ def files_of(job: Job, folder: Path) -> list[Path]:
     "any input of any command: other content, same size, inode and time; again, when killed and when done",
     "refused, told or redone",
 )
-@each_job
 def test_inputs_changed_since(case: Case, commands: Commands, job: Job) -> None:
     whole, result = commands.undisturbed(job.name)
     places = files_of(job, commands.folder_of(job.name))
     pairs = [(name, number) for name in places for number in (result.counts["operations"] * 2 // 3, 0)]
     starts: dict[Path, tuple[int, dict[str, bytes]]] = {}
     outcomes = Counter[str]()
-    for trial in trials(case, job, len(pairs), fast=2) if pairs else ():
+    for trial in trials(case, job, len(pairs), fast=1) if pairs else ():
         with trial:
             name, number = pairs[trial.number - 1]
             if name not in starts:
@@ -279,7 +289,6 @@ def test_inputs_changed_since(case: Case, commands: Commands, job: Job) -> None:
     "one bit changed in any file that a command leaves",
     "dpr verify names it: changed (exit 3), or that nothing covers it",
 )
-@each_job
 def test_verify_names_every_changed_file(
     case: Case, commands: Commands, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,7 +296,7 @@ def test_verify_names_every_changed_file(
     out = case.folder / "out"
     shutil.copytree(commands.folder_of(job.name) / "out", out)
     places = [path for path in sorted(out.rglob("*")) if path.is_file() and path.stat().st_size]
-    for trial in trials(case, job, len(places), fast=3):
+    for trial in trials(case, job, len(places), fast=1):
         with trial:
             place = places[trial.number - 1]
             before, at = (
@@ -309,7 +318,6 @@ def test_verify_names_every_changed_file(
 @pytest.mark.fault(
     "B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes"
 )
-@each_job
 def test_two_at_once(case: Case, commands: Commands, job: Job) -> None:
     for trial in case.trials(5, fast=1):
         with trial:
@@ -325,13 +333,12 @@ def test_two_at_once(case: Case, commands: Commands, job: Job) -> None:
     "dpr quickstart and dpr adapt, killed in any stage; the texts change, or not",
     "same command again: bytes of an undisturbed one",
 )
-@pytest.mark.parametrize("job", STAGED.values(), ids=STAGED)
 def test_texts_are_made_searchable_whatever_stage_is_killed(case: Case, commands: Commands, job: Job) -> None:
     folder = case.folder / "changed"
     shutil.copytree(commands.folder / "in", folder / "in")
     change(folder / "in" / job.changed)
     total = commands.undisturbed(job.name)[1].counts["operations"]
-    for trial in case.trials(40, fast=2):
+    for trial in case.trials(40, fast=1):
         with trial:
             number = trial.random.randint(1, total)
             killed = commands.run(job.name, trial.output_dir, fault="operations", number=number)

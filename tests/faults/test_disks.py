@@ -18,7 +18,7 @@ REFUSED = 3
     "a warning; older checkpoints whole; equal weights",
 )
 def test_a_save_fails(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(10, fast=2):
+    for trial in case.trials(10, fast=1):
         with trial:
             first, count = trial.random.randint(1, 4), trial.random.randint(1, 2)
             fault = "full_disk" if trial.number % 2 else "failing_flush"
@@ -60,7 +60,7 @@ def test_the_disk_stays_full(case: Case, workshop: Workshop, undisturbed: dict[i
     "exit 3 before step 1, the path named, on all ranks",
 )
 def test_no_place_to_write(case: Case, workshop: Workshop) -> None:
-    for trial in case.trials(3, fast=3):
+    for trial in case.trials(3, fast=1):
         with trial:
             if trial.number == 0:
                 output_dir = trial.output_dir

@@ -35,7 +35,7 @@ def end_of(run: Run, rank: int, limit_s: float) -> float:
     "the other ends with 5 within timeout + 10 s, rank and step named; equal weights",
 )
 def test_one_rank_is_killed(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(10, fast=2):
+    for trial in case.trials(10, fast=1):
         with trial:
             step, victim = trial.random.randint(1, 12), trial.number % 2
             run = workshop.start(

@@ -30,7 +30,7 @@ def check_all_saved_are_numbers(workshop: Workshop, trial_dir: object) -> None:
     "skipped and counted on all ranks; weights equal on all",
 )
 def test_some_updates_are_skipped(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(10, fast=2):
+    for trial in case.trials(10, fast=1):
         with trial:
             ranks, first, count = (
                 1 if trial.number % 5 == 4 else 2,

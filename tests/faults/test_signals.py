@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     "saved at one step within 15 s, exit 75 everywhere; equal weights",
 )
 def test_asked_to_stop(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(14, fast=3):
+    for trial in case.trials(14, fast=1):
         with trial:
             ranks = 1 if trial.number % 7 == 6 else 2
             # Without a checkpoint due anywhere near, so that the one found was written for the signal.

@@ -47,7 +47,7 @@ def test_two_runs_in_one_folder(case: Case, workshop: Workshop, undisturbed: dic
     "taken over with a warning; equal weights",
 )
 def test_a_stale_lock(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(5, fast=2):
+    for trial in case.trials(5, fast=1):
         with trial:
             trial.output_dir.mkdir()
             lock = trial.output_dir / LOCK_FILE
