@@ -111,17 +111,8 @@ def alone(folder: Path) -> dict[str, Tensor]:
     return train(folder, "alone")
 
 
-@pytest.mark.parametrize(("ranks", "cached"), [(1, 60), (2, 60)])
-def test_a_loss_trains_alike_on_any_number_of_processes_and_cached(
-    folder: Path, alone: dict[str, Tensor], ranks: int, cached: int
-) -> None:
-    found = train(
-        folder,
-        f"ranks{ranks}-{cached}",
-        f"train.grad_cache_tokens={cached}",
-        "train.batch_size=4",
-        ranks=ranks,
-    )
+def test_a_loss_trains_alike_cached_on_two_processes(folder: Path, alone: dict[str, Tensor]) -> None:
+    found = train(folder, "two-ranks", "train.grad_cache_tokens=60", "train.batch_size=4", ranks=2)
     assert found.keys() == alone.keys()
     for key, expected in alone.items():
         torch.testing.assert_close(found[key], expected, rtol=0, atol=3e-4, msg=key)
@@ -133,9 +124,8 @@ def test_a_run_is_resumed_bit_for_bit_and_another_loss_is_refused(
     train(folder, "halves", "train.stop_at_epoch=1")
     resumed = train(folder, "halves", "train.stop_at_epoch=2")
     assert all(torch.equal(tensor, resumed[key]) for key, tensor in alone.items())
-    for other in ("loss.name=nll", f"loss.name={{use: '{HERE}:BothWays', share: 0.5}}"):
-        assert main(arguments(folder, "halves", other)) == 3
-        assert "loss.name" in capsys.readouterr().err
+    assert main(arguments(folder, "halves", f"loss.name={{use: '{HERE}:BothWays', share: 0.5}}")) == 3
+    assert "loss.name" in capsys.readouterr().err
 
 
 def test_a_loss_is_what_is_trained(folder: Path, alone: dict[str, Tensor]) -> None:
@@ -170,17 +160,11 @@ def test_evaluation_only_has_them_too(
 
 
 REFUSED: list[tuple[str, str]] = [
-    ("loss.name=os:system", "loss.name=os:system is not a class"),
     ("loss.name=margin", "loss.name=margin"),
     (f"loss.name={HERE}:Stranger", "is not a subclass of dpr.losses.protocol.Loss"),
     (f"loss.name={HERE}:Greedy", "needs teacher; only contexts, known_positives, questions are gathered"),
     (f"loss.name={{use: '{HERE}:BothWays', shore: 1}}", "arguments given: shore"),
-    ("loss.name=[1]", "has no import path; write module:Class"),
     ("train.validation=os:system", "train.validation=os:system is not a class"),
-    (
-        f"train.validation={HERE}:Stranger",
-        "is not a subclass of dpr.training.validations.protocol.Validation",
-    ),
     (f"train.validation=['{HERE}:Spread','{HERE}:Spread']", "two validations return the metric eval/spread"),
     ("train.callbacks=os:system", "train.callbacks=os:system does not accept the trainer"),
 ]
