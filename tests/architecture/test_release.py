@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -23,3 +24,10 @@ def test_the_tag_of_this_version_passes_and_another_does_not(step: str) -> None:
             ["bash", "-ec", command], cwd=REPOSITORY, env={**os.environ, "GITHUB_REF_NAME": tag}, check=False
         )
         assert (done.returncode == 0) == is_right, (step, tag)
+
+
+def test_the_version_is_one() -> None:
+    cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == __version__
+    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"(?m)^## {re.escape(__version__)} - {cited['date-released']}$", changes)

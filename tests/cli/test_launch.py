@@ -95,7 +95,7 @@ class TestComposition:
         )
         assert (config.train_datasets, config.train.batch_size, config.seed) == (["a.json"], 7, 4)
 
-    @pytest.mark.parametrize("sign", ["", "--", "++", " "])
+    @pytest.mark.parametrize("sign", ["", "--"])
     def test_the_space_at_the_end_of_a_prefix_is_part_of_it(self, sign: str) -> None:
         given = {
             "plain": "query: ",
@@ -109,10 +109,14 @@ class TestComposition:
         inside = compose("datasets.web={file: a.json, passage_prefix: 'passage: '}")
         assert inside.datasets["web"]["passage_prefix"] == "passage: "
 
-    @pytest.mark.parametrize("text", ["[Q]", "asked, in words:", "{x}", "(1)"])
     @pytest.mark.parametrize(
-        "option",
-        ["special_token", "special_query_token", "query_special_suffix", "query_prefix", "passage_prefix"],
+        ("option", "text"),
+        [
+            ("special_token", "[Q]"),
+            ("special_query_token", "{x}"),
+            ("query_special_suffix", "(1)"),
+            ("query_prefix", "asked, in words:"),
+        ],
     )
     def test_an_option_that_is_a_text_is_no_list(self, option: str, text: str) -> None:
         assert compose(f"datasets.web.{option}={text}").datasets["web"] == {option: text}
@@ -127,13 +131,9 @@ class TestComposition:
         [
             "a b.json",
             "b,c.json",
-            "x=1.json",
             "[1].json",
             "it's.json",
-            'say "x".json',
-            "(1){2}.json",
-            "a:b.json",
-            "\u00fc.json",
+            '(1){2} "x=1".json',
         ],
     )
     @pytest.mark.parametrize("exists", [True, False])
@@ -317,7 +317,7 @@ class TestMistakes:
 
     @hypothesis.given(key=st.sampled_from(KEYS), value=st.text(max_size=8) | st.sampled_from(ODD_VALUES))
     @hypothesis.settings(
-        max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
     )
     def test_any_value_is_taken_or_refused_in_five_lines(
         self, key: str, value: str, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -70,18 +71,17 @@ class TestPlain:
         assert "did you mean train" in done.stderr
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-    def test_any_terminal_is_printed_on(self, encoding: str, tmp_path: Path) -> None:
+    def test_any_terminal_is_printed_on(self, tmp_path: Path) -> None:
         (tmp_path / "corpus.tsv").write_text(
             "id\ttext\ttitle\n1\tK\u00f6ln am Rhein\t\u65e5\u672c\n", encoding="utf-8"
         )
         argv = [sys.executable, "-X", "utf8=0", "-m", "dpr", "search", "--corpus", "corpus.tsv", "rhein"]
-        env = environment(REPOSITORY) | {"PYTHONIOENCODING": encoding}
+        env = environment(REPOSITORY) | {"PYTHONIOENCODING": "latin-1"}
         done = subprocess.run(
             argv, cwd=tmp_path, env=env, capture_output=True, timeout=patient(120), stdin=subprocess.DEVNULL
         )
         assert done.returncode == 0, done.stderr
-        assert b"??" in done.stdout and "K\u00f6ln".encode(encoding, errors="replace") in done.stdout
+        assert b"??" in done.stdout and "K\u00f6ln".encode("latin-1") in done.stdout
 
     def test_installed_command(self, tmp_path: Path) -> None:
         command = shutil.which("dpr", path=sysconfig.get_path("scripts"))
@@ -93,10 +93,7 @@ class TestPlain:
         assert "batch_size: 16" in done.stdout
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize(
-        "argv",
-        [["--help"], ["train", "--help"], ["train", "train.batchsize=3"], ["train", "train=biencoder_nqq"]],
-    )
+    @pytest.mark.parametrize("argv", [["train", "--help"], ["train", "train.batchsize=3"]])
     def test_help_and_mistakes_answer_within_two_seconds(self, argv: list[str], tmp_path: Path) -> None:
         taken = []
         for _ in range(3):  # the best of three, since other work may share the machine
@@ -162,40 +159,31 @@ run_and_leave(main)
 def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as the wheel installs it, built from a copy so that the clone stays clean."""
     folder = tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns(
-        ".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", "tests"
-    )
-    shutil.copytree(REPOSITORY, folder / "source", ignore=ignored)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = run(
-        [
-            *pip,
-            "wheel",
-            "--no-build-isolation",
-            "--no-deps",
-            "--no-index",
-            "-w",
-            str(folder),
-            str(folder / "source"),
-        ],
-        folder,
-    )
-    assert build.returncode == 0, build.stderr
-    (wheel,) = folder.glob("dpr_toolkit-*.whl")
-    install = run(
-        [*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)], folder
-    )
-    assert install.returncode == 0, install.stderr
-    shutil.rmtree(folder / "source")
+    for name in ("dpr", "conf", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder)
+    built = run([sys.executable, "setup.py", "-q", "bdist_wheel"], folder)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (folder / "dist").glob("dpr_toolkit-*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
     return folder / "site"
 
 
 class TestWheel:
-    def test_conf_is_inside_and_complete(self, wheel_site: Path) -> None:
-        def names(folder: Path) -> set[Path]:
-            return {path.relative_to(folder) for path in folder.rglob("*.yaml")}
+    def test_it_has_all_that_is_read_and_nothing_else(self, wheel_site: Path) -> None:
+        def names(folder: Path, *suffixes: str) -> set[Path]:
+            found = (path for path in folder.rglob("*") if path.suffix in suffixes)
+            return {path.relative_to(folder) for path in found}
 
-        assert names(wheel_site / "dpr" / "conf") == names(REPOSITORY / "conf")
+        files = {path.relative_to(wheel_site) for path in wheel_site.rglob("*") if path.is_file()}
+        code = names(REPOSITORY / "dpr", ".py", ".html", ".css", ".js", ".svg", ".typed")
+        conf = names(REPOSITORY / "conf", ".yaml")
+        assert {file for file in files if ".dist-info" not in file.parts[0]} == (
+            {Path("dpr") / file for file in code} | {Path("dpr", "conf") / file for file in conf}
+        )
 
     def test_the_report_is_written_with_the_templates_inside(self, wheel_site: Path, tmp_path: Path) -> None:
         done = run([sys.executable, "-m", "dpr", "report", "."], tmp_path, wheel_site)
@@ -221,8 +209,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     commands = {
         "torchrun": [*TORCHRUN, *job],
         "launch": [*OLD_LAUNCHER, "--nproc-per-node=2", *job],
-        "launch --use-env": [*OLD_LAUNCHER, "--use-env", "--nproc-per-node=1", *job],
-        "sweep": [*TORCHRUN, DRY_JOB, "-m", "seed=1,2"],
     }
     started = {
         name: subprocess.Popen(
@@ -243,21 +229,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
 
 
 class TestLaunchers:
-    @pytest.mark.parametrize(
-        ("name", "world_size"), [("torchrun", 2), ("launch", 2), ("launch --use-env", 1)]
-    )
+    @pytest.mark.parametrize("name", ["torchrun", "launch"])
     def test_every_rank_gets_the_configuration(
-        self, outcomes: dict[str, tuple[int, str, str]], name: str, world_size: int
+        self, outcomes: dict[str, tuple[int, str, str]], name: str
     ) -> None:
         code, out, err = outcomes[name]
         assert code == 0, err
-        assert sorted(out.splitlines()) == [
-            f"rank {rank} of {world_size}: batch_size 3" for rank in range(world_size)
-        ]
+        assert sorted(out.splitlines()) == [f"rank {rank} of 2: batch_size 3" for rank in range(2)]
         assert err.count("warning: global_loss_buf_sz") == 1
-
-    def test_a_sweep_is_refused_with_a_way_out(self, outcomes: dict[str, tuple[int, str, str]]) -> None:
-        code, out, err = outcomes["sweep"]
-        assert code != 0
-        assert not out
-        assert "start one torchrun for each combination" in err

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,6 @@ from dpr.jobs import train
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import train as main
-from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, make_samples
 
 PAGE = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
@@ -123,39 +120,6 @@ def test_a_sweep_gets_the_best_value_of_each_job(monkeypatch: pytest.MonkeyPatch
     ]
     assert stored == returned
     assert stored[0] != stored[1]
-
-
-def test_a_sweep_from_outside_starts_a_launcher_for_each_value() -> None:
-    best = []
-    for rate in ("1e-5", "1e-2"):
-        launcher = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "-m",
-            "dpr",
-            "train",
-        ]
-        command = [
-            *launcher,
-            f"train.learning_rate={rate}",
-            "dev_datasets=dev.json",
-            f"output_dir=runs/lr-{rate}",
-            *SMALL,
-        ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        done = subprocess.run(
-            [*command, "train.global_batch_size=4"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=patient(120),
-        )
-        assert done.returncode == 0, done.stderr
-        best.append(json.loads(Path(f"runs/lr-{rate}/metrics.json").read_text())["best_value"])
-    assert best[0] != best[1]
 
 
 def test_own_metric_from_the_command_line() -> None:

@@ -7,11 +7,14 @@ import re
 import time
 
 import pytest
+import torch
 
-from dpr.formats.checkpoints import checkpoint_folders
+from dpr.formats.checkpoints import MODEL_FILE, checkpoint_folders, read_tensors
+from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
 from tests.faults.conftest import Case
 from tests.faults.runs import LAST_STEP, NAME, SAVE_EVERY, Run, Workshop, final_hash, saved_steps
+from tests.helpers.jobs import train as evaluate
 
 POINTS = (
     "in the middle of a file",
@@ -99,3 +102,31 @@ def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
             workshop.finish(trial.output_dir, "train.keep_last=1")
             assert final_hash(trial.output_dir) == expected[2]
             assert len(saved_steps(trial.output_dir)) <= 2
+
+
+@pytest.mark.fault(
+    "A26",
+    "SIGKILL of a sharded run (fsdp2, sharded checkpoints) while it saves",
+    "same command again: equal weights, which every command reads",
+)
+def test_a_sharded_run_is_killed(case: Case, workshop: Workshop) -> None:
+    sharded = ("train.sharding=fsdp2", "train.sharded_checkpoints=true", "train.grad_cache_tokens=60")
+    points = ("before the rename", "after the rename", "while pruning")
+    for trial in case.trials(len(points), fast=1):
+        with trial:
+            whole = case.folder / "whole"
+            if not whole.exists():
+                workshop.finish(whole, *sharded)
+            kill = {"point": points[trial.number], "save": 2}
+            killed = workshop.start(trial.output_dir, *sharded, injections=[("kill_while_saving", kill)])
+            assert -9 in killed.wait(), killed.text
+            again = workshop.finish(trial.output_dir, *sharded)
+            check_little_is_lost(killed, again)
+            last = [checkpoint_folders(folder, NAME)[0] for folder in (whole, trial.output_dir)]
+            assert last[0].name == last[1].name and not verify_folder(last[1])
+            assert not list(trial.output_dir.glob(".tmp-*"))
+            weights = [read_tensors(folder, MODEL_FILE) for folder in last]
+            assert all(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
+            assert BiEncoder.load(trial.output_dir).encode_questions(["bade"]).shape == (1, 16)
+            dev = f"dev_datasets=[{workshop.folder / 'dev.json'}]"
+            assert evaluate([f"model_file={last[1]}", dev, "device=cpu"]) == 0

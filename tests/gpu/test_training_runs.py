@@ -21,7 +21,8 @@ from tests.helpers.training import make_trainer
 from tests.invariants.test_fast_paths import PATHS, TOWERS, trained
 from tests.unit.training.test_callbacks import StopAt
 
-CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+pytestmark = pytest.mark.gpu
+
 # Sums in another order, carried through six updates.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4}
 
@@ -31,17 +32,14 @@ def _several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 1)
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("towers", TOWERS)
-def test_every_path_trains_as_the_slow_one_of_a_cpu(
-    tmp_path: Path, device: str, dtype: torch.dtype, towers: str
-) -> None:
+def test_every_path_trains_as_the_slow_one_of_a_cpu(tmp_path: Path, dtype: torch.dtype, towers: str) -> None:
     """Packed and padded, direct and cached, loss in blocks: candidates and the tokens read in the last layer
     are the same ones."""
     slow, weights = trained(tmp_path, TOWERS[towers], packed=False)
     for name, path in PATHS.items():
-        curve, found = trained(tmp_path, TOWERS[towers], dtype=dtype, device=device, **path)
+        curve, found = trained(tmp_path, TOWERS[towers], dtype=dtype, device="cuda", **path)
         assert curve.losses == pytest.approx(slow.losses, rel=0, abs=TOLERANCES[dtype]), name
         assert curve.norms == pytest.approx(slow.norms, rel=10 * TOLERANCES[dtype]), name
         for key, expected in (
@@ -52,17 +50,12 @@ def test_every_path_trains_as_the_slow_one_of_a_cpu(
             )
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_learns_the_same_packed_padded_and_cached(
-    tmp_path: Path, device: str, precision: str
-) -> None:
-    if device == "cpu" and precision == "fp16":
-        pytest.skip("fp16 needs a GPU")
-    exact, _ = trained(tmp_path, {}, dtype=torch.float32, device=device)
+def test_half_precision_learns_the_same_packed_padded_and_cached(tmp_path: Path, precision: str) -> None:
+    exact, _ = trained(tmp_path, {}, dtype=torch.float32, device="cuda")
     for name in ("packed", "some chunks cached", "padded, cached in chunks"):
         curve, _ = trained(
-            tmp_path, {}, dtype=torch.float32, device=device, precision=precision, **PATHS[name]
+            tmp_path, {}, dtype=torch.float32, device="cuda", precision=precision, **PATHS[name]
         )
         assert curve.losses == pytest.approx(exact.losses, rel=0.02), name
         assert curve.losses != exact.losses, "otherwise nothing was computed in half precision"
@@ -77,16 +70,15 @@ def _torch_as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_torch_as_it_was")
-@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize(("packed", "grad_cache_tokens"), [(True, 0), (False, 0), (True, 120)])
 def test_with_deterministic_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
-    tmp_path: Path, device: str, packed: bool, grad_cache_tokens: int
+    tmp_path: Path, packed: bool, grad_cache_tokens: int
 ) -> None:
     def run(name: str, seed: int = 1, *callbacks: Callback) -> dict[str, torch.Tensor]:
         options = TowerOptions(packed=packed)
         model = tiny_model(
             encoder_folder(tmp_path / "encoder"), dtype=torch.float32, dropout=0.1, options=options
-        ).to(device)
+        ).to("cuda")
         settings: dict[str, Any] = {
             "deterministic": True,
             "grad_cache_tokens": grad_cache_tokens,

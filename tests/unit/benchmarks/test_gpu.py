@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import measuring
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import searching, training
+from benchmarks.gpu import checks, searching, training
 from benchmarks.gpu.record import BARS, PEAK, Record
 from benchmarks.gpu.workload import REHEARSAL, texts_of, tokens_of, write_bert
 from benchmarks.sides import our_model
@@ -45,7 +45,9 @@ def _peak_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("part", command.PARTS)
-def test_a_part_is_rehearsed(part: str, tmp_path: Path) -> None:
+def test_a_part_is_rehearsed(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In place of a pytest of its own.
+    monkeypatch.setattr(checks, "_run", lambda paths, report: {"failed": [], "cut off": 0})
     before = dict(os.environ)
     assert command.run(part, tmp_path, is_rehearsal=True) == 0
     assert dict(os.environ) == before
