@@ -240,12 +240,19 @@ def uses(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     )
 
 
+# Other readers of the same files: a few damages of each.
+FEW = [
+    *("config: cut", "config: nested too deep", "config: unknown model_type", "config: a million layers"),
+    *("weights: cut in the header", "weights: offsets behind the end", "weights: another shape"),
+    *("tokenizer: cut", "tokenizer: negative ids", "tokenizer: charsmap claims 4 GB"),
+]
+
+
 def test_undamaged_folders_are_read(folders: dict[str, Path]) -> None:
     for _, use in uses(folders["encoder"]):
         use()
     CrossEncoder.load(folders["classifier"])
     BiEncoder.load(folders["checkpoint"])
-    assert len(DAMAGES) >= 20
 
 
 @pytest.mark.parametrize("case", DAMAGES)
@@ -256,17 +263,15 @@ def test_each_damage_of_an_encoder_is_one_line(case: str, folders: dict[str, Pat
         assert str(folder) in message or case in HARMLESS, f"{name}: {message or 'read'}"
 
 
-@pytest.mark.parametrize("case", DAMAGES)
-def test_each_damage_of_a_cross_encoder_is_one_line(
-    case: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", FEW)
+def test_a_damage_of_a_cross_encoder_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
     folder = damaged(folders["classifier"], tmp_path / "model", DAMAGES[case])
     message = message_of(lambda: CrossEncoder.load(folder))
     assert str(folder) in message or case in HARMLESS, message or "read"
 
 
-@pytest.mark.parametrize("case", [case for case in DAMAGES if not case.startswith("weights")])
-def test_each_damage_of_a_checkpoint_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [case for case in FEW if not case.startswith("weights")])
+def test_a_damage_of_a_checkpoint_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Also where its manifest was made again."""
     folder = damaged(
         folders["checkpoint"], tmp_path / "model", lambda folder: DAMAGES[case](folder / "encoder")

@@ -139,9 +139,18 @@ def refused(good: Path, tmp_path: Path, change: Change, load: Callable[[Path], o
     return str(caught.value)
 
 
-@pytest.mark.parametrize("case", LEADS_OUT)
-@pytest.mark.parametrize("kind", ["bi-encoder", "backbone and tokenizer", "cross-encoder"])
-def test_a_model_stays_in_its_folder(case: str, kind: str, good: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        *(("bi-encoder", case) for case in LEADS_OUT),
+        *(
+            (kind, case)
+            for kind in ("backbone and tokenizer", "cross-encoder")
+            for case in ("link: model.safetensors", "index: above", "tokenizer: a version elsewhere")
+        ),
+    ],
+)
+def test_a_model_stays_in_its_folder(kind: str, case: str, good: Path, tmp_path: Path) -> None:
     from dpr.data.tensorizer import load_tokenizer
 
     loads: dict[str, Callable[[Path], object]] = {
