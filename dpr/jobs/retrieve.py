@@ -116,14 +116,10 @@ def run(config: RetrievalConfig) -> float | None:
             rankings = without_own_ids(questions, rankings, config.n_docs)
     logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
 
-    # One pass over the corpus for the texts of all hits, where these are needed, and for what else is looked at.
-    needed = hits_of(rankings) if (config.out_file and config.out_texts) or answer_match else set()
-    also = evaluator.relevant()
-    if config.metrics_file:
-        also |= first_hits(rankings, evaluator.example_rows())
     passages = None
-    if sources and (needed or also):
-        passages = require_passages(sources, needed, also=also | evaluator.possibly_own(rankings))
+    with_hits = bool(config.out_file) and config.out_texts
+    if sources and (with_hits or answer_match or qrels or config.metrics_file):
+        passages = texts_of(evaluator, [rankings], sources, with_hits=with_hits)
     evaluator.check(rankings, passages, own="skip_same_id=true leaves out hits with a question's own id")
     judged = evaluator.evaluate(rankings, passages)
 
@@ -200,6 +196,24 @@ def weight_values(
         each = values_of(run, grades, [name]).values()
         values[weight] = sum(of_question[name] for of_question in each) / max(len(each), 1)
     return values
+
+
+def texts_of(
+    evaluator: Evaluator,
+    runs: Iterable[Sequence[Ranking]],
+    sources: Sequence[PassageSource],
+    *,
+    with_hits: bool = False,
+) -> dict[str, Passage]:
+    """One pass over the corpus for the texts that are looked at, and, where answers are matched or
+    ``with_hits``, for those of all hits."""
+    needed: set[str] = set()
+    also = evaluator.relevant()
+    for rankings in runs:
+        if with_hits or evaluator.answer_match:
+            needed |= hits_of(rankings)
+        also |= first_hits(rankings, evaluator.example_rows()) | evaluator.possibly_own(rankings)
+    return require_passages(sources, needed, also=also)
 
 
 def hits_of(rankings: Sequence[Ranking]) -> set[str]:

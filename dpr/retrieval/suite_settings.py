@@ -9,12 +9,11 @@ from typing import Any
 
 from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.indexer.settings import Bm25Settings
 
-SYSTEMS, STATIC = ("bm25", "dense", "hybrid"), "static"
+SYSTEMS = ("bm25", "dense", "hybrid")
 
 
 @dataclass
@@ -61,10 +60,9 @@ class SuiteSettings(ForwardSettings, CudaSettings):
     output_dir: str | None = setting(None, path="folder")
     """Where results.json, results.md and a folder for each test set are written. The same command again
     keeps sets that are complete."""
-    systems: list[str] = setting(lambda: list(SYSTEMS), choices=(*SYSTEMS, STATIC))
-    """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores), and static: an untrained
-    static encoder with the corpus's own vocabulary. A suite of suites has static too, and without a model
-    leaves out what needs one."""
+    systems: list[str] = setting(list, choices=SYSTEMS)
+    """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores); none = all, and without
+    a model bm25."""
     split: str = "test"
     """Which qrels/<split>.tsv of a folder."""
     n_docs: int = setting(100, unit="passages", least=1)
@@ -75,19 +73,12 @@ class SuiteSettings(ForwardSettings, CudaSettings):
     hybrid_weight: float | None = setting(None, least=0, most=1)
     """Share of the dense side in the hybrid, 0 to 1, one that was not chosen on these test sets; absent =
     that of the run's search.json, else 0.4."""
-    trec_runs: bool = True
-    """Write each ranking as a TREC run beside TREC judgements, for trec_eval and other programs."""
     cache_dir: str | None = setting(None, path="folder")
     """Folder for vectors and BM25 indexes, used again by every evaluation of the same model or corpus that
     names it; absent = output_dir/cache."""
     overwrite: bool = False
     """Replace results of a test set that were made of something else: another model, changed data, other
     settings."""
-    batch_size: int = setting(128, unit="questions", least=1)
-    """Questions encoded at a time."""
-    batch_tokens: int = setting(0, unit="tokens", least=0)
-    precision: str = setting("fp32", choices=tuple(PRECISIONS))
-    """fp32, bf16 or fp16 arithmetic of the model while it embeds passages."""
     bm25: Bm25Settings = setting(Bm25Settings)
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
 
@@ -104,10 +95,9 @@ class EvaluateConfig(SuiteSettings):
     """Short for suite: a folder or a file to evaluate on. Corpus, questions and judgements are found in
     it."""
     suite: str | None = setting(None, path="input")
-    """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and
-    splits, or retrieval tasks of mteb whose data is at hand, mteb:SciFact,NFCorpus. Also a folder that dpr
-    prepare made of documents, or a file in any format of training data, whose passages are then the corpus. Or the name
-    of one of suites, such as known."""
+    """A folder in BEIR's layout, a folder of such folders, or a YAML that lists test sets with prompts and
+    splits. Also a folder that dpr prepare made of documents, or a file in any format of training data,
+    whose passages are then the corpus. Or the name of one of suites, such as known."""
     data: str | None = setting(None, path="input")
     """Folder that a suite's relative paths are taken from; absent = that of its YAML."""
     suites: dict[str, Any] = field(default_factory=dict)
@@ -127,13 +117,26 @@ class EvaluateConfig(SuiteSettings):
         if self.run_file is None:
             yield from ("qrels", "metrics_file")
         if not self.needs_model:
-            yield from ("model_file", "dimensions", "encoder")
-        if "hybrid" not in self.systems:
+            yield from ("model_file", "dimensions", "encoder", "batch_tokens", "precision")
+        if "hybrid" not in self.chosen_systems:
             yield "hybrid_weight"
-            if "bm25" not in self.systems:
-                yield "bm25"
-        if {*self.systems} <= {"bm25"}:
-            yield from ("batch_size", "batch_tokens", "precision")
+        if not self.needs_words:
+            yield "bm25"
+
+    @property
+    def chosen_systems(self) -> list[str]:
+        """Those that are named, else all that are possible."""
+        return self.systems or (list(SYSTEMS) if self.model_file or self.run else ["bm25"])
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a bi-encoder takes part."""
+        return "dense" in self.chosen_systems or "hybrid" in self.chosen_systems
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether BM25 takes part."""
+        return "bm25" in self.chosen_systems or "hybrid" in self.chosen_systems
 
     def check_together(self, prefix: str) -> None:
         if self.set is not None:
@@ -141,38 +144,28 @@ class EvaluateConfig(SuiteSettings):
                 raise ConfigError("set is short for suite; leave one of them out")
             self.suite = self.set
         if (self.suite is None) == (self.run_file is None):
-            found = (
-                "neither set nor run_file is set"
-                if self.suite is None
-                else "set (suite) and run_file are mutually exclusive"
-            )
+            found = "set (suite) and run_file are mutually exclusive"
+            if self.suite is None:
+                found = "neither set nor run_file is set"
             raise ConfigError(
                 f"{found}; e.g. run=runs/first set=data/scifact, or run_file=bm25.run qrels=qrels.txt"
             )
-        if self.run is not None:
-            if self.run_file is not None:
+        if self.run_file is not None:
+            if self.run is not None:
                 raise ConfigError(
                     "run and run_file are mutually exclusive; run is a folder that was trained, run_file a"
                     " TREC run"
                 )
-            self.model_file = self.model_file or (self.run if self.needs_model else None)
-            self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
-        if self.suite in self.suites and (self.data is not None or not Path(self.suite).exists()):
-            require_set(self, {"data": "data/collections"})
-            if self.systems == list(SYSTEMS):
-                self.systems = ["bm25", STATIC, *(SYSTEMS[1:] if self.model_file else ())]
-        if self.run_file is not None:
             require_set(self, {"qrels": "qrels/test.tsv"})
             return
-        require_set(self, {"output_dir": "runs/first/suite", "systems": "[bm25,dense]"})
-        if self.needs_model and not self.model_file:
-            raise ConfigError(
-                "model_file is not set, e.g. model_file=runs/first; without a model use systems=[bm25,static]"
-            )
+        if self.suite in self.suites and not Path(str(self.suite)).exists():
+            require_set(self, {"data": "data/collections"})
+        self.systems = self.chosen_systems
         if len(set(self.systems)) != len(self.systems):
             raise ConfigError(f"systems={self.systems} names one twice")
-
-    @property
-    def needs_model(self) -> bool:
-        """Whether a bi-encoder takes part."""
-        return not {*self.systems} <= {"bm25", STATIC}
+        if self.run is not None:
+            self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
+        require_set(self, {"output_dir": "runs/first/suite"})
+        if self.needs_model:
+            self.model_file = self.model_file or self.run
+            require_set(self, {"model_file": "runs/first"})

@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels
 from dpr.indexer.exact import ExactIndex
-from dpr.integrations import mteb as integration
 from dpr.integrations.mteb import MtebModel
 from dpr.retrieval.retrievers import DenseRetriever
-from tests.helpers.jobs import evaluate
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world
 
@@ -88,10 +84,8 @@ def evaluated(model: MtebModel, task: Any, folder: Path) -> Mapping[str, float]:
     return scores
 
 
-def test_a_local_task_has_our_figures_offline_and_is_resumed(
-    world: World, task_class: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = MtebModel(world.model, name="tests/tiny", cache_dir=tmp_path / "cache")
+def test_a_local_task_has_our_figures_offline(world: World, task_class: Any, tmp_path: Path) -> None:
+    model = MtebModel(world.model, name="tests/tiny")
     scores, expected = evaluated(model, task_class(), tmp_path / "results"), figures(world)
     for theirs, ours in {
         "ndcg_at_10": "ndcg@10",
@@ -102,17 +96,12 @@ def test_a_local_task_has_our_figures_offline_and_is_resumed(
         assert scores[theirs] == pytest.approx(expected[ours], abs=2e-5), theirs  # mteb rounds to 5 digits
     assert 0 < scores["ndcg_at_10"] < 1
     assert list((tmp_path / "results").rglob("TinyWords.json"))
-    embedded = []
-    embed = integration.embed_shard
-    monkeypatch.setattr(integration, "embed_shard", lambda *given: embedded.append(embed(*given)))
-    assert evaluated(model, task_class(), tmp_path / "again") == scores
-    assert embedded[0].embedded == 0, "the vectors of the first run were found"
 
 
-def test_batches_are_encoded_as_the_model_was_trained(world: World, task_class: Any, tmp_path: Path) -> None:
+def test_batches_are_encoded_as_the_model_was_trained(world: World, task_class: Any) -> None:
     from mteb.types import PromptType
 
-    model, passages = MtebModel(world.model, cache_dir=tmp_path), world.passages[:5]
+    model, passages = MtebModel(world.model), world.passages[:5]
     joined = [f"{passage.title} {passage.text}" for passage in passages]
     batch = {
         "text": joined,
@@ -134,53 +123,9 @@ def test_batches_are_encoded_as_the_model_was_trained(world: World, task_class: 
     np.testing.assert_allclose(
         model.similarity_pairwise(found, found), (found * found).sum(axis=1), rtol=1e-6
     )
-    instructed = MtebModel(world.model, cache_dir=tmp_path, instruction="ba {instruction} be ")
+    instructed = MtebModel(world.model, instruction="ba {instruction} be ")
     found = instructed.encode(questions, task_metadata=kind, prompt_type=PromptType.query)
     expected = world.model.encode_questions(
         [f"ba Find the passage be {question.text}" for question in world.questions]
     )
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_listed_passages_are_ranked_among_themselves(world: World, task_class: Any, tmp_path: Path) -> None:
-    model, task = MtebModel(world.model, cache_dir=tmp_path), task_class()
-    task.load_data()
-    data = task.dataset["default"]["test"]
-    place = {"task_metadata": task.metadata, "hf_split": "test", "hf_subset": "default", "encode_kwargs": {}}
-    model.index(data["corpus"], **place)
-    whole = model.search(data["queries"], top_k=60, **place)
-    listed = {question.id: ["p003", "p001", "p050"] for question in world.questions}
-    found = model.search(data["queries"], top_k=2, top_ranked=listed, **place)
-    for key, hits in found.items():
-        assert list(hits) == [passage for passage in whole[key] if passage in listed[key]][:2]
-        assert hits == pytest.approx({passage: whole[key][passage] for passage in hits}, abs=1e-6)
-    with pytest.raises(InputError, match="the first is 'gone'"):
-        model.search(data["queries"], top_k=2, top_ranked={"q0": ["gone"]}, **place)
-
-
-def test_dpr_evaluate_runs_a_task_whose_data_is_at_hand(
-    world: World,
-    task_class: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    import mteb
-
-    monkeypatch.setattr(mteb, "get_task", lambda name: task_class())
-    line = [
-        "suite=mteb:TinyWords",
-        f"model_file={world.path('model')}",
-        f"output_dir={tmp_path / 'out'}",
-        "systems=[dense]",
-        "no_cuda=true",
-    ]
-    assert evaluate(line) == 0
-    assert read_metrics(tmp_path / "out" / "TinyWords" / "dense.json").metrics == pytest.approx(
-        figures(world), abs=1e-12
-    )
-    monkeypatch.setattr(mteb, "get_task", None)  # not asked again
-    assert evaluate([*line, "overwrite=true"]) == 0
-    monkeypatch.undo()
-    assert evaluate([*line[1:], "suite=mteb:NoSuchTask"]) == 3
-    assert "mteb has no task NoSuchTask" in capsys.readouterr().err
