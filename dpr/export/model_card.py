@@ -124,7 +124,7 @@ class CardFacts:
 
     def chosen(self) -> dict[str, Any]:
         """What a person chose of it, without what is not given."""
-        results = [[each.label, each.metrics] for each in self.retrievals]
+        results = [[each.label, each.file.metrics] for each in self.retrievals]
         chosen: dict[str, Any] = {"license": self.license, "results": results}
         return {name: value for name, value in chosen.items() if value}
 
@@ -150,9 +150,10 @@ def model_card(
     # (label, name of the set, metrics): those that dpr retrieve prints, or all where a file has none of them.
     measured: list[tuple[str, str, Mapping[str, float]]] = []
     for each in facts.retrievals:
-        name = each.question_set or each.label
-        shown = {metric: each.metrics[metric] for metric in shown_names() if metric in each.metrics}
-        measured.append((f"{name} ({each.num_questions} questions)", name, shown or each.metrics))
+        found = each.file.metrics
+        name = each.file.question_set or each.label
+        shown = {metric: found[metric] for metric in shown_names() if metric in found}
+        measured.append((f"{name} ({each.file.num_questions} questions)", name, shown or found))
     if facts.validation:
         measured.append(("validation in training", "validation", facts.validation))
     results = [

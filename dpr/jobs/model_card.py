@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.evaluation.report.reading import flatten, read_retrieval
+from dpr.evaluation.report.reading import Retrieval, flatten
 from dpr.export.model_card import CardFacts
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
+from dpr.formats.metrics_files import read_metrics
 from dpr.storage.durable import read_json
 from dpr.training.command_settings import BiEncoderTrainConfig
 
@@ -54,7 +55,7 @@ def card_facts(model_file: str, name: str, *, license_name: str | None, results:
         seed=fixed.get("seed") if isinstance(fixed.get("seed"), int) else None,
         data={key: list(map(str, found)) for key, found in data.items() if isinstance(found, list) and found},
         validation={key: float(value) for key, value in metrics.items() if type(value) in (int, float)},
-        retrievals=[read_retrieval(Path(file).stem, Path(file)) for file in results],
+        retrievals=[Retrieval(Path(file).stem, read_metrics(file)) for file in results],
     )
 
 

@@ -18,12 +18,12 @@ class ReportSettings(Settings):
     EXAMPLES: ClassVar[str] = """\
 dpr report runs/first
 dpr report runs/first BM25=runs/first/bm25.json trained=runs/first/dense.json
-dpr report runs/first DPR=results.json --out compared.html
+dpr report runs/first DPR=dpr.json --out compared.html
 """
     folder: str | None = setting(None, operand="FOLDER", path="input")
     """Run folder; if it contains several runs, the longest is shown."""
     runs: list[str] = setting(list, operand="[[LABEL=]FILE ...]", path="input")
-    """Metrics files (metrics_file=...) or results (out_file=...)."""
+    """Metrics files (metrics_file=...), with the label of their line."""
     out: str | None = setting(None, path="output")
     """Where to write it; absent = FOLDER/report.html."""
     title: str | None = None
@@ -35,7 +35,7 @@ dpr report runs/first DPR=results.json --out compared.html
 
 def run(config: ReportSettings) -> None:
     """Writes the page."""
-    from dpr.evaluation.report.write import write_report
+    from dpr.evaluation.report.page import write_report
     from dpr.jobs.compare import labelled
     from dpr.storage.outputs import require_writable
     from dpr.training.command_settings import BiEncoderTrainConfig

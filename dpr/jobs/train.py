@@ -16,7 +16,6 @@ from dpr.core.seeding import seed_everything
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import TextSettings
 from dpr.data.training_data import OpenedSets, SampleSource
-from dpr.evaluation.report.write import write_report
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.catalogue import warn_of_lost_space
 from dpr.jobs.export_best import check_formats, check_model, export_best
@@ -311,8 +310,8 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:
-    """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json and a
-    report. Returns the NLL, or without dev sets the first metric."""
+    """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json.
+    Returns the NLL, or without dev sets the first metric."""
     sets = [DevSet(source.name, source, options) for source, options in dev_sets]
     own = dev_validations(sets, config, metrics=named.metrics) if sets else []
     metrics = run_validations([*own, *named.validations], model)
@@ -325,7 +324,6 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSet
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "metrics.json", metrics, note={})
-            write_report(folder, defaults=asdict(BiEncoderTrainConfig()))
 
         on_main(write)
     return metrics.get("eval/nll_loss", next(iter(metrics.values())))

@@ -19,11 +19,11 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
-from dpr.evaluation.report.reading import read_retrieval, read_training
+from dpr.evaluation.report.reading import Retrieval, read_training
 from dpr.formats.archives import unpack
 from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
 from dpr.formats.corpora import check_unique_ids, read_passages
-from dpr.formats.metrics_files import read_evaluation
+from dpr.formats.metrics_files import read_evaluation, read_metrics
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.question_sets import read_qrels, read_questions
@@ -130,7 +130,8 @@ def _read_passages(path: Path) -> None:
 
 
 def _read_metrics(path: Path) -> None:
-    read_retrieval("x", path)
+    found = Retrieval("x", read_metrics(path))
+    assert found.num_judged is not None and found.examples is not None
     compare([f"a={path}"])
     compare([f"a={path}", f"b={path}"])
 
@@ -356,7 +357,7 @@ SUBJECTS: dict[str, Subject] = {
     "results": Subject(
         "res.json",
         one("res.json", _RESULTS),
-        lambda path: (list(iter_results(path)), read_retrieval("x", path)),
+        lambda path: list(iter_results(path)),
         JSON,
         True,
     ),

@@ -27,7 +27,6 @@ def curves_svg(
     curves: Mapping[str, Sequence[Point]],
     *,
     levels: Mapping[str, float] | None = None,
-    bands: Mapping[str, Sequence[Point]] | None = None,
     x_label: str = "step",
     percent: bool = False,
     log_x: bool = False,
@@ -36,7 +35,6 @@ def curves_svg(
 
     Args:
         levels: what they are to be compared with, as horizontal lines.
-        bands: of some curves, the interval at each point.
         percent: values are shares, whose axis starts at zero.
     """
     import matplotlib
@@ -44,7 +42,6 @@ def curves_svg(
     from matplotlib.ticker import PercentFormatter
 
     levels = levels or {}
-    bands = bands or {}
     text = io.StringIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # signs that its own font lacks are drawn by the reader's
@@ -60,9 +57,6 @@ def curves_svg(
             colour = f"C{number}"
             style = _STYLES[number % len(_STYLES)]
             axes.plot(xs, ys, color=colour, linestyle=style, label=printable_text(label))
-            if label in bands:
-                lows, highs = zip(*bands[label], strict=True)
-                axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
         for number, (label, level) in enumerate(levels.items()):
             style = _STYLES[number % len(_STYLES)]
             axes.axhline(level, color="gray", linewidth=1, linestyle=style, label=printable_text(label))

@@ -1,25 +1,31 @@
-"""The report page, rendered from templates/page.html. It is small enough for a mail and loads nothing from the
-network."""
+"""The report page that ``dpr report`` and every training run write, rendered from templates/page.html. It loads
+nothing from the network."""
 
 from __future__ import annotations
 
 import math
+import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dpr.core.lazy import version_of
+from dpr.core.version import __version__
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
-from dpr.evaluation.report.examples import NUM_EXAMPLES, TEXT_LIMIT, cut
-from dpr.evaluation.report.figures import Point, curves_svg, printable_text
-from dpr.evaluation.report.reading import Retrieval, Training
-from dpr.evaluation.significance import Estimate, estimate
-from dpr.formats.metrics_files import PerQuestion, is_beside
+from dpr.evaluation.report.examples import NUM_EXAMPLES, cut
+from dpr.evaluation.report.figures import curves_svg, printable_text
+from dpr.evaluation.report.reading import Retrieval, Training, flatten, read_training
+from dpr.evaluation.significance import estimate
+from dpr.formats.metrics_files import is_beside, read_metrics
+from dpr.storage.durable import durable_file
+from dpr.storage.outputs import require_writable
 
-LARGEST = 1_000_000
+REPORT_FILE = "report.html"
 _MOST_CURVES = 8
 _CHARTS = (
     ("Loss", r"train/loss|eval/nll_loss", False),
@@ -39,6 +45,16 @@ _CHARTS = (
     ("Peak memory, GiB", r"perf/mem_gb", False),
 )
 """Like with like: title, the metrics in the picture, and whether they are shares."""
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "faiss-cpu",
+    "bm25s",
+    "pytrec-eval-terrier",
+)
 
 
 @dataclass
@@ -50,18 +66,60 @@ class Report:
     retrievals: list[Retrieval] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the page was written with."""
-    notes: list[str] = field(default_factory=list)
     defaults: Mapping[str, str] = field(default_factory=dict)
 
 
+def write_report(
+    folder: Path,
+    runs: Sequence[tuple[str, Path]] = (),
+    *,
+    out: Path | None = None,
+    title: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes ``report.html`` about a run folder and the metrics files given as (label, file); returns its
+    path. Settings that are as in ``defaults`` are not shown.
+
+    Raises:
+        InputError: a metrics file is missing or is not one.
+        OutputError: the page cannot be written.
+    """
+    folder = Path(folder)
+    target = out if out is not None else folder / REPORT_FILE
+    require_writable(target)
+    report = Report(
+        title=title or folder.resolve().name,
+        training=read_training(folder),
+        retrievals=[Retrieval(label, read_metrics(file)) for label, file in runs],
+        environment=versions(),
+        defaults=flatten(dict(defaults or {})),
+    )
+    with durable_file(target, note={}) as file:
+        file.write(build_page(report))
+    return target
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the
+    host."""
+    known = {
+        "dpr": __version__,
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    return known | {name: version for name in _PACKAGES if (version := version_of(name)) is not None}
+
+
 def build_page(report: Report) -> str:
-    """The HTML text, below ``LARGEST`` bytes: if it would be longer, hits of the examples are shortened and
-    finally omitted."""
-    run = report.training or Training("")
-    groups: dict[tuple[str, int, int, str], list[Retrieval]] = {}
+    """The HTML text."""
+    run = report.training or Training(
+        "", notes=["No training run found: neither the folder nor a folder in it has a metrics.jsonl."]
+    )
+    groups: dict[tuple[str, int, int], list[Retrieval]] = {}
     examples: dict[tuple[str, str], list[tuple[str, Any]]] = {}
     for one in report.retrievals:
-        same_questions = (one.question_set, one.num_questions, one.num_judged, one.fingerprint)
+        same_questions = (one.file.question_set, one.file.num_questions, one.num_judged)
         groups.setdefault(same_questions, []).append(one)
         for example in one.examples:
             examples.setdefault((example["id"], example["question"]), []).append((one.label, example))
@@ -69,7 +127,6 @@ def build_page(report: Report) -> str:
     page = {
         "report": report,
         "run": run,
-        "notes": [*report.notes, *run.notes][:20],
         "retrievals": [_retrieval_section(runs) for runs in groups.values()],
         "examples": list(examples.values())[:NUM_EXAMPLES],
         "charts": _training_charts(run),
@@ -79,11 +136,7 @@ def build_page(report: Report) -> str:
         ),
         "settings": {key: value for key, value in run.settings.items() if value != report.defaults.get(key)},
     }
-    for limit in (TEXT_LIMIT, 100, 0):
-        text = printable_text(_TEMPLATES.get_template("page.html").render(page, text_limit=limit))
-        if len(text.encode()) < LARGEST:
-            break
-    return text
+    return printable_text(_TEMPLATES.get_template("page.html").render(page))
 
 
 def _training_charts(run: Training) -> list[str]:
@@ -107,39 +160,26 @@ def _training_charts(run: Training) -> list[str]:
 
 def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
     """Runs over the same questions: a line of the table and a curve for each."""
-    total, judged = runs[0].num_questions, runs[0].num_judged
+    total, judged = runs[0].file.num_questions, runs[0].num_judged
     counted = f"{total:,} questions" if judged == total else f"{judged:,} of {total:,} questions judged"
-    metrics = [name for name in validated_names() if any(name in one.metrics for one in runs)]
-    metrics = metrics or sorted({name for one in runs for name in one.metrics})[:8]
-    curves: dict[str, list[Point]] = {}
-    bands: dict[str, list[Point]] = {}
-    for one in runs[:_MOST_CURVES]:
-        points: list[Point] = [(k, share) for k, share in one.accuracy_curve() if k <= 20 or k % 5 == 0]
-        if len(points) > 1:
-            label = cut(one.label, 40)
-            curves[label] = points
-            freedom = max(judged - 1, 1)
-            spread = [Estimate.of(share, share * (1 - share) / freedom, freedom) for _, share in points]
-            bands[label] = [_ends(found) for found in spread]
+    metrics = [name for name in validated_names() if any(name in one.file.metrics for one in runs)]
+    metrics = metrics or sorted({name for one in runs for name in one.file.metrics})[:8]
+    curves = {cut(one.label, 40): one.accuracy_curve() for one in runs[:_MOST_CURVES] if one.rank_counts}
     title = "Accuracy@k: a right passage among the first k"
-    chart = curves_svg(title, curves, bands=bands, x_label="k", percent=True, log_x=True) if curves else ""
     rows = []
-    for one in runs[:50]:
-        each = one.each or PerQuestion([], [], {})
-        values = {name: list(each.judged(name).values()) for name in metrics if name in each.values}
-        ends = {name: _ends(estimate(of_questions)) for name, of_questions in values.items() if of_questions}
-        rows.append((one, ends))
+    for one in runs:
+        ends = {}
+        for name in metrics:
+            if one.file.each and (values := one.file.each.values.get(name)):
+                found = estimate([value for value in values if value is not None])
+                ends[name] = max(found.low, 0.0), min(found.high, 1.0)  # no mean lies outside
+        rows.append((one.label, one.file.metrics, ends))
     return {
-        "heading": ", ".join(part for part in (runs[0].question_set, counted) if part),
+        "heading": ", ".join(part for part in (runs[0].file.question_set, counted) if part),
         "columns": {name: heading_of(name) for name in metrics},
         "rows": rows,
-        "chart": chart,
+        "chart": curves_svg(title, curves, x_label="k", percent=True, log_x=True) if curves else "",
     }
-
-
-def _ends(found: Estimate) -> Point:
-    """The interval; no mean of these metrics lies outside 0 to 1."""
-    return max(found.low, 0.0), min(found.high, 1.0)
 
 
 def _number(value: float) -> str:

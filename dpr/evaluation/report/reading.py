@@ -1,21 +1,17 @@
-"""The data of a report, read from run folders, metrics files and results. Whatever is missing or damaged
-becomes a note."""
+"""The data of a report, read from run folders. Whatever is missing or damaged becomes a note."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import DprError, InputError
-from dpr.evaluation.report.examples import NUM_EXAMPLES, example_of, is_example, spread
+from dpr.evaluation.report.examples import is_example
 from dpr.formats.checkpoints import (
     CONFIG_FILE,
     METRICS_LINES,
@@ -26,14 +22,11 @@ from dpr.formats.checkpoints import (
     metrics_problems,
 )
 from dpr.formats.json_records import is_finite_number
-from dpr.formats.metrics_files import PerQuestion, read_metrics
-from dpr.formats.results import RetrievedQuestion, iter_results
-from dpr.formats.text_input import open_input
+from dpr.formats.metrics_files import MetricsFile
 from dpr.storage.durable import read_json
 from dpr.storage.inside import is_below, leads_inside
 from dpr.storage.strict_json import parsed
 
-METRICS_FILE = "metrics.json"
 _CATALOGUES = ("datasets", "ctx_sources")
 _SECRET_KEY = re.compile(
     r"secret|passw|credential|(?:^|[_.])(?:api|auth|access|hf|wandb|hub)_?(?:key|token)|(?:^|[_.])token$",
@@ -66,61 +59,47 @@ class Training:
         return max([self.saved_step, *(entry["step"] for entry in (*self.logs[-1:], *self.validations[-1:]))])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Retrieval:
-    """Metrics of one retrieval run. ``rank_counts[r]``: questions whose first right passage has rank r + 1;
-    None where ranks were not kept."""
+    """A metrics file with its label."""
 
     label: str
-    question_set: str
-    num_questions: int
-    metrics: dict[str, float]
-    rank_counts: list[int] | None = None
-    num_without: int = 0
-    examples: list[dict[str, Any]] = field(default_factory=list)
-    fingerprint: str = ""
-    """Of the questions, where the set has no name: runs over the same questions are compared."""
-    each: PerQuestion | None = None
+    file: MetricsFile
+
+    @property
+    def rank_counts(self) -> list[int]:
+        """By rank of their first right passage, the questions; the last number is that of those without one.
+        Empty where ranks were not kept, or are damaged."""
+        ranks = self.file.report.get("first_right_rank")
+        counts = _list(ranks.get("counts")) if isinstance(ranks, dict) else []
+        counts = [*counts, ranks.get("not_found")] if counts else []
+        return counts if all(type(count) is int and count >= 0 for count in counts) else []
+
+    @property
+    def examples(self) -> list[dict[str, Any]]:
+        """The example questions of the file."""
+        return [value for value in _list(self.file.report.get("examples")) if is_example(value)]
 
     @property
     def num_judged(self) -> int:
         """The questions that the metrics are taken over."""
-        return self.num_questions if self.rank_counts is None else sum(self.rank_counts) + self.num_without
+        return sum(self.rank_counts) or self.file.num_questions
 
-    def accuracy_curve(self) -> list[tuple[int, float]]:
-        """(k, share of questions with a right passage among the first k), for every k of ``rank_counts``."""
-        return [
-            (rank, right / max(self.num_judged, 1))
-            for rank, right in enumerate(accumulate(self.rank_counts or ()), 1)
-        ]
+    def accuracy_curve(self) -> list[tuple[float, float]]:
+        """(k, share of questions with a right passage among the first k), for some k."""
+        shares = accumulate(self.rank_counts[:-1])
+        judged = max(self.num_judged, 1)
+        return [(k, right / judged) for k, right in enumerate(shares, 1) if k <= 20 or k % 5 == 0]
 
 
 def read_training(folder: Path) -> Training | None:
-    """The training run in ``folder``; of several one level below, the one with the most steps; else the
-    evaluation in it, if any."""
+    """The training run in ``folder``; of several one level below, the one with the most steps."""
     folder = Path(folder)
     names = (METRICS_LINES, RUN_FILE)
     if any((folder / name).is_file() for name in names):
         return _read_run(folder)
-    runs = [
-        _read_run(path)
-        for path in sorted({path.parent for name in names for path in folder.glob(f"*/{name}")})
-    ]
-    return max(runs, key=lambda run: run.step, default=_read_evaluation(folder))
-
-
-def _read_evaluation(folder: Path) -> Training | None:
-    """The result of evaluation-only mode: one validation, no steps."""
-    stored = _object(folder / METRICS_FILE, [])
-    metrics = {
-        key: float(value)
-        for key, value in stored.items()
-        if key.startswith("eval/") and is_finite_number(value)
-    }
-    if not metrics:
-        return None
-    notes = ["an evaluation without training, so there are no curves"]
-    return Training(folder.resolve().name, validations=[{"step": 0.0, **metrics}], notes=notes)
+    folders = {path.parent for name in names for path in folder.glob(f"*/{name}")}
+    return max((_read_run(path) for path in sorted(folders)), key=lambda run: run.step, default=None)
 
 
 def _read_run(folder: Path) -> Training:
@@ -176,60 +155,6 @@ def _read_settings(checkpoint: Path, run: Training) -> None:
     run.settings = flatten(chosen)
 
 
-def read_retrieval(label: str, file: Path) -> Retrieval:
-    """One run from a metrics file of ``dpr retrieve`` or from DPR's results JSON.
-
-    Raises:
-        InputError: the file is neither, or its metrics contradict each other.
-    """
-    with open_input(file) as stream:
-        is_results = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-    if is_results:
-        return from_results(label, iter_results(file))
-    stored = read_metrics(file)
-    counts, without = _rank_counts(stored.report.get("first_right_rank"))
-    return Retrieval(
-        label=label,
-        question_set=stored.question_set,
-        num_questions=stored.num_questions,
-        metrics=stored.metrics,
-        rank_counts=counts,
-        num_without=without,
-        examples=[value for value in _list(stored.report.get("examples")) if is_example(value)],
-        each=stored.each,
-    )
-
-
-def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
-    """Metrics and examples by the ``has_answer`` marks of the hits."""
-    ranks: Counter[int | None] = Counter()  # 0: none is right; None: nothing is judged; -1: no hits
-    depth = 0
-    digest = hashlib.sha256()
-
-    def counted() -> Iterator[RetrievedQuestion]:
-        nonlocal depth
-        for result in results:
-            digest.update(result.question.encode() + b"\0")
-            marks = [hit.has_answer for hit in result.hits]
-            depth = max(depth, len(marks))
-            if True in marks:
-                ranks[marks.index(True) + 1] += 1
-            elif False in marks:
-                ranks[0] += 1
-            else:
-                ranks[None if marks else -1] += 1
-            yield result
-
-    examples = [example_of(result) for result in spread(counted(), NUM_EXAMPLES)]
-    found = Retrieval(label, "", ranks.total(), {}, examples=examples, fingerprint=digest.hexdigest())
-    if ranks.keys() - {None, -1}:
-        found.rank_counts = [ranks[rank] for rank in range(1, depth + 1)]
-        found.num_without = ranks[0] + ranks[-1]
-    shown = (1, 5, 10, 20, 100)
-    found.metrics = {f"accuracy@{k}": share for k, share in found.accuracy_curve() if k in shown}
-    return found
-
-
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings as ``section.key`` -> text, without what a page must not show."""
     flat: dict[str, str] = {}
@@ -276,15 +201,6 @@ def _object(path: Path, notes: list[str]) -> dict[str, Any]:
         return value
     notes.append(f"{path.name} is missing or damaged")
     return {}
-
-
-def _rank_counts(value: Any) -> tuple[list[int] | None, int]:
-    """Counts by rank, and the questions without; None where none were kept, or they are damaged."""
-    counts = _list(value.get("counts")) if isinstance(value, dict) else []
-    numbers = [*counts, value.get("not_found")] if counts else []
-    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
-        return None, 0
-    return counts, numbers[-1]
 
 
 def _list(value: Any) -> list[Any]:

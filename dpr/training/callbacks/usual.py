@@ -17,7 +17,7 @@ from tqdm import tqdm
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, shows_bars
 from dpr.core.precision import dtype_of
-from dpr.evaluation.report.write import write_report
+from dpr.evaluation.report.page import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.optional import EarlyStopping

@@ -17,7 +17,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.answer_match import has_answer
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.evaluation.report.reading import read_retrieval
+from dpr.evaluation.report.reading import Retrieval
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
@@ -496,11 +496,11 @@ def test_stored_ranks_give_the_accuracy_at_every_cut_off(
         )
         == 0
     )
-    run = read_retrieval("dense", file)
+    run = Retrieval("dense", read_metrics(file))
     curve = dict(run.accuracy_curve())
-    assert sum(run.rank_counts or []) + run.num_without == len(world.questions)
+    assert sum(run.rank_counts) == len(world.questions)
     assert {k: curve[k] for k in (1, 5, 10, 20)} == pytest.approx(
-        {k: run.metrics[f"accuracy@{k}"] for k in (1, 5, 10, 20)}
+        {k: run.file.metrics[f"accuracy@{k}"] for k in (1, 5, 10, 20)}
     )
     assert 0 < curve[1] < curve[20]
 
@@ -515,7 +515,7 @@ def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World
     ]
     assert main(dense(world, "match=qrels", "n_docs=30", *files)) == 0
     results = {result.id: result for result in iter_results(out)}
-    examples = read_retrieval("dense", file).examples
+    examples = Retrieval("dense", read_metrics(file)).examples
     assert len(examples) == 10
     for example in examples:
         hits = results[example["id"]].hits
@@ -533,5 +533,5 @@ def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World
 def test_without_texts_there_are_no_examples_but_ranks(world: World, tmp_path: Path) -> None:
     file = tmp_path / "metrics.json"
     assert main(dense(world, f"qrels={world.path('qrels.tsv')}", f"metrics_file={file}", "n_docs=5")) == 0
-    run = read_retrieval("dense", file)
-    assert run.examples == [] and len(run.rank_counts or []) == 5
+    run = Retrieval("dense", read_metrics(file))
+    assert run.examples == [] and len(run.rank_counts) == 5 + 1
