@@ -166,8 +166,15 @@ class Evaluator:
         """
         if self.answer_match is not None:
             warn_of_empty_answers(self.questions)
-        if own:
-            self._warn_of_own_passages(rankings, passages or {}, own)
+        if own and (found := self._own_passages(rankings, passages or {})):
+            logger.warning(
+                "%d of %d questions are passages of the corpus and find themselves, the first is %r as passage"
+                " %r; %s",
+                len(found),
+                len(self.questions),
+                *found[0],
+                own,
+            )
         if self.qrels is None:
             return
         relevant = self.relevant()
@@ -235,40 +242,25 @@ class Evaluator:
         pairs = zip(self.questions, rankings, strict=True)
         return first | {question.id for question, ranking in pairs if question.id in dict(ranking)}
 
-    def _warn_of_own_passages(
-        self, rankings: Sequence[Ranking], passages: Mapping[str, Passage], setting: str
-    ) -> None:
-        """Says how many questions are passages of the corpus that are not right for them: they find
-        themselves."""
-        found: list[tuple[Question, str]] = []
+    def _own_passages(
+        self, rankings: Sequence[Ranking], passages: Mapping[str, Passage]
+    ) -> list[tuple[str, str]]:
+        """The questions that are passages of the corpus that are not right for them, with these passages."""
+        found = []
         for question, ranking in zip(self.questions, rankings, strict=True):
             text = plain(question.text)
             grades = (self.qrels or {}).get(question.id, {})
             for rank, (key, _) in enumerate(ranking):
                 if (rank and key != question.id) or grades.get(key, 0) > 0:
                     continue
-                passage = passages.get(key)
-                is_equal = passage is not None and text in (
-                    plain(passage.text),
-                    plain(f"{passage.title} {passage.text}"),
-                )
+                passage = passages.get(key, Passage("", ""))
+                is_equal = text in (plain(passage.text), plain(f"{passage.title} {passage.text}"))
                 # By the id alone it is told where it comes first and judgements, which go by ids, do not find it
                 # right.
                 if is_equal or (self.qrels is not None and not rank and key == question.id):
-                    found.append((question, key))
+                    found.append((question.id, key))
                     break
-        if not found:
-            return
-        others = sum(question.id != key for question, key in found)
-        logger.warning(
-            "%d of %d questions are passages of the corpus and find themselves, the first is %r as passage %r; %s%s",
-            len(found),
-            len(self.questions),
-            found[0][0].id,
-            found[0][1],
-            setting,
-            f" ({others} are there under another id, which it keeps)" if others else "",
-        )
+        return found
 
     def results(
         self,
@@ -279,11 +271,9 @@ class Evaluator:
     ) -> list[RetrievedQuestion]:
         """DPR's result records; ``texts`` are the questions as they were asked. Without ``passages``, hits have
         neither title nor text."""
-        results = []
-        for row, question in enumerate(self.questions):
-            flags = None if judged.has_answer is None else judged.has_answer[row]
-            results.append(_result(question, texts[row], rankings[row], passages, flags))
-        return results
+        flags = judged.has_answer or [None] * len(self.questions)
+        rows = zip(self.questions, texts, rankings, flags, strict=True)
+        return [_result(question, text, hits, passages, right) for question, text, hits, right in rows]
 
     def write_report(
         self,

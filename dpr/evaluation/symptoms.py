@@ -46,22 +46,20 @@ def _not_finite(run: Training) -> Symptom | None:
 
 
 def _not_learning(run: Training) -> Symptom | None:
-    losses, accuracy = _series(run, "train/loss"), _series(run, "train/in_batch_acc")
+    losses = _series(run, "train/loss")
+    accuracy = _series(run, "train/in_batch_acc")
     if not losses or not accuracy:
         return None
-    start, end, found = (
-        _mean(losses[: _quarter(losses)]),
-        _mean(losses[-_quarter(losses) :]),
-        _mean(accuracy[-_quarter(accuracy) :]),
-    )
+    start = _mean(losses[: _quarter(losses)])
+    end = _mean(losses[-_quarter(losses) :])
+    found = _mean(accuracy[-_quarter(accuracy) :])
     seen = (
         f"loss {start:.3f} over the first quarter of the log, {end:.3f} over the last; {found:.1%} find their"
         " positive in the pool"
     )
-    given = run.settings
-    is_softmax_flat = given.get("encoder.normalize", "").lower() == "true" and given.get(
-        "loss.temperature"
-    ) in ("1", "1.0")
+    temperature = run.settings.get("loss.temperature")
+    is_normalised = run.settings.get("encoder.normalize", "").lower() == "true"
+    is_softmax_flat = is_normalised and temperature in ("1", "1.0")
     is_level = len(losses) >= _LEAST_LINES and 0.95 * start <= end <= _RISEN * start
     if counts := _series(run, "pool/candidates"):
         chance = math.log(counts[-1])
@@ -72,16 +70,12 @@ def _not_learning(run: Training) -> Symptom | None:
         is_level |= 0.97 * chance <= end and (found <= 2 / counts[-1] or is_softmax_flat or is_unclear)
     if not is_level or found > 0.5:
         return None
-    if is_softmax_flat:
-        return Symptom(
-            "The loss does not fall",
-            seen,
-            "loss.temperature=0.05: similarities of normalised vectors lie between -1 and 1",
-        )
     advice = (
         "another train.learning_rate, ten times less and ten times more; train.overfit_batches=1 shows"
         " whether it can learn at all"
     )
+    if is_softmax_flat:
+        advice = "loss.temperature=0.05: similarities of normalised vectors lie between -1 and 1"
     return Symptom("The loss does not fall", seen, advice)
 
 
@@ -119,52 +113,29 @@ def _collapsed(run: Training) -> Symptom | None:
     )
 
 
-def _too_easy(run: Training) -> Symptom | None:
-    accuracy = _series(run, "train/in_batch_acc")
-    if (
-        len(accuracy) < _LEAST_LINES
-        or (early := _mean(accuracy[_quarter(accuracy) : 2 * _quarter(accuracy)])) < 0.97
-    ):
-        return None
-    seen = (
-        f"{early:.1%} of the questions have found their positive in the pool since the second quarter of"
-        " the run"
-    )
-    return Symptom(
-        "Negatives too easy",
-        seen,
-        "dpr mine adds hard negatives (train.hard_negatives=1); a larger train.batch_size",
-    )
-
-
 def _worse_than_start(run: Training) -> Symptom | None:
     advice = (
         "a lower train.learning_rate, fewer epochs, dpr merge base=START tuned=RUN; dpr check-data suspects="
         " lists wrong labels"
     )
-    if run.verdict.get("comparisons"):
-        compared = (each for each in run.verdict["comparisons"] if each.get("against") == "the start")
-        worse = next((each for each in compared if each.get("verdict") == "worse"), None)
-        if worse is None:
-            return None
-        opened = run.verdict.get("best_checkpoint")
-        seen = (
-            f"{worse.get('metric')} {worse['before']:.4f} before the first step, {worse['after']:.4f} of"
-            f" {opened}"
-        )
-        return Symptom("Worse than before", seen, advice)
-    name, sign, values = _best_metric(run)
-    if (
-        len(values) < 2
-        or values[0][0] > 0
-        or (best := max(sign * value for _, value in values[1:])) >= sign * values[0][1]
-    ):
+    if compared := run.verdict.get("comparisons"):
+        for each in compared:
+            if each.get("against") == "the start" and each.get("verdict") == "worse":
+                seen = (
+                    f"{each.get('metric')} {each['before']:.4f} before the first step, {each['after']:.4f} of"
+                    f" {run.verdict.get('best_checkpoint')}"
+                )
+                return Symptom("Worse than before", seen, advice)
         return None
-    return Symptom(
-        "Worse than before",
-        f"{name} {values[0][1]:.4f} before the first step, {sign * best:.4f} at its best since",
-        advice,
-    )
+    name, sign, values = _best_metric(run)
+    if len(values) < 2 or values[0][0] > 0:
+        return None
+    start = values[0][1]
+    best = max(sign * value for _, value in values[1:])
+    if best >= sign * start:
+        return None
+    seen = f"{name} {start:.4f} before the first step, {sign * best:.4f} at its best since"
+    return Symptom("Worse than before", seen, advice)
 
 
 def _overfitted(run: Training) -> Symptom | None:
@@ -186,31 +157,6 @@ def _overfitted(run: Training) -> Symptom | None:
     return Symptom("The loss falls, the metric does not", seen, advice)
 
 
-def _still_learning(run: Training) -> Symptom | None:
-    name, sign, values = _best_metric(run)
-    if len(values) < 3:
-        return None
-    before, last = max(sign * value for _, value in values[:-1]), values[-1]
-    if sign * last[1] - before < 0.02 * abs(before):
-        return None
-    seen = (
-        f"{name} {sign * before:.4f} at its best before the last validation, {last[1]:.4f} at that, at step"
-        f" {last[0]:.0f}"
-    )
-    return Symptom("It ended too early", seen, "more train.num_train_epochs")
-
-
-def _padded(run: Training) -> Symptom | None:
-    share = _series(run, "perf/padding_share")
-    if not share or (end := share[-1]) < 0.2:
-        return None
-    return Symptom(
-        "Slow",
-        f"{end:.0%} of the tokens that were computed are padding",
-        "encoder.packed=true, or a backbone that can be packed",
-    )
-
-
 def _never_validated(run: Training) -> Symptom | None:
     if run.validations or not run.logs:
         return None
@@ -229,9 +175,6 @@ _RULES: tuple[Callable[[Training], Symptom | None], ...] = (
     _collapsed,
     _worse_than_start,
     _overfitted,
-    _too_easy,
-    _still_learning,
-    _padded,
     _never_validated,
 )
 

@@ -41,6 +41,7 @@ from dpr.training.validations.retrieval_settings import RetrievalValidationSetti
 
 logger = get_logger(__name__)
 
+NUM_DOCS = 100  # passages of each question
 _PASSAGES = "passages.jsonl"
 _DRAWN = 97  # keeps these random numbers apart from others
 _MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
@@ -71,7 +72,7 @@ def evaluator_of(options: RetrievalValidationSettings) -> Evaluator:
         )
     if answer_match:
         warn_of_empty_answers(kept)
-    return Evaluator(kept, qrels or None, answer_match, options.n_docs, only_answered=True)
+    return Evaluator(kept, qrels or None, answer_match, NUM_DOCS, only_answered=True)
 
 
 def lexical_search(source: PassageSource, questions: Sequence[Question], depth: int) -> SearchResult:
@@ -152,7 +153,7 @@ class RetrievalValidation(Validation):
     ) -> Metrics:
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
-        depth = min(self.options.n_docs, corpus.num_passages)
+        depth = min(NUM_DOCS, corpus.num_passages)
         asked = QuerySet(len(questions), lambda rows: self._tokens(model, rows), depth)
         hits, seconds = search_corpus(model, corpus, asked, precision=self._precision, num_chunks=num_chunks)
         kinds = self.evaluator.names(validated_names())
@@ -162,8 +163,8 @@ class RetrievalValidation(Validation):
         def judge() -> None:
             rankings = [to_rankings(hits.result())]
             if with_others:
-                lexical = to_rankings(lexical_search(corpus.source, questions, self.options.n_docs))
-                both = fuse_linear(rankings[0], lexical, weight=DEFAULT_WEIGHT, k=self.options.n_docs)
+                lexical = to_rankings(lexical_search(corpus.source, questions, NUM_DOCS))
+                both = fuse_linear(rankings[0], lexical, weight=DEFAULT_WEIGHT, k=NUM_DOCS)
                 rankings += [lexical, both]
             found = dict(self.values)
             for row, (way, of_way) in enumerate(zip(ways, rankings, strict=True)):
@@ -237,7 +238,7 @@ class RetrievalValidation(Validation):
         and how many there are; rank 0 writes it, and all ranks call this together."""
         options = self.options
         relevant = self.evaluator.relevant()
-        parts = [content_sha256(source.file), options.sample, options.seed]
+        parts = [content_sha256(source.file), options.sample, 0]
         folder = (
             cache_root(None)
             / f"sample-{cache_key([Path(options.questions), Path(str(options.qrels))], parts)}"
@@ -247,9 +248,7 @@ class RetrievalValidation(Validation):
             num_others = num_passages - sum(passage.id in relevant for passage in source.read())
             size = min(options.sample, num_others)
             drawn = set(
-                generator_for(_DRAWN, options.seed)
-                .choice(num_others, size, replace=False, shuffle=False)
-                .tolist()
+                generator_for(_DRAWN, 0).choice(num_others, size, replace=False, shuffle=False).tolist()
             )
             number = itertools.count()
             kept = (passage for passage in source.read() if passage.id in relevant or next(number) in drawn)

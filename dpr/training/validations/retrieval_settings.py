@@ -35,13 +35,9 @@ class RetrievalValidationSettings(Settings):
     guard: float | None = setting(None, least=0, on_resume=WARNED)
     """A checkpoint whose nDCG@10 (without judgements top-20) is more than this below that of step 0 is never
     the best; absent = none."""
-    n_docs: int = setting(100, unit="passages", least=1, on_resume=IDENTITY)
-    """Passages per question."""
     sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
     """Search the relevant passages and so many others, drawn, in place of the whole corpus: the metrics are
     optimistic; 0 = all."""
-    seed: int = setting(0, least=0, on_resume=IDENTITY)
-    """Decides which passages are drawn."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""
     query_prefix: str | None = setting(None, on_resume=IDENTITY)
