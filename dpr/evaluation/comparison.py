@@ -59,14 +59,17 @@ def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> l
     show, else all.
 
     Raises:
+        InputError: a run has no values of each question.
         ConfigError: a metric that is wanted is not among them.
     """
-    judged = [
-        {name for name in run.each.values if len(run.each.judged(name)) > 1}
-        for run in runs.values()
-        if run.each
-    ]
-    common = [name for name in next(iter(runs.values())).metrics if all(name in names for names in judged)]
+    common = list(next(iter(runs.values())).metrics)
+    for label, run in runs.items():
+        if run.each is None:
+            raise InputError(
+                f"{label} has no values of each question", hint="run dpr retrieve metrics_file=... again"
+            )
+        values = run.each.values
+        common = [name for name in common if name in values and len(run.each.judged(name)) > 1]
     for name in wanted:
         if name not in common:
             raise ConfigError(

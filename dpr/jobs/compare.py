@@ -71,9 +71,9 @@ def run(config: CompareSettings) -> None:
     named = labelled(config.runs)
     for _, path in named:
         if not path.exists():
-            several = ",".join([*config.metrics, str(path)])
-            hint = f"for several metrics: metrics={several}" if config.metrics else ""
-            raise InputError("no such file or folder", file=path, hint=hint)
+            raise InputError(
+                "no such file or folder", file=path, hint="for several metrics: metrics=mrr@10,ndcg@10"
+            )
     is_folders = all(path.is_dir() for _, path in named)
     if is_folders:
         groups = read_folders(named, config.system)
@@ -87,19 +87,9 @@ def run(config: CompareSettings) -> None:
 
     every = {f"{label} ({name})": run for name, runs in groups.items() for label, run in runs.items()}
     against, *others = next(iter(groups.values()))
-    without = [label for label, run in every.items() if run.each is None]
-    if without and config.metrics:
-        raise InputError(
-            f"{without[0]} has no values of each question", hint="run dpr retrieve metrics_file=... again"
-        )
     compared: list[Difference] = []
     changed: list[dict[str, Any]] = []
-    if without and others:
-        print(
-            f"\nNothing is tested: {', '.join(without)} has no values of each question; dpr retrieve"
-            " metrics_file=... writes them."
-        )
-    elif others:
+    if others:
         names = metrics_to_test(every, config.metrics)
         values = {
             name: {label: run.each for label, run in runs.items() if run.each}
@@ -135,8 +125,8 @@ def run(config: CompareSettings) -> None:
                 label: {key: value for key, value in run.report.items() if key != "examples"}
                 for label, run in runs.items()
             }
-            count = next(iter(runs.values())).num_questions
-            records[name] = {"question_set": name, "num_questions": count, "runs": reports}
+            asked = next(iter(runs.values())).num_questions
+            records[name] = {"question_set": name, "num_questions": asked, "runs": reports}
         report = {"sets": records} if is_folders else next(iter(records.values()))
         if compared:
             report["tests"] = [as_record(one) for one in compared]

@@ -28,7 +28,7 @@ _EXTRAS = {
     "trackio": ("trackio", "curves in Trackio (tracking.trackio=true)"),
     "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
     "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
-    "mteb": ("mteb", "mteb's tasks (dpr evaluate suite=mteb:...)"),
+    "mteb": ("mteb", "mteb's tasks (dpr.MtebModel)"),
     "pytest": ("dev", "the tests (make test)"),
     "markitdown": ("documents", "HTML, PDF, Word and other documents of a folder (dpr quickstart FOLDER)"),
     "ray": ("ray", "a cluster of machines (dpr embed cluster=ray)"),

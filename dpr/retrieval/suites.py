@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.paths import as_text, user_path
 from dpr.core.records import Passage, Question
-from dpr.core.suggestions import suggestion
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_questions, write_qrels, write_questions
 from dpr.formats.text_input import matching_paths
@@ -32,7 +31,6 @@ CACHE = "cache"
 _CORPORA = (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet")
 _QUERIES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 _QRELS = (".tsv", ".tsv.gz", ".txt", ".qrels")
-_ASKED = "each question once"
 _EXPECTED = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 
 
@@ -76,8 +74,7 @@ def read_suite(
         return _listed(known[str(path)], base, base, split, cache)
     if suite.is_file() and suite.suffix.lower() in (".yaml", ".yml"):
         value = read_yaml(suite)
-        entries = value.get("sets") if isinstance(value, Mapping) and value.keys() == {"sets"} else None
-        return _listed(entries, suite, base, split, cache)
+        return _listed(value.get("sets") if isinstance(value, Mapping) else None, suite, base, split, cache)
     if data is not None:
         raise ConfigError(
             f"data={data} is for a YAML or a named suite ({', '.join(known) or 'none is known'}), not for {path}"
@@ -89,49 +86,38 @@ def read_suite(
         expected = "a folder in BEIR's layout, a folder of these, or a YAML"
         raise InputError("no such file or folder", file=path, expected=expected)
 
-    def in_layout(folder: Path, name: str) -> TestSet:
-        return _test_set(name, SuiteSetConfig(folder=str(folder)), folder, split, Path(), cache)
-
+    folders = sorted(suite.iterdir())
+    names = [as_text(folder.name) for folder in folders]
     if _is_set(suite, split):
-        return [in_layout(suite, as_text(suite.resolve().name))]
-    folders = [folder for folder in sorted(suite.iterdir()) if folder.is_dir()]
-    test_sets = [in_layout(folder, as_text(folder.name)) for folder in folders if _is_set(folder, split)]
+        folders = [suite]
+        names = [as_text(suite.resolve().name)]
+    test_sets = [
+        _test_set(name, SuiteSetConfig(folder=str(folder)), folder, split, Path(), cache)
+        for name, folder in zip(names, folders, strict=True)
+        if _is_set(folder, split)
+    ]
     if not test_sets:
         expected = f"{_EXPECTED}, in the folder or in folders in it"
         raise InputError("holds no test set", file=suite, expected=expected)
-    if others := [folder.name for folder in folders if not _is_set(folder, split)]:
-        logger.info("%s: no test sets in %s", suite, ", ".join(others))
     return test_sets
 
 
 def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> list[TestSet]:
-    """The sets of a list or mapping in ``file``, whose paths are taken from ``base``."""
-    if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
-        by_name: dict[str, str] = {}
-        for entry in entries:
-            if by_name.setdefault(Path(entry).name, entry) is not entry:
-                found = f"two sets are called {Path(entry).name}: {by_name[Path(entry).name]} and {entry}"
-                raise InputError(found, file=file, hint="write sets as a mapping, name: folder")
-        entries = by_name
+    """The sets of a mapping in ``file``, whose paths are taken from ``base``."""
     if not isinstance(entries, Mapping) or not entries:
         expected = "sets: {name: folder, ...}, or name: {folder: ..., split: ..., query_prefix: ...}"
         raise InputError("no sets", file=file, expected=expected)
-    known = [item.name for item in fields(SuiteSetConfig)]
     test_sets = []
     for name, entry in entries.items():
-        given: Any = {"folder": entry} if isinstance(entry, str) else entry
+        given = {"folder": entry} if isinstance(entry, str) else entry
         if not isinstance(name, str) or Path(name).name != name or name.startswith("."):
             raise InputError(f"the name {name!r} cannot be that of a folder", file=file)
         if not isinstance(given, Mapping):
             raise InputError(f"sets.{name} is not a folder or a set of options", file=file)
-        for option in given:
-            if option not in known:
-                near = suggestion(str(option), known)
-                raise ConfigError(f"{file}: unknown option sets.{name}.{option}{near}")
-        options = SuiteSetConfig(**{str(option): item for option, item in given.items() if item is not None})
-        options.check(f"sets.{name}.")
-        place = base / str(options.file or options.folder or options.corpus)
-        if options.source and not matching_paths(place):
+        options = SuiteSetConfig.from_mapping(given, f"sets.{name}.")
+        if options.source and not matching_paths(
+            base / str(options.file or options.folder or options.corpus)
+        ):
             logger.warning("%s is left out: not in %s; it is %s", name, base, options.source)
             continue
         test_sets.append(_test_set(name, options, file, split, base, cache))
@@ -189,7 +175,7 @@ def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfi
             hint="put questions with answers into a folder as queries.jsonl or queries.csv, beside corpus.jsonl"
             " or corpus.tsv",
         )
-    made_of = json.dumps([content_sha256(file), sorted(options.columns.items()), _ASKED])
+    made_of = json.dumps([content_sha256(file), sorted(options.columns.items())])
     folder = cache / f"{name}-{text_sha256(made_of)[:16]}"
     if not (folder / MANIFEST).is_file():
         passages: dict[str, Passage] = {}
@@ -198,8 +184,9 @@ def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfi
         samples = open_training_set(file, name=name, columns=options.columns)
         for number in range(len(samples)):
             sample = samples[number]
-            asked = Question(sample.question, f"q{number}", sample.answers)
-            asked = questions.setdefault(sample.question, asked)
+            asked = questions.setdefault(
+                sample.question, Question(sample.question, f"q{number}", sample.answers)
+            )
             listed = [*sample.positives, *sample.hard_negatives, *sample.other_negatives]
             for place, passage in enumerate(listed):
                 key = text_sha256(json.dumps([passage.title, passage.text]))[:24]
@@ -219,7 +206,7 @@ def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfi
 
 
 def _is_set(folder: Path, split: str) -> bool:
-    return bool(_in_folder(folder, "queries", split) and _in_folder(folder, "corpus", split))
+    return all(_in_folder(folder, part, split) for part in ("queries", "corpus"))
 
 
 def _in_folder(folder: Path | None, part: str, split: str) -> Path | None:
