@@ -25,7 +25,7 @@ from dpr.formats.metrics_files import MetricsFile, PerQuestion
 
 _NUM_CHANGED = 20
 _TEXT_LIMIT = 90
-MEAN, LESS_BM25 = "mean", " - BM25"
+MEAN = "mean"
 Figures = dict[str, dict[str, dict[str, Estimate]]]
 """By set, system and metric."""
 _HEADINGS = "first,second,difference,95 % interval,t test,randomisation,Holm,detectable".split(",")
@@ -159,23 +159,17 @@ def changed_table(changed: Sequence[Changed]) -> str:
 
 
 def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
-    """The headline metrics of every set and system, the first of them also less BM25's, question by question,
-    and where there are several sets their means under the name ``mean``."""
+    """The headline metrics of every set and system, and where there are several sets their means under the
+    name ``mean``."""
     figures: Figures = {}
     for name, runs in sets.items():
         figures[name] = {}
         for label, run in runs.items():
-            estimates = figures[name][label] = {}
-            for metric in headline_names(run.metrics):
-                values = run.each.judged(metric) if run.each and metric in run.each.values else {}
-                if values:
-                    estimates[metric] = estimate(list(values.values()))
-            words = runs.get("bm25")
-            first = next(iter(estimates), "")
-            if label != "bm25" and words and words.each and run.each and first in words.each.values:
-                pairs = paired_values(words.each, run.each, first, label=label, against="bm25")
-                gains = [ours - theirs for theirs, ours in zip(*pairs, strict=True)]
-                estimates[first + LESS_BM25] = estimate(gains)
+            assert run.each is not None
+            each = {metric: run.each.judged(metric) for metric in headline_names(run.metrics)}
+            figures[name][label] = {
+                metric: estimate(list(values.values())) for metric, values in each.items() if values
+            }
     if len(sets) > 1:
         means: dict[str, dict[str, Estimate]] = {}
         for label, estimates in next(iter(figures.values())).items():
@@ -190,24 +184,18 @@ def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
 def rows_of(figures: Figures) -> list[list[str]]:
     """A table's lines of cells, headings first."""
     names = [metric for systems in figures.values() for one in systems.values() for metric in one]
-    columns = sorted(dict.fromkeys(names), key=lambda metric: metric.endswith(LESS_BM25))
-    head = [""]
-    for metric in columns:
-        kind = metric.removesuffix(LESS_BM25)
-        head.append(heading_of(kind) + metric[len(kind) :])
-    lines = [head]
+    columns = list(dict.fromkeys(names))
+    lines = [["", *map(heading_of, columns)]]
     for name, systems in figures.items():
         for label, one in systems.items():
-            cells = [_cell(one[metric], metric) if metric in one else "-" for metric in columns]
+            cells = [
+                f"{one[metric].mean:{SHOWN}} [{one[metric].low:{SHOWN}}, {one[metric].high:{SHOWN}}]"
+                if metric in one
+                else "-"
+                for metric in columns
+            ]
             lines.append([f"{name}, {label}", *cells])
     return lines
-
-
-def _cell(one: Estimate, metric: str) -> str:
-    sign = "+" if metric.endswith(LESS_BM25) else ""
-    if sign and one.outcome == TOO_FEW:
-        return f"{one.mean:{sign}{SHOWN}} [{TOO_FEW} to tell]"
-    return f"{one.mean:{sign}{SHOWN}} [{one.low:{sign}{SHOWN}}, {one.high:{sign}{SHOWN}}]"
 
 
 def as_records(figures: Figures) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.data.text import plain
 from dpr.evaluation.answer_match import match_hits, warn_of_empty_answers
 from dpr.evaluation.ranking_metrics import (
     Qrels,
@@ -152,13 +151,12 @@ class Evaluator:
         return {passage for grades in listed for passage, grade in grades.items() if grade > 0}
 
     def check(
-        self, rankings: Sequence[Ranking], passages: Mapping[str, Passage] | None = None, *, own: str = ""
+        self, rankings: Sequence[Ranking], passages: Collection[str] | None = None, *, own: str = ""
     ) -> None:
         """Says how questions, judgements, rankings and corpus fit together.
 
         Args:
-            passages: those judged relevant and ``possibly_own``, as far as the corpus has them; absent = that is
-                not checked.
+            passages: those judged relevant, as far as the corpus has them; absent = that is not checked.
             own: where it is to be said that questions find themselves, what leaves such hits out.
 
         Raises:
@@ -166,29 +164,34 @@ class Evaluator:
         """
         if self.answer_match is not None:
             warn_of_empty_answers(self.questions)
-        if own and (found := self._own_passages(rankings, passages or {})):
-            logger.warning(
-                "%d of %d questions are passages of the corpus and find themselves, the first is %r as passage"
-                " %r; %s",
-                len(found),
-                len(self.questions),
-                *found[0],
-                own,
-            )
         if self.qrels is None:
             return
-        relevant = self.relevant()
         first = next((ranking[0][0] for ranking in rankings if ranking), None)
         if passages is not None:
             self.require_relevant(passages, f"a retrieved one {first!r}")
-        logger.info("judgements: %s", self.coverage(rankings, passages))
-        pairs = zip(self.questions, rankings, strict=True)
-        if not any(self.qrels.get(one.id, {}).get(key, 0) > 0 for one, hits in pairs for key, _ in hits):
-            message = (
-                "no passage judged relevant was retrieved for any question: a passage judged relevant is"
-            )
+        logger.info("judgements: %s", self.coverage(rankings))
+        found_themselves: list[str] = []
+        is_any_right = False
+        for question, ranking in zip(self.questions, rankings, strict=True):
+            grades = self.qrels.get(question.id, {})
+            is_any_right |= any(grades.get(key, 0) > 0 for key, _ in ranking)
+            if ranking and ranking[0][0] == question.id and grades.get(question.id, 0) <= 0:
+                found_themselves.append(question.id)
+        if own and found_themselves:
             logger.warning(
-                "%s %r, a retrieved one %r; every metric is 0", message, min(relevant, default=None), first
+                "the first hit of %d of %d questions has the question's own id, the first is %r; where"
+                " questions are passages of the corpus, %s",
+                len(found_themselves),
+                len(self.questions),
+                found_themselves[0],
+                own,
+            )
+        if not is_any_right:
+            logger.warning(
+                "no passage judged relevant was retrieved for any question: a passage judged relevant is %r, a"
+                " retrieved one %r; every metric is 0",
+                min(self.relevant(), default=None),
+                first,
             )
 
     def require_relevant(self, found: Collection[str], other: str, *, file: Path | None = None) -> None:
@@ -217,50 +220,18 @@ class Evaluator:
                 len(relevant),
             )
 
-    def coverage(self, rankings: Sequence[Ranking], corpus_ids: Collection[str] | None = None) -> str:
-        """One line: how rankings, judgements and corpus fit together. ``corpus_ids``: at least those relevant
-        passages that exist; absent = not checked."""
+    def coverage(self, rankings: Sequence[Ranking]) -> str:
+        """One line: how rankings and judgements fit together."""
         qrels = self.qrels or {}
         judged = with_relevant(qrels)
         found = {question.id for question, ranking in zip(self.questions, rankings, strict=True) if ranking}
-        relevant = self.relevant() if corpus_ids is not None else ()
         counts = {
             "without judgements left out": sum(question.id not in qrels for question in self.questions),
             "without a relevant passage left out": len(qrels) - len(judged),
             "judged but without any hit (count as 0)": sum(key not in found for key in judged),
-            "relevant passages are not in the corpus (cannot be found)": sum(
-                key not in (corpus_ids or ()) for key in relevant
-            ),
         }
         parts = [f"{count} {what}" for what, count in counts.items() if count]
         return "; ".join([f"{len(judged)} questions evaluated", *parts])
-
-    def possibly_own(self, rankings: Sequence[Ranking]) -> set[str]:
-        """Hits that may be the question itself, by id or because they come first: the passages that
-        ``check`` compares."""
-        first = {ranking[0][0] for ranking in rankings if ranking}
-        pairs = zip(self.questions, rankings, strict=True)
-        return first | {question.id for question, ranking in pairs if question.id in dict(ranking)}
-
-    def _own_passages(
-        self, rankings: Sequence[Ranking], passages: Mapping[str, Passage]
-    ) -> list[tuple[str, str]]:
-        """The questions that are passages of the corpus that are not right for them, with these passages."""
-        found = []
-        for question, ranking in zip(self.questions, rankings, strict=True):
-            text = plain(question.text)
-            grades = (self.qrels or {}).get(question.id, {})
-            for rank, (key, _) in enumerate(ranking):
-                if (rank and key != question.id) or grades.get(key, 0) > 0:
-                    continue
-                passage = passages.get(key, Passage("", ""))
-                is_equal = text in (plain(passage.text), plain(f"{passage.title} {passage.text}"))
-                # By the id alone it is told where it comes first and judgements, which go by ids, do not find it
-                # right.
-                if is_equal or (self.qrels is not None and not rank and key == question.id):
-                    found.append((question.id, key))
-                    break
-        return found
 
     def results(
         self,

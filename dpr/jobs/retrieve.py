@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,10 @@ from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.evaluator import Evaluator, first_hits, without_own_ids
 from dpr.evaluation.ranking_metrics import Qrels, format_table, shown_names, values_of, with_relevant
-from dpr.formats.corpora import require_word
 from dpr.formats.question_sets import read_qrels, require_judged
 from dpr.formats.results import write_results, write_trec_run
-from dpr.formats.text_input import matching_paths
-from dpr.formats.vector_shards import open_shards
 from dpr.indexer.fusion import FusedLists
-from dpr.indexer.ranking import Ranking, decode_ids
+from dpr.indexer.ranking import Ranking
 from dpr.jobs.indexes import build_retriever, cluster_folder, index_choice
 from dpr.jobs.sources import QuestionSet, resolve_passage_sources, resolve_question_set
 from dpr.models.settings import GivenTextSettings
@@ -70,8 +66,6 @@ def run(config: RetrievalConfig) -> float | None:
     form = question_form(question_set.options, config.encoder_path)
     texts = [form.text(question.text) for question in questions]
     asked = [form.asked(question.text) for question in questions]
-    if config.trec_run_file:
-        require_words(config, questions, sources)
 
     device = resolve_device(config.device_or_cpu)
     retriever = build_retriever(config, sources, form=form, device=device, questions=asked)
@@ -128,10 +122,6 @@ def run(config: RetrievalConfig) -> float | None:
         results = evaluator.results(texts, rankings, shown_passages, judged)
         write_results(config.out_file, results, with_texts=config.out_texts)
         logger.info("results written to %s", config.out_file)
-    if config.trec_run_file:
-        run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
-        write_trec_run(config.trec_run_file, run)
-        logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
         facts = {
             "question_set": question_set.name,
@@ -147,6 +137,10 @@ def run(config: RetrievalConfig) -> float | None:
         )
     if config.search_folder:
         search_settings(config, sources, form, weight).write(Path(config.search_folder))
+    if config.trec_run_file:  # after the others, as it cannot hold every id
+        run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
+        write_trec_run(config.trec_run_file, run)
+        logger.info("run written to %s", config.trec_run_file)
     if config.cluster.kind != "none":  # not before: a killed run finds there what was searched
         remove_folder(cluster_folder(config))
 
@@ -212,7 +206,7 @@ def texts_of(
     for rankings in runs:
         if with_hits or evaluator.answer_match:
             needed |= hits_of(rankings)
-        also |= first_hits(rankings, evaluator.example_rows()) | evaluator.possibly_own(rankings)
+        also |= first_hits(rankings, evaluator.example_rows())
     return require_passages(sources, needed, also=also)
 
 
@@ -268,21 +262,6 @@ def answers_by(
         )
         logger.warning("there is nothing to compute metrics from: %s", missing)
     return None
-
-
-def require_words(
-    config: RetrievalConfig, questions: Sequence[Question], sources: Sequence[PassageSource]
-) -> None:
-    """Raises InputError where a TREC run cannot hold the id of a question, or of a passage that is known
-    before the search."""
-    passages: Iterable[str] = (str(passage.id) for source in sources for passage in source.read())
-    patterns = config.vector_patterns()
-    if not sources and all(path.is_dir() for pattern in patterns for path in matching_paths(pattern)):
-        shards = open_shards(patterns, verify=False) if patterns else []
-        passages = (key for shard in shards for ids in shard.id_chunks() for key in decode_ids(ids))
-    for key in chain((question.id for question in questions), passages):
-        hint = "leave trec_run_file out; out_file holds any id"
-        require_word(key, Path(str(config.trec_run_file)), hint=hint)
 
 
 def search_settings(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 import torch
 
 from dpr.core.records import Passage, Question
-from dpr.embedding.job import embed_shard
-from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.answer_match import has_answer
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
@@ -433,38 +430,17 @@ def test_questions_without_judgements_are_refused_before_the_search(
     assert "searched" not in error
 
 
-@pytest.mark.parametrize("of", ["question", "passage", "passage without its text"])
-def test_an_id_that_a_trec_run_cannot_hold_is_refused_before_the_search(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], of: str
+def test_an_id_that_a_trec_run_cannot_hold_is_refused_after_all_else_is_written(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Path(shutil.copytree(world.folder, tmp_path / "world"))
-    if of == "question":
-        write_questions(
-            folder / "questions.jsonl", [Question("ba be", "q0"), Question("ba bi", "a question")]
-        )
-    else:
-        write_passages(folder / "corpus.tsv", [*world.passages, Passage("ba be", "", "a passage")])
-        for shard in ("vectors_0", "vectors_1"):
-            shutil.rmtree(folder / shard)
-        embed_shard(
-            world.model, PassageSource(folder / "corpus.tsv"), EmbedConfig(out_file=str(folder / "vectors"))
-        )
-    vectors = f"encoded_ctx_files=[{folder / ('vectors_*' if of == 'question' else 'vectors_0')}]"
-    lines = [
-        f"model_file={folder / 'model'}",
-        vectors,
-        f"qa_dataset={folder / 'questions.jsonl'}",
-        f"trec_run_file={tmp_path / 'run'}",
-    ]
-    if of != "passage without its text":
-        lines += [f"ctx_datasets=[{folder / 'corpus.tsv'}]", f"out_file={tmp_path / 'out.json'}"]
-    assert main(lines) == 3
-    message = capsys.readouterr().err
-    assert (
-        f"the id 'a {of.split()[0]}' is empty or holds white space" in message
-        and "searched in" not in message
+    write_questions(tmp_path / "questions.jsonl", [Question("ba be", "a question")])
+    line = dense(
+        world, f"out_file={tmp_path / 'out.json'}", f"trec_run_file={tmp_path / 'run'}", "match=none"
     )
-    assert not (tmp_path / "out.json").exists() and not (tmp_path / "run").exists()
+    line[2] = f"qa_dataset={tmp_path / 'questions.jsonl'}"
+    assert main([*line, f"ctx_datasets=[{world.path('corpus.tsv')}]"]) == 3
+    assert "the id 'a question' is empty or holds white space" in capsys.readouterr().err
+    assert (tmp_path / "out.json").exists() and not (tmp_path / "run").exists()
 
 
 def test_several_processes_are_refused(

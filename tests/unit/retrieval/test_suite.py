@@ -117,6 +117,47 @@ def test_one_command_evaluates_a_run(
         read_suite(world.folder / "questions.jsonl")
 
 
+def test_questions_with_answers_need_no_judgements(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right is a passage whose text has an answer; a question without one does not count. Sets with
+    judgements have other metrics."""
+    folder = tmp_path / "sets" / "answers"
+    folder.mkdir(parents=True)
+    write_passages(folder / "corpus.tsv", world.passages)
+    asked = [(question.text, world.passages[number].text) for number, question in enumerate(world.questions)]
+    lines = [f"{text}\t{[answer]!r}" for text, answer in asked[:-1]] + [f"{asked[-1][0]}\t[]"]
+    (folder / "queries.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    line = [f"model_file={world.folder / 'model'}", "no_cuda=true", "n_docs=20"]
+    assert main([*line, f"set={folder}", f"output_dir={tmp_path / 'out'}"]) == 0
+    heading, *rows = [
+        text
+        for text in capsys.readouterr().out.splitlines()
+        if "top-20" in text or text.startswith("answers")
+    ]
+    assert heading.split() == ["top-20", "top-1"] and len(rows) == 3
+    by_answers = read_metrics(tmp_path / "out" / "answers" / "bm25.json")
+    assert by_answers.each is not None and len(by_answers.each.ids) == len(asked) - 1
+    write_qrels(
+        tmp_path / "judged.tsv", {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)}
+    )
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(
+        f"sets: {{judged: {{folder: {folder}, qrels: {tmp_path / 'judged.tsv'}}}, answers: {folder}}}"
+    )
+    assert main([*line, f"suite={suite}", f"output_dir={tmp_path / 'both'}"]) == 0
+    judged = read_metrics(tmp_path / "both" / "judged" / "bm25.json")
+    assert judged.metrics["accuracy@5"] == by_answers.metrics["accuracy@5"] > 0.5, (
+        "every text is that of one passage"
+    )
+    assert "qrels.txt" not in {path.name for path in (tmp_path / "both" / "answers").iterdir()}
+    figures = json.loads((tmp_path / "both" / "results.json").read_text())["figures"]
+    assert "ndcg@10" in figures["judged"]["bm25"] and not figures.get("mean")
+    (folder / "queries.csv").write_text("\n".join(f"{text}\t[]" for text, _ in asked), encoding="utf-8")
+    with pytest.raises(InputError, match=r"no qrels.*questions with answers"):
+        read_suite(folder)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -289,7 +330,9 @@ def test_a_yaml_lists_sets_with_splits_and_prefixes(
     assert asked.each is not None and asked.each.texts == [question.text for question in world.questions]
 
 
-def test_hits_that_are_the_question_itself_are_left_out(world: World, beir: Path, tmp_path: Path) -> None:
+def test_hits_that_are_the_question_itself_are_left_out(
+    world: World, beir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(beir / "first", tmp_path / "self")
     questions = [
         question.__class__(question.text, f"p{number:03d}") for number, question in enumerate(world.questions)
@@ -310,6 +353,7 @@ def test_hits_that_are_the_question_itself_are_left_out(world: World, beir: Path
         )
         == 0
     )
+    assert capfd.readouterr().err.count("12 of 12 questions has the question's own id") == 1
     skipped, kept = (read_trec_run(tmp_path / "out" / name / "bm25.run") for name in ("self", "kept"))
     assert all(kept[key][0][0] == key for key in kept), "a question is made of its passage's words"
     for key, hits in skipped.items():
