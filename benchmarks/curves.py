@@ -277,7 +277,6 @@ def config_of(case: Case, folder: Path, steps: int, dropout: float) -> BiEncoder
         "train.hard_negatives": 0,
         "train.log_batch_step": 1,
         "train.eval_per_epoch": 0,
-        "train.sanity_validation": 0,
         "train.num_workers": 0,
         **case.changes,
     }

@@ -275,7 +275,6 @@ class Study:
         chosen = ("train.best_metric=eval/dev/ndcg@10", "train.keep=better")
         quick = (
             "train.keep_last=1",
-            "train.sanity_validation=0",
             "train.num_workers=0",
             "train.hard_negatives=0",
             "device=cpu",

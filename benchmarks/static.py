@@ -35,7 +35,7 @@ from dpr.export import sentence_transformers
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
 from dpr.models.static import StaticBackbone, StaticConfig
-from dpr.training.rows import RowAdamW, clip_gradients, row_tables
+from dpr.training.optimizer import RowAdamW, clip_gradients, row_tables
 
 WIDTH, WORDS, TEMPERATURE, RATE = 512, 7000, 0.05, 0.02
 Step = Callable[[], float]

@@ -57,12 +57,12 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.preparation.new_encoder import new_encoder as new_encoder
     from dpr.retrieval.hits import Hit as Hit
     from dpr.retriever import Retriever as Retriever
+    from dpr.training.assembly import BiEncoderTrainer as BiEncoderTrainer
     from dpr.training.callbacks import Callback as Callback
-    from dpr.training.callbacks.optional import EarlyStopping as EarlyStopping
-    from dpr.training.callbacks.optional import LoadBest as LoadBest
+    from dpr.training.callbacks.usual import EarlyStopping as EarlyStopping
+    from dpr.training.callbacks.usual import LoadBest as LoadBest
     from dpr.training.settings import LossSettings as LossSettings
     from dpr.training.settings import TrainingSettings as TrainingSettings
-    from dpr.training.trainer import BiEncoderTrainer as BiEncoderTrainer
     from dpr.training.validations.protocol import Validation as Validation
 
 _MODULES = {
@@ -91,10 +91,10 @@ _MODULES = {
     "dpr.preparation.new_encoder": "EncoderShape new_encoder",
     "dpr.retrieval.hits": "Hit",
     "dpr.retriever": "Retriever",
+    "dpr.training.assembly": "BiEncoderTrainer",
     "dpr.training.callbacks": "Callback",
-    "dpr.training.callbacks.optional": "EarlyStopping LoadBest",
+    "dpr.training.callbacks.usual": "EarlyStopping LoadBest",
     "dpr.training.settings": "LossSettings TrainingSettings",
-    "dpr.training.trainer": "BiEncoderTrainer",
     "dpr.training.validations.protocol": "Validation",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

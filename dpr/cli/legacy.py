@@ -16,6 +16,10 @@ _BY_REASON = {
         "train.train_rolling_loss_step"
     ),
     "it never had an effect": "multi_q_encoder",
+    "files are memory-mapped, and all ranks shuffle all rows": "local_shards_dataloader",
+    "model_file gives a new run its weights alone; a run found in output_dir goes on as it was": (
+        "ignore_checkpoint_offset ignore_checkpoint_optimizer ignore_checkpoint_lr"
+    ),
     "the checkpoint brings its tokenizer": "do_lower_case special_tokens",
     "encoder.pretrained_model_cfg=<folder> names the weights": "encoder.pretrained_file",
     "tables are not read; write their text as passages, one row of a TSV file each": (

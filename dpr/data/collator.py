@@ -94,12 +94,10 @@ class Collator:
         *,
         num_hard: int,
         num_other: int,
-        num_positives: int = 1,
         seed: int | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
         self.tensorizer, self.num_hard, self.num_other, self.seed = tensorizer, num_hard, num_other, seed
-        self.num_positives = num_positives
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
         self._prefix_lengths: dict[str, int] = {}
         self._agreed: dict[int, tuple[Any, ...]] = {}
@@ -113,7 +111,7 @@ class Collator:
     @property
     def width(self) -> int:
         """Slots of a question."""
-        return self.num_positives + self.num_other + self.num_hard
+        return 1 + self.num_other + self.num_hard
 
     def __call__(self, rows: Sequence[DataRow]) -> BiEncoderBatch:
         """Collates B rows, of one data set or of several.
@@ -190,7 +188,6 @@ class Collator:
             sample,
             num_hard=self.num_hard,
             num_other=self.num_other,
-            num_positives=self.num_positives,
             generator=generator,
             shuffle_positives=options.shuffle_positives,
             exclude_gold=options.exclude_gold,
@@ -315,16 +312,14 @@ def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Te
 
 
 class Selection(NamedTuple):
-    """The passages of one question: the positive, other negatives, hard negatives; and further positives,
-    which stand behind the first."""
+    """The passages of one question: the positive, other negatives, hard negatives."""
 
     positive: AnyPassage
     other_negatives: tuple[AnyPassage, ...]
     hard_negatives: tuple[AnyPassage, ...]
-    other_positives: tuple[AnyPassage, ...] = ()
 
     def in_slot_order(self) -> list[AnyPassage]:
-        return [self.positive, *self.other_positives, *self.other_negatives, *self.hard_negatives]
+        return [self.positive, *self.other_negatives, *self.hard_negatives]
 
 
 def select_passages(
@@ -332,7 +327,6 @@ def select_passages(
     *,
     num_hard: int,
     num_other: int,
-    num_positives: int = 1,
     generator: np.random.Generator | None = None,
     shuffle_positives: bool = False,
     exclude_gold: bool = False,
@@ -353,8 +347,7 @@ def select_passages(
         sample.other_negatives, max(num_other, num_hard if not sample.hard_negatives else 0), generator
     )
     hard = _draw(sample.hard_negatives, num_hard, generator) if sample.hard_negatives else others[:num_hard]
-    rest = tuple(passage for number, passage in enumerate(positives) if number != place)
-    return Selection(positives[place], others[:num_other], hard, _draw(rest, num_positives - 1, generator))
+    return Selection(positives[place], others[:num_other], hard)
 
 
 def _draw(

@@ -95,36 +95,6 @@ class ShardedDataIterator:
         return self._order(lap)[start : start + self.global_batch_size][self._slice]
 
 
-class LocalShardedDataIterator:
-    """Each rank shuffles within its contiguous part of the data set, so that it reads only that part of the
-    files.
-
-    The order depends on the number of ranks. All ranks do as many pools as the smallest part allows.
-    """
-
-    def __init__(
-        self,
-        num_rows: int,
-        *,
-        global_batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        dataset: int = 0,
-    ) -> None:
-        mine = _share(global_batch_size, rank, world_size)
-        self.num_rows, self._batch_size = num_rows, mine.stop - mine.start
-        part = rank_slice(num_rows, rank, world_size)
-        self._start = part.start
-        self.num_pools = (num_rows // world_size) // self._batch_size
-        # Ranks with parts of equal size would otherwise shuffle the same way; harmless, but the key is free.
-        self._order = LapOrder(part.stop - part.start, seed, dataset * 1_000_003 + rank)
-
-    def rows(self, pool: int) -> np.ndarray:
-        lap, pool = divmod(pool, self.num_pools)
-        return self._start + self._order(lap)[pool * self._batch_size : (pool + 1) * self._batch_size]
-
-
 class MultiSetDataIterator:
     """Every pool comes from one set; the sets' pools follow each other in an order all ranks share.
 

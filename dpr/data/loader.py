@@ -23,7 +23,6 @@ from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, one_encoder_type
 from dpr.data.iterators import (
     DataIterator,
-    LocalShardedDataIterator,
     MixedDataIterator,
     MultiSetDataIterator,
     PoolIterator,
@@ -84,7 +83,6 @@ def cut_into_pools(
     ranks: Ranks,
     seed: int,
     sampling: Sampling | None = None,
-    local_shards: bool = False,
 ) -> PoolDataset:
     """This rank's part of the data sets' pools of ``global_batch_size`` questions.
 
@@ -96,13 +94,13 @@ def cut_into_pools(
     for item in options:
         collator.tensorizer.check_selector(item.selector)
     sampling = with_weights_of_sets(sampling or Sampling(), sets)
-    if local_shards:
-        sampling.refuse_local_shards()
     num_rows, names = [len(source) for source in sources], [source.name for source in sources]
     features = None
     if sampling.group_by_length:
-        drawn = {name: getattr(collator, name) for name in ("num_hard", "num_other", "num_positives")}
-        features = [row_lengths(source, **drawn) for source in sources]
+        features = [
+            row_lengths(source, num_hard=collator.num_hard, num_other=collator.num_other)
+            for source in sources
+        ]
     elif sampling.group_by_words:
         from dpr.data.word_groups import row_words  # most runs do not group by words
 
@@ -119,9 +117,7 @@ def cut_into_pools(
         iterator = MixedDataIterator(num_rows, **share, sampling=sampling, names=names, features=features)
     else:
         parts: list[DataIterator] = [
-            LocalShardedDataIterator(rows, dataset=number, **share)
-            if local_shards
-            else ShardedDataIterator(
+            ShardedDataIterator(
                 rows, dataset=number, **share, features=features[number] if features else None
             )
             for number, rows in enumerate(num_rows)
@@ -130,8 +126,8 @@ def cut_into_pools(
     return PoolDataset(sets, iterator, collator)
 
 
-def row_lengths(source: SampleSource, *, num_hard: int, num_other: int, num_positives: int = 1) -> np.ndarray:
-    """Characters that a row brings into a pool, (N,) int64: its question, the positives and negatives it
+def row_lengths(source: SampleSource, *, num_hard: int, num_other: int) -> np.ndarray:
+    """Characters that a row brings into a pool, (N,) int64: its question, the positive and the negatives it
     draws, each of average length.
 
     Rows are grouped by them. Tokens would differ between text and stored tokens; characters do not.
@@ -142,12 +138,7 @@ def row_lengths(source: SampleSource, *, num_hard: int, num_other: int, num_posi
     positive, hard, other = (passages[name] for name in _LISTS)
     # As in drawing: the other negatives stand in where a row has no hard ones.
     hard = np.where(hard[:, 1:] > 0, hard, other)
-    return (
-        questions
-        + _expected(positive, num_positives)
-        + _expected(hard, num_hard)
-        + _expected(other, num_other)
-    )
+    return questions + _expected(positive, 1) + _expected(hard, num_hard) + _expected(other, num_other)
 
 
 def _expected(counts: np.ndarray, drawn: int) -> np.ndarray:
@@ -201,19 +192,17 @@ def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOrder(Sampler[tuple[int, int]]):
-    """(epoch, pool) from a starting point on, ``pools_per_epoch`` to an epoch; with ``repeat_first`` every
-    epoch is the first again."""
+    """(epoch, pool) from a starting point on, ``pools_per_epoch`` to an epoch."""
 
     epoch: int
     pool: int
     num_epochs: int
     pools_per_epoch: int
-    repeat_first: bool = False
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         for epoch in range(self.epoch, self.num_epochs):
             for pool in range(self.pool if epoch == self.epoch else 0, self.pools_per_epoch):
-                yield (0 if self.repeat_first else epoch), pool
+                yield epoch, pool
 
 
 def _start_worker(_: int) -> None:

@@ -184,16 +184,6 @@ class SamplingSettings(Settings):
         }
         return [key for key, value in ways.items() if value is not None]
 
-    def refuse_local_shards(self) -> None:
-        """Raises ConfigError where pools are made of rows from anywhere, which a rank that reads only its own
-        part does not have."""
-        for name in ("mixed", "group_by_length", "group_by_words"):
-            if getattr(self, name):
-                message = (
-                    f"train.sampling.{name}=true and local_shards_dataloader=true are mutually exclusive"
-                )
-                raise ConfigError(f"{message}; leave one of them out")
-
 
 @dataclass
 class DataSetSettings(Settings):

@@ -71,8 +71,8 @@ def _not_learning(run: Training) -> Symptom | None:
     if not is_level or found > 0.5:
         return None
     advice = (
-        "another train.learning_rate, ten times less and ten times more; train.overfit_batches=1 shows"
-        " whether it can learn at all"
+        "another train.learning_rate, ten times less and ten times more; whether it can learn at all is seen"
+        " by training on some ten rows, for many epochs"
     )
     if is_softmax_flat:
         advice = "loss.temperature=0.05: similarities of normalised vectors lie between -1 and 1"

@@ -7,7 +7,7 @@ Only checkpoints of a training run have the last five files. The manifest is wri
     tower) encoder/                 backbone config (of passages, if questions have a table) and tokenizer
     files, as Hugging Face writes them encoder_settings.json    pooling, lengths: all other settings that
     decide a vector manifest.json            sizes and SHA-256 of all files optimizer.safetensors    optimizer
-    state by parameter name; or the folder optimizer/, in parts (``write_parts``) scaler.json
+    state by parameter name scaler.json
     loss scale of fp16 callbacks.json           what callbacks remember, by class name trainer_state.json
     progress, identity of the run, best value config.json              the resolved configuration of the run
 """
@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +39,6 @@ from dpr.storage.inside import inside, is_below
 from dpr.storage.strict_json import describe
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 logger = get_logger(__name__)
@@ -48,7 +46,6 @@ logger = get_logger(__name__)
 FORMAT_VERSION = 1
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-OPTIMIZER_PARTS = "optimizer"
 ENCODER_FOLDER = "encoder"
 SETTINGS_FILE = "encoder_settings.json"
 STATE_FILE = "trainer_state.json"
@@ -109,56 +106,6 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
         raise CheckpointError(
             f"cannot be read ({error})", file=folder / name, expected="a safetensors file"
         ) from error
-
-
-def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes this process's parts of tensors into a folder that all processes write, and that
-    ``durable_folder`` is about to publish.
-
-    Safetensors files, one a process, whose headers say which part of a tensor they hold; written and read by
-    torch.distributed.checkpoint, whose own format, a pickle, is not used. Any number of processes can read
-    them; its plans travel between those as objects.
-
-    Raises:
-        OSError: some process cannot write; on all processes.
-    """
-    from torch.distributed import checkpoint
-
-    writer = checkpoint.HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    try:
-        checkpoint.save(dict(tensors), storage_writer=writer)
-    except checkpoint.CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        raise OSError(
-            getattr(first, "errno", None), getattr(first, "strerror", None) or str(first)
-        ) from error
-
-
-def stored_shapes(folder: Path) -> dict[str, torch.Size]:
-    """The whole shape of every tensor in a folder that ``write_parts`` has filled.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    from safetensors import SafetensorError
-    from torch.distributed import checkpoint
-
-    try:
-        metadata = checkpoint.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        return {name: stored.size for name, stored in metadata.items()}  # type: ignore[union-attr]
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot be read ({error})", file=folder, expected="safetensors files of several processes"
-        ) from error
-
-
-def read_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fills tensors, each whole or in parts, with the stored ones of their names and shapes."""
-    from torch.distributed import checkpoint
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is as good
-        checkpoint.load(tensors, storage_reader=checkpoint.HuggingFaceStorageReader(str(folder)))
 
 
 def check_whole(folder: Path) -> None:

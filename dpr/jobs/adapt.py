@@ -370,7 +370,6 @@ def judged_training(config: AdaptSettings, texts: Texts, folder: Path) -> BiEnco
     from dpr.training.command_settings import BiEncoderTrainConfig
 
     made = BiEncoderTrainConfig(output_dir=str(folder), seed=config.seed, device=config.device)
-    made.train.sanity_validation = 0
     made.train.eval_at_start = False
     made.train.best_metric = f"eval/dev/{_METRIC}"
     made.train.keep_last = 1

@@ -25,7 +25,6 @@ _EXTRAS = {
     "onnxruntime": ("onnx", "graphs that are served without torch (dpr export to=onnx)"),
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
     "mlflow-skinny": ("mlflow", "curves in MLflow (tracking.mlflow=true)"),
-    "trackio": ("trackio", "curves in Trackio (tracking.trackio=true)"),
     "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
     "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
     "mteb": ("mteb", "mteb's tasks (dpr.MtebModel)"),

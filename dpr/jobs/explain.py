@@ -97,7 +97,7 @@ def _pool(
         yield ""
         yield f"  question {number}, row {row.number}{of_set}: {_short(row.sample.question)}"
         yield f"    tokens    {questions[number]}"
-        slots = [("positive", passage) for passage in (drawn.positive, *drawn.other_positives)]
+        slots = [("positive", drawn.positive)]
         slots += [("other", passage) for passage in drawn.other_negatives]
         slots += [("hard", passage) for passage in drawn.hard_negatives]
         for index, (role, passage) in enumerate(slots):

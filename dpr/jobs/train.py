@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.core.distributed import current_ranks, from_main, on_main, process_group, resolve_device
+from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
@@ -18,7 +18,6 @@ from dpr.data.settings import TextSettings
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.catalogue import warn_of_lost_space
-from dpr.jobs.export_best import check_formats, check_model, export_best
 from dpr.jobs.sources import NamedSource, resolve_training_files
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import is_without_weights
@@ -34,16 +33,13 @@ from dpr.models.settings import (
 )
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
+from dpr.training.assembly import BiEncoderTrainer, Named
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.trackers import MLflow, TensorBoard, Trackio, WeightsAndBiases
-from dpr.training.callbacks.usual import usual_callbacks
+from dpr.training.callbacks.trackers import MLflow, TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.dry_run import dry_run
-from dpr.training.identity import unchangeable
 from dpr.training.stored_sets import as_tokens
-from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.user_classes import make_loss, user_data
-from dpr.training.usual import Named
 from dpr.training.validations.dev_sets import DevSet, dev_validations
 from dpr.training.validations.protocol import run_validations
 
@@ -70,7 +66,6 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             "output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g."
             " output_dir=runs/first"
         )
-    check_formats(config.train.export)
     device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
         # Everything that settings name is looked at before the model and the data are read: that may take an
@@ -83,7 +78,6 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         seed_everything(config.seed)
         model = build_model(config).to(device)
         if train_sources:
-            check_model(config.train.export, model)
             names = [source.name for source in train_sources]
             loss = make_loss(config.loss, candidates=config.candidates(), model=model, namespaces=names)
         dev_sets = open_sets(dev_sources, config)
@@ -91,17 +85,12 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             return evaluate(config, model, as_tokens(dev_sets, config, model), named)
         train_sets = open_sets(train_sources, config, config.loss_scale_factors)
         trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named)
-        is_main = current_ranks().is_main
-        best = None
         if not config.train.dry_run:
-            best = trainer.train()
-        else:
-            measured = dry_run(trainer)
-            if is_main:
-                print("\n".join(measured.lines()))
-    if is_main and not config.train.dry_run:  # outside of the group: the others need not wait for it
-        export_best(config)
-    return best
+            return trainer.train()
+        measured = dry_run(trainer)
+        if current_ranks().is_main:
+            print("\n".join(measured.lines()))
+        return None
 
 
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
@@ -117,7 +106,9 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     options = TowerOptions(
         **vars(config.loss.part(TemperatureSettings)), **vars(encoder.part(RunningSettings))
     )
-    text = encoder.text_of(TextSettings(plain_apostrophes=_makes_apostrophes_plain(config)))
+    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes
+    # of questions alone.
+    text = encoder.text_of(TextSettings(plain_apostrophes=not encoder.shared))
     settings = EncoderSettings(
         **vars(encoder.part(VectorSettings)) | vars(text) | {"dpr_trailing_sep": config.trailing_sep()}
     )
@@ -155,17 +146,6 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         options=options,
         token_frequencies=encoder.token_frequencies,
     )
-
-
-def _makes_apostrophes_plain(config: BiEncoderTrainConfig) -> bool:
-    """The default: a run that is resumed keeps what it began with, also where a version began it that made
-    them plain for every model."""
-    output_dir = None if config.output_dir is None else Path(config.output_dir)
-    stored = unchangeable(output_dir, config).get("encoder")  # it names the setting only where it is false
-    found = 0 if not isinstance(stored, dict) else 1 if stored.get("plain_apostrophes") is False else 2
-    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes
-    # of questions alone.
-    return (not config.encoder.shared, False, True)[from_main(found)]
 
 
 def _check_other_use(encoder: TowerSettings, model: BiEncoder, source: str, *, is_training: bool) -> None:
@@ -279,8 +259,10 @@ def build_trainer(
     """The trainer that the settings describe; ``loss`` and ``named`` where they are made already. Trackers
     and user-defined callbacks do not see a dry run."""
     named = named or Named.of(config)
-    users, trackers = ((), ()) if config.train.dry_run else (named.callbacks, make_trackers(config))
-    further = [*users, *trackers]
+    trackers = make_trackers(config)
+    if config.train.dry_run:
+        named = replace(named, callbacks=())
+        trackers = []
     return BiEncoderTrainer(
         model,
         train_sets,
@@ -288,10 +270,8 @@ def build_trainer(
         output_dir=str(config.output_dir),
         settings=config,
         loss=loss,
-        validations=named.validations,
-        metrics=named.metrics,
-        callbacks=usual_callbacks(config.train, Path(str(config.output_dir)), further),
-        usual=False,
+        callbacks=trackers,
+        named=named,
         config=asdict(config),
     )
 
@@ -304,8 +284,8 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
         trackers.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
         trackers.append(WeightsAndBiases(project=tracking.project))
-    kinds = {MLflow: tracking.mlflow, Trackio: tracking.trackio}
-    trackers += [kind(project=tracking.project) for kind, is_on in kinds.items() if is_on]
+    if tracking.mlflow:
+        trackers.append(MLflow(project=tracking.project))
     return trackers
 
 

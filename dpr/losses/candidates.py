@@ -2,9 +2,7 @@
 derives the rules.
 
 Candidates follow from identities alone, which are known before anything is encoded. They are found on the
-host, where sorting and counting wait for nothing, and only the finished columns go to the device. Guards
-against false negatives and the weights of rivals follow from scores; they are functions of a part of the
-score matrix, so that they work in blocks.
+host, where sorting and counting wait for nothing, and only the finished columns go to the device.
 
 Letters: B questions of this rank, M context slots of the pool, K known positives per question, D dimensions
 (G of guide vectors).
@@ -176,52 +174,15 @@ class GuideVectors:
     columns: Tensor
     threshold: float
 
-
-@dataclass(frozen=True, slots=True)
-class Rivals:
-    """What a question's positive is compared with.
-
-    Scores above ``ceiling`` (B,) are masked, and so are columns that ``guide`` takes for positives and
-    ``suspects`` (B, M) bool; the target never is. With ``hardness`` b a rival weighs exp(b x) times as much
-    in the denominator, x being its score times the temperature.
-    """
-
-    candidates: Candidates
-    ceiling: Tensor | None = None
-    guide: GuideVectors | None = None
-    suspects: Tensor | None = None
-    hardness: float = 0.0
-
-    @property
-    def target(self) -> Tensor:
-        return self.candidates.target
-
-    def weighed(
-        self,
-        scores: Tensor,
-        temperature: Tensor | float,
-        rows: slice = EVERYTHING,
-        columns: slice = EVERYTHING,
+    def mask_(
+        self, scores: Tensor, target: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING
     ) -> Tensor:
-        """The given part of the candidates' scores as the denominator takes them: ``MASKED_SCORE`` in place
-        over suspects, the logarithm of each rival's weight added, which is a constant to the gradient, as
-        ``temperature`` must be."""
-        suspects = [] if self.suspects is None else [self.suspects[rows, columns]]
-        if self.ceiling is not None:
-            suspects.append(scores.detach() > self.ceiling[rows, None])
-        if self.guide is not None:
-            suspects.append(self.guide.positives[rows] @ self.guide.columns[columns].T > self.guide.threshold)
-        for suspect in suspects:
-            scores = scores.masked_fill_(self._without_target(suspect, rows, columns), MASKED_SCORE)
-        if not self.hardness:
-            return scores
-        return scores + self.hardness * temperature * self._without_target(scores.detach(), rows, columns)
-
-    def _without_target(self, values: Tensor, rows: slice, columns: slice) -> Tensor:
-        """``values`` with 0, or False, at each question's target."""
-        column, is_inside = columns_in(self.target[rows], columns.start or 0, values.shape[1])
-        kept = values.gather(1, column)
-        return values.scatter(1, column, kept.where(~is_inside[:, None], torch.zeros_like(kept)))
+        """Writes ``MASKED_SCORE``, in place, over the unlabelled positives in the given part of the score
+        matrix; ``target`` (B,) is never masked."""
+        suspects = self.positives[rows] @ self.columns[columns].T > self.threshold
+        column, is_inside = columns_in(target[rows], columns.start or 0, scores.shape[1])
+        suspects.scatter_(1, column, suspects.gather(1, column) & ~is_inside[:, None])
+        return scores.masked_fill_(suspects, MASKED_SCORE)
 
 
 def columns_in(columns: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:

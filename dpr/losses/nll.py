@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.temperature import Temperature
-from dpr.losses.candidates import CANDIDATE_RULES, Rivals, columns_in, score_matrix
+from dpr.losses.candidates import CANDIDATE_RULES, Candidates, GuideVectors, columns_in, score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
 
 # A block of this size stays in the cache of a CPU.
@@ -38,36 +38,31 @@ class BiEncoderNllLoss(Loss):
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch | None = None) -> LossResult:
         """Scores this rank's questions (B, D) against the pool's contexts (M, D)."""
         return nll_of_columns(
-            questions, pool.contexts, Rivals(pool.candidates), pool.temperature, max_scores=self.max_scores
+            questions, pool.contexts, pool.candidates, pool.temperature, max_scores=self.max_scores
         )
 
 
 def nll_of_columns(
-    questions: Tensor, columns: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int
+    questions: Tensor,
+    columns: Tensor,
+    candidates: Candidates,
+    temperature: Temperature,
+    *,
+    guide: GuideVectors | None = None,
+    max_scores: int,
 ) -> LossResult:
-    """-log softmax of each question's target, (B,), among the vectors (M, D) that ``rivals`` lets compete
-    with it."""
-    if in_blocks(questions, columns, max_scores):
-        return LossResult(*blockwise_nll(questions, columns, rivals, temperature, max_scores=max_scores)[:2])
-    return nll_of_scores(score_matrix(questions, columns, temperature), rivals, temperature)
-
-
-def nll_of_scores(scores: Tensor, rivals: Rivals, temperature: Temperature) -> LossResult:
-    """As ``nll_of_columns``, from the scores (B, M), which are changed."""
-    scores = rivals.candidates.mask_(scores)
-    # by the model's own scores, not as they are guarded and weighed
-    correct = rivals.candidates.are_first(scores.argmax(dim=1))
-    scores = rivals.weighed(scores, temperature.constant())
-    return LossResult(torch.nn.functional.cross_entropy(scores, rivals.target, reduction="none"), correct)
-
-
-def in_blocks(questions: Tensor, columns: Tensor, max_scores: int) -> bool:
-    """Whether the score matrix is too large to be held."""
-    return len(questions) * len(columns) > block_size(questions, max_scores)
-
-
-def block_size(questions: Tensor, max_scores: int) -> int:
-    return min(max_scores, CPU_MAX_SCORES) if questions.device.type == "cpu" else max_scores
+    """-log softmax of each question's target, (B,), among the vectors (M, D) that compete with it: the
+    ``candidates``, without those that ``guide`` takes for positives."""
+    if questions.device.type == "cpu":
+        max_scores = min(max_scores, CPU_MAX_SCORES)
+    if len(questions) * len(columns) > max_scores:
+        return _blockwise_nll(questions, columns, candidates, temperature, guide, max_scores)
+    scores = candidates.mask_(score_matrix(questions, columns, temperature))
+    # by the model's own scores, not as they are guarded
+    correct = candidates.are_first(scores.argmax(dim=1))
+    if guide is not None:
+        scores = guide.mask_(scores, candidates.target)
+    return LossResult(torch.nn.functional.cross_entropy(scores, candidates.target, reduction="none"), correct)
 
 
 class _Block(NamedTuple):
@@ -93,30 +88,38 @@ class _BlockwiseNll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, questions: Tensor, contexts: Tensor, temperature: Tensor, rivals: Rivals, max_scores: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any,
+        questions: Tensor,
+        contexts: Tensor,
+        temperature: Tensor,
+        candidates: Candidates,
+        guide: GuideVectors | None,
+        max_scores: int,
+    ) -> tuple[Tensor, Tensor]:
         size = len(questions), len(contexts)
         log_sum = questions.new_full((size[0],), -torch.inf)
-        best, best_column = log_sum.clone(), torch.zeros(size[0], dtype=torch.int64, device=questions.device)
+        best = log_sum.clone()
+        best_column = torch.zeros(size[0], dtype=torch.int64, device=questions.device)
         target_score = torch.zeros_like(log_sum)
         for block in _blocks(*size, max_scores):
-            scores = _scores(questions, contexts, temperature, rivals, block)
+            scores = _scores(questions, contexts, temperature, candidates, block)
             highest, column = scores.max(dim=1)
             is_better = highest > best[block.rows]
             best[block.rows] = torch.where(is_better, highest, best[block.rows])
             best_column[block.rows] = torch.where(
                 is_better, column + block.columns.start, best_column[block.rows]
             )
-            scores = rivals.weighed(scores, temperature, *block)
-            column, is_inside = _targets(rivals, block)
+            if guide is not None:
+                scores = guide.mask_(scores, candidates.target, *block)
+            column, is_inside = _targets(candidates, block)
             found = scores.gather(1, column)[:, 0]
             target_score[block.rows] = torch.where(is_inside, found, target_score[block.rows])
             log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
         ctx.save_for_backward(questions, contexts, temperature, log_sum)
-        ctx.rivals, ctx.max_scores = rivals, max_scores
-        correct = rivals.candidates.are_first(best_column)
-        ctx.mark_non_differentiable(correct, best)
-        return log_sum - target_score, correct, best
+        ctx.candidates, ctx.guide, ctx.max_scores = candidates, guide, max_scores
+        correct = candidates.are_first(best_column)
+        ctx.mark_non_differentiable(correct)
+        return log_sum - target_score, correct
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -125,9 +128,11 @@ class _BlockwiseNll(torch.autograd.Function):
             torch.zeros_like(part) for part in (questions, contexts, temperature)
         )
         for block in _blocks(len(questions), len(contexts), ctx.max_scores):
-            scores = _scores(questions, contexts, temperature, ctx.rivals, block)
-            share = (ctx.rivals.weighed(scores, temperature, *block) - log_sum[block.rows, None]).exp_()
-            column, is_inside = _targets(ctx.rivals, block)
+            scores = _scores(questions, contexts, temperature, ctx.candidates, block)
+            if ctx.guide is not None:
+                scores = ctx.guide.mask_(scores, ctx.candidates.target, *block)
+            share = (scores - log_sum[block.rows, None]).exp_()
+            column, is_inside = _targets(ctx.candidates, block)
             share.scatter_(1, column, share.gather(1, column) - is_inside[:, None].to(share.dtype))
             share *= grads[0][block.rows, None]
             grad_questions[block.rows].addmm_(share, contexts[block.columns])
@@ -135,37 +140,36 @@ class _BlockwiseNll(torch.autograd.Function):
             grad_temperature -= (share * scores).sum()
         for grad in (grad_questions, grad_contexts, grad_temperature):
             grad.div_(temperature)  # in place: vectors and gradients of the whole pool are held now
-        return grad_questions, grad_contexts, grad_temperature, None, None
+        return grad_questions, grad_contexts, grad_temperature, None, None, None
 
 
 def _scores(
-    questions: Tensor, contexts: Tensor, temperature: Tensor, rivals: Rivals, block: _Block
+    questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, block: _Block
 ) -> Tensor:
     scores = (questions[block.rows] @ contexts[block.columns].T).div_(temperature)
-    return rivals.candidates.mask_(scores, block.rows, block.columns)
+    return candidates.mask_(scores, block.rows, block.columns)
 
 
-def _targets(rivals: Rivals, block: _Block) -> tuple[Tensor, Tensor]:
+def _targets(candidates: Candidates, block: _Block) -> tuple[Tensor, Tensor]:
     return columns_in(
-        rivals.target[block.rows], block.columns.start, block.columns.stop - block.columns.start
+        candidates.target[block.rows], block.columns.start, block.columns.stop - block.columns.start
     )
 
 
-def blockwise_nll(
-    questions: Tensor, contexts: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """-log softmax(target) of each question, (B,), whether each ranks it first, (B,), and its highest
-    unweighed score, (B,).
-
-    A target that is none of the columns scores 0: the result is then the logarithm of the sum over all
-    columns. ``questions`` (B, D), ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32
-    at least, whatever autocast says.
-    """
+def _blockwise_nll(
+    questions: Tensor,
+    contexts: Tensor,
+    candidates: Candidates,
+    temperature: Temperature,
+    guide: GuideVectors | None,
+    max_scores: int,
+) -> LossResult:
+    """As ``nll_of_columns``. Differentiable in both vectors and in the temperature; in fp32 at least,
+    whatever autocast says."""
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
         questions = questions.to(dtype)
-        size = block_size(questions, max_scores)
-        losses, correct, best = _BlockwiseNll.apply(
-            questions, contexts.to(dtype), temperature.like(questions), rivals, size
+        losses, correct = _BlockwiseNll.apply(
+            questions, contexts.to(dtype), temperature.like(questions), candidates, guide, max_scores
         )
-    return losses, correct, best
+    return LossResult(losses, correct)

@@ -23,7 +23,7 @@ from dpr.losses.terms import Distillation, Embedding, Nll, Symmetric, Teacher, o
 
 
 class Objective(Loss):
-    """A weighted sum of terms: those of ``settings``, then ``user_terms`` with their weights.
+    """A weighted sum of terms: those that ``settings`` weigh, then ``user_terms`` with their weights.
 
     The terms run in the same order with the same operations in every step, whatever the data hold: a question
     without teacher scores has a distillation term of 0, and the divisor of the pool stays Q. ``normalize``:
@@ -44,26 +44,27 @@ class Objective(Loss):
     ) -> None:
         if candidates not in CANDIDATE_RULES:
             raise ValueError(f"candidates={candidates!r} is not known, expected 'distinct' or 'dpr'")
-        self.settings, self.candidates, self._normalize, self.guide = settings, candidates, normalize, guide
+        self.settings = settings
+        self.candidates = candidates
+        self._normalize = normalize
         self.terms: list[tuple[float, Term]] = []
-        if weight := settings.weight_of("nll"):
-            self.terms.append(
-                (weight, Nll(settings, candidates=candidates, guide=guide, max_scores=max_scores))
-            )
-        if weight := settings.weight_of("symmetric"):
-            self.terms.append((weight, Symmetric(settings, candidates=candidates, max_scores=max_scores)))
-        if settings.uses_teacher:
+        if settings.nll_weight:
+            nll = Nll(guide=guide, threshold=settings.guide_threshold, max_scores=max_scores)
+            self.terms.append((settings.nll_weight, nll))
+        if settings.symmetric_weight:
+            symmetric = Symmetric(candidates=candidates, max_scores=max_scores)
+            self.terms.append((settings.symmetric_weight, symmetric))
+        if settings.uses_teacher_scores:
             self.terms.append((1.0, Distillation(settings)))  # it weighs its two kinds itself
         if teacher is not None:
-            self.terms.append((settings.embedding_weight, Embedding(teacher)))
+            self.terms.append((1.0, Embedding(teacher)))
         self.terms += user_terms
         self._needed = frozenset[str]().union(*(term.needs for _, term in self.terms))
         self.needs = self._needed & GATHERED
         self.reads_passages = any(term.reads_passages for _, term in self.terms)
 
     def content(self) -> Mapping[str, Any]:
-        own = {} if self.guide is None else {"guide": self.guide.fingerprint}
-        return own | {key: value for _, term in self.terms for key, value in term.content().items()}
+        return {key: value for _, term in self.terms for key, value in term.content().items()}
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
         widths = self.settings.dimensions
@@ -119,7 +120,7 @@ class Objective(Loss):
     def _own_correct(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
         """Which questions rank their positive first among their own slots, (B,)."""
         scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
-        candidates = own_candidates(batch, self.candidates)[0].to(scores.device)
+        candidates = own_candidates(batch, self.candidates).to(scores.device)
         return candidates.are_first(candidates.mask_(scores.detach().clone()).argmax(1))
 
 

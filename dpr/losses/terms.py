@@ -1,35 +1,30 @@
 """The terms of an objective. docs/numerics.md, section 1, has the formulas.
 
 Letters: B questions of this rank, Q questions and M context slots of the pool, n own slots of each question,
-K known or other positives of a question at most, D dimensions.
+K known positives of a question at most, D dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger
 from dpr.core.records import WHOLE_DOCUMENT
-from dpr.core.temperature import Temperature
 from dpr.losses.candidates import (
     MASKED_SCORE,
     Candidates,
     GuideVectors,
-    Rivals,
     are_known,
     are_same,
     names_of,
-    score_matrix,
 )
 from dpr.losses.guide import Guide
-from dpr.losses.nll import blockwise_nll, in_blocks, nll_of_columns, nll_of_scores
+from dpr.losses.nll import nll_of_columns
 from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, OWN_SCORES, QUESTIONS, LossResult, Pool, Term
 from dpr.losses.settings import ObjectiveSettings
 
@@ -42,74 +37,36 @@ MOST_WITHOUT = 10
 
 
 class Nll(Term):
-    """-log softmax of a question's positive among the candidates of the pool or, without in-batch negatives,
-    among its own slots."""
+    """-log softmax of a question's positive among the candidates of the pool."""
 
-    def __init__(
-        self, settings: ObjectiveSettings, *, candidates: str, guide: Guide | None, max_scores: int
-    ) -> None:
-        self.settings, self.candidates, self._guide, self._max_scores = (
-            settings,
-            candidates,
-            guide,
-            max_scores,
-        )
-        self.needs = frozenset({CONTEXTS if settings.in_batch_negatives else OWN_SCORES})
+    needs = frozenset({CONTEXTS})
+
+    def __init__(self, *, guide: Guide | None, threshold: float, max_scores: int) -> None:
+        self._guide, self._threshold, self._max_scores = guide, threshold, max_scores
+
+    def content(self) -> Mapping[str, str]:
+        return {} if self._guide is None else {"guide": self._guide.fingerprint}
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        return (
-            self._among_pool(questions, pool)
-            if self.settings.in_batch_negatives
-            else self._among_own(pool, batch)
-        )
-
-    def _among_pool(self, questions: Tensor, pool: Pool) -> LossResult:
-        settings, found, guide = self.settings, pool.candidates, None
+        guide = None
         if self._guide is not None:
             vectors = on_device(self._guide.vectors(pool.ids), questions.device)
-            guide = GuideVectors(vectors[found.target], vectors, settings.guide_threshold)
-        ceiling = score_ceiling(settings, questions, pool.contexts[found.target], pool)
-        rivals, size = Rivals(found, ceiling, guide, hardness=settings.hardness), self._max_scores
-        if settings.positives == "one":
-            return nll_of_columns(questions, pool.contexts, rivals, pool.temperature, max_scores=size)
-        return positives_of_columns(
-            settings.positives,
+            guide = GuideVectors(vectors[pool.candidates.target], vectors, self._threshold)
+        return nll_of_columns(
             questions,
             pool.contexts,
-            rivals,
-            found.masked,
+            pool.candidates,
             pool.temperature,
-            max_scores=size,
-        )
-
-    def _among_own(self, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        assert pool.own_scores is not None
-        settings, scores, suspects = self.settings, pool.own_scores, None
-        if self._guide is not None:
-            vectors = self._guide.vectors(batch.context_ids).view(*scores.shape, -1)
-            positives = vectors[torch.arange(len(batch)), own_positive(batch)]
-            suspects = on_device(
-                torch.bmm(vectors, positives[:, :, None])[:, :, 0] > settings.guide_threshold, scores.device
-            )
-        candidates, others = own_candidates(batch, self.candidates)
-        candidates, scores = candidates.to(scores.device), scores / pool.temperature
-        ceiling = None
-        if settings.false_negative_margin is not None:
-            positive_scores = scores.detach().gather(1, candidates.target[:, None])[:, 0]
-            ceiling = positive_scores + settings.false_negative_margin / pool.temperature.constant()
-        rivals = Rivals(candidates, ceiling, suspects=suspects, hardness=settings.hardness)
-        if settings.positives == "one":
-            return nll_of_scores(scores, rivals, pool.temperature)
-        return positives_of_scores(
-            settings.positives, scores, rivals, on_device(others, scores.device), pool.temperature
+            guide=guide,
+            max_scores=self._max_scores,
         )
 
 
 class Symmetric(Term):
     """-log softmax of each question among all questions of the pool, given its positive."""
 
-    def __init__(self, settings: ObjectiveSettings, *, candidates: str, max_scores: int) -> None:
-        self.settings, self.candidates, self._max_scores = settings, candidates, max_scores
+    def __init__(self, *, candidates: str, max_scores: int) -> None:
+        self.candidates, self._max_scores = candidates, max_scores
         self.needs = frozenset({QUESTIONS, KNOWN_POSITIVES} if candidates == "distinct" else {QUESTIONS})
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
@@ -117,13 +74,8 @@ class Symmetric(Term):
         column = on_device(own_positive(batch), questions.device)[:, None, None].expand(-1, 1, slots.shape[2])
         passages = slots.gather(1, column)[:, 0]
         candidates = competing_questions(pool, batch, self.candidates).to(questions.device)
-        rivals = Rivals(
-            candidates,
-            score_ceiling(self.settings, passages, questions, pool),
-            hardness=self.settings.hardness,
-        )
         return nll_of_columns(
-            passages, pool.questions, rivals, pool.temperature, max_scores=self._max_scores
+            passages, pool.questions, candidates, pool.temperature, max_scores=self._max_scores
         ).losses
 
 
@@ -137,12 +89,9 @@ class Distillation(Term):
     needs = frozenset({OWN_SCORES})
 
     def __init__(self, settings: ObjectiveSettings) -> None:
-        self.settings, self._kl_weight, self._margin_weight = (
-            settings,
-            settings.weight_of("kl"),
-            settings.weight_of("margin_mse"),
-        )
-        self._has_warned, self._num_without = False, 0
+        self.settings = settings
+        self._has_warned = False
+        self._num_without = 0
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
         assert pool.own_scores is not None
@@ -156,16 +105,13 @@ class Distillation(Term):
         self._warn(given)
         teacher = on_device(given, scores.device).to(scores.dtype)
         is_scored, total = ~teacher.isnan(), torch.zeros_like(scores[:, 0])
-        if self._kl_weight:
-            student = scores / (
-                pool.temperature if settings.kl_temperature is None else settings.kl_temperature
+        if settings.kl_weight:
+            total = total + settings.kl_weight * kl_divergence(
+                scores / pool.temperature, teacher / settings.teacher_temperature, is_scored
             )
-            total = total + self._kl_weight * kl_divergence(
-                student, teacher / settings.teacher_temperature, is_scored
-            )
-        if self._margin_weight:
+        if settings.margin_mse_weight:
             positive = on_device(own_positive(batch), scores.device)
-            total = total + self._margin_weight * margin_mse(
+            total = total + settings.margin_mse_weight * margin_mse(
                 scores, settings.margin_mse_scale * teacher, is_scored, positive
             )
         return total
@@ -191,7 +137,7 @@ class Distillation(Term):
                 logger.warning(message, MOST_WITHOUT)
             return
         self._num_without = 0
-        if self._kl_weight and spread > WIDEST_SPREAD * divisor:
+        if self.settings.kl_weight and spread > WIDEST_SPREAD * divisor:
             self._has_warned = True
             logger.warning(
                 "teacher scores of one question differ by %.3g, more than %g times"
@@ -238,68 +184,6 @@ class Embedding(Term):
         return total + ((slots - taught).square().sum(2) * counts).sum(1) / counts.sum(1)
 
 
-def positives_of_columns(
-    kind: str,
-    questions: Tensor,
-    columns: Tensor,
-    rivals: Rivals,
-    others: Tensor,
-    temperature: Temperature,
-    *,
-    max_scores: int,
-) -> LossResult:
-    """The loss of all positives of each question, (B,): its target and ``others`` (B, K), columns of the
-    vectors (M, D), M where none.
-
-    Holds (B, K, D) numbers besides what the negatives need.
-    """
-    if not in_blocks(questions, columns, max_scores):
-        return positives_of_scores(
-            kind, score_matrix(questions, columns, temperature), rivals, others, temperature
-        )
-    wanted, negatives = _split(rivals, others, len(columns))
-    log_sum, _, best = blockwise_nll(questions, columns, negatives, temperature, max_scores=max_scores)
-    dtype = torch.promote_types(questions.dtype, torch.float32)
-    vectors = columns.to(dtype)[wanted.clamp(max=len(columns) - 1)]
-    scores = torch.bmm(vectors, questions.to(dtype)[:, :, None])[:, :, 0] / temperature
-    return _combined(kind, log_sum, best, scores, wanted < len(columns))
-
-
-def positives_of_scores(
-    kind: str, scores: Tensor, rivals: Rivals, others: Tensor, temperature: Temperature
-) -> LossResult:
-    """As ``positives_of_columns``, from the scores (B, M)."""
-    size = scores.shape[1]
-    wanted, negatives = _split(rivals, others, size)
-    positive_scores = scores.gather(1, wanted.clamp(max=size - 1))
-    # A copy, because backward of the positives' scores reads what they were taken from.
-    scores = negatives.candidates.mask_(scores.clone())
-    best = scores.detach().amax(1)
-    scores = negatives.weighed(scores, temperature.constant())
-    return _combined(kind, scores.logsumexp(1), best, positive_scores, wanted < size)
-
-
-def _split(rivals: Rivals, others: Tensor, size: int) -> tuple[Tensor, Rivals]:
-    """The columns of the positives, (B, 1 + K), and what remains when these are taken out: no column is a
-    target."""
-    wanted, found = torch.cat([rivals.target[:, None], others], dim=1), rivals.candidates
-    left = found._replace(
-        target=torch.full_like(found.target, size), masked=torch.cat([wanted, found.masked], dim=1)
-    )
-    return wanted, replace(rivals, candidates=left)
-
-
-def _combined(kind: str, negatives: Tensor, best: Tensor, positives: Tensor, exists: Tensor) -> LossResult:
-    """From the log-sum-exp of the negatives (B,), the best of them (B,), and the scores of the positives (B,
-    1 + K) that exist."""
-    masked = positives.masked_fill(~exists, MASKED_SCORE)
-    if kind == "any":
-        losses = -logsigmoid(masked.logsumexp(1) - negatives)
-    else:
-        losses = -logsigmoid(positives - negatives[:, None]).masked_fill(~exists, 0.0).sum(1)
-    return LossResult(losses, masked.detach().amax(1) > best)
-
-
 def kl_divergence(student: Tensor, teacher: Tensor, is_scored: Tensor) -> Tensor:
     """Of each question the divergence KL(teacher || student) of two softmax distributions over its scored
     slots, (B,).
@@ -326,17 +210,6 @@ def margin_mse(student: Tensor, teacher: Tensor, is_scored: Tensor, positive: Te
     return gap.square().masked_fill(~counts, 0.0).sum(1) / counts.sum(1).clamp(min=1)
 
 
-def score_ceiling(settings: ObjectiveSettings, one: Tensor, other: Tensor, pool: Pool) -> Tensor | None:
-    """The scores, (B,), above which a rival is masked: those of the pairs of ``one`` and ``other``, (B, D),
-    plus the margin."""
-    margin = settings.false_negative_margin
-    if margin is None:
-        return None
-    dtype = torch.promote_types(one.dtype, torch.float32)
-    scores = torch.einsum("bd,bd->b", one.detach().to(dtype), other.detach().to(dtype))
-    return (scores + margin) / pool.temperature.constant()
-
-
 def own_slots(pool: Pool, num_questions: int) -> Tensor:
     """The vectors of each question's own slots, (B, n, D)."""
     slots = pool.contexts[pool.own_contexts]
@@ -355,16 +228,14 @@ def own_positive(batch: BiEncoderBatch) -> Tensor:
     return batch.positive_idx - torch.arange(len(batch)) * (len(batch.context_ids) // len(batch))
 
 
-def own_candidates(batch: BiEncoderBatch, rule: str) -> tuple[Candidates, Tensor]:
-    """What competes with each question among its own slots, by the rules of ``find_candidates``, and its
-    other known positives, (B, K).
+def own_candidates(batch: BiEncoderBatch, rule: str) -> Candidates:
+    """What competes with each question among its own slots, by the rules of ``find_candidates``.
 
     Columns count a question's own slots, n where there is none. All on the host.
     """
     target, size = own_positive(batch), len(batch.context_ids) // len(batch)
     valid, column = batch.context_valid.view(-1, size), torch.arange(size)
-    is_target = column == target[:, None]
-    excluded, extra = ~valid, torch.zeros_like(valid)
+    excluded = ~valid
     if rule == "distinct":
         ids = batch.context_ids.view(-1, size, 2)
         is_same = are_same(ids[:, :, None], ids[:, None]) & valid[:, None]
@@ -374,9 +245,9 @@ def own_candidates(batch: BiEncoderBatch, rule: str) -> tuple[Candidates, Tensor
             are_known(ids[:, :, None], batch.known_positive_ids[:, None])
             & batch.known_positive_valid[:, None]
         ).any(2)
-        excluded, extra = excluded | repeats | known | positives, known & valid & ~repeats & ~positives
-    masked, others = (torch.where(marks & ~is_target, column, size) for marks in (excluded, extra))
-    return Candidates(target, torch.ones(size, dtype=torch.bool), masked, column), others
+        excluded = excluded | repeats | known | positives
+    masked = torch.where(excluded & (column != target[:, None]), column, size)
+    return Candidates(target, torch.ones(size, dtype=torch.bool), masked, column)
 
 
 def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candidates:

@@ -37,7 +37,7 @@ class StaticConfig(PretrainedConfig):
 
 class StaticBackbone(PreTrainedModel):
     """The table, a look-up, and nothing else. Its gradient holds the rows that were read
-    (``dpr.training.rows``)."""
+    (``dpr.training.optimizer``)."""
 
     config_class = StaticConfig
 

@@ -13,34 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpr.core.distributed import current_ranks, from_main, gather_rows, largest_over_ranks, on_main
+from dpr.core.distributed import from_main, gather_rows, largest_over_ranks, on_main
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.sharded import full_on_main, is_sharded
 from dpr.formats import checkpoints
-from dpr.formats.checkpoints import read_parts, stored_shapes, write_parts
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
 from dpr.storage.inside import inside
 from dpr.storage.leftovers import (
     HOST_BYTES,
     ProcessName,
-    remove,
     remove_leftovers,
-    temporary_beside,
     this_process,
 )
 from dpr.storage.run_lock import RunLock
-from dpr.training.callbacks.protocol import Callback
-from dpr.training.optimizer import optimizer_tensors, restore_optimizer, stored_like
-from dpr.training.run import Progress
+from dpr.training.optimizer import optimizer_tensors, restore_optimizer
+from dpr.training.run import Callback, Progress
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
-
-Collect = Callable[[Path], Callable[[Path], None]]
-"""Brings together, on all ranks, what a checkpoint is to hold; what rank 0 then calls to write it. See
-``StateOfRun.collect``."""
 
 MOST_FAILED_SAVES = 3
 SCALER_FILE = "scaler.json"
@@ -55,7 +47,6 @@ class CheckpointFolder:
         self.output_dir, self.name, self.keep_last = output_dir, name, keep_last
         self.lock = RunLock(output_dir)
         self._failed_saves = 0
-        self._processes: list[ProcessName] = []
 
     def prepare(self) -> None:
         """Makes the folder, takes its lock, and removes what a killed save left behind.
@@ -67,7 +58,7 @@ class CheckpointFolder:
         mine = this_process()
         host = mine.host.encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0")
         rows = gather_rows(torch.tensor([[mine.pid, mine.start, *host]], dtype=torch.int64)).tolist()
-        self._processes = processes = [
+        processes = [
             ProcessName(bytes(row[2:]).rstrip(b"\0").decode("utf-8", "replace"), row[0], row[1])
             for row in rows
         ]
@@ -143,61 +134,52 @@ class CheckpointFolder:
         return None if step < 0 else self.output_dir / f"{self.name}.step{step}"
 
     def save(
-        self, progress: Progress, collect: Collect, identity: dict[str, Any], config: dict[str, Any]
+        self,
+        progress: Progress,
+        write: Callable[[Path], None],
+        identity: dict[str, Any],
+        config: dict[str, Any],
     ) -> Path | None:
-        """Writes a checkpoint on rank 0, points ``run.json`` at it, and removes the oldest beyond
-        ``keep_last`` (never the best).
+        """Writes a checkpoint on rank 0, which calls ``write`` with its folder, points ``run.json`` at it, and
+        removes the oldest beyond ``keep_last`` (never the best).
 
-        All ranks call ``collect`` first, with a folder for what each of them writes itself; rank 0 moves that
-        into the checkpoint. A disk that is full or fails costs this checkpoint only: None is returned with a
-        warning, and the next one is tried when it is due.
+        A disk that is full or fails costs this checkpoint only: None is returned with a warning, and the next
+        one is tried when it is due.
 
         Raises:
             CheckpointError: that happened three times in a row, or another run has taken over the folder.
         """
         folder = self.output_dir / f"{self.name}.step{progress.step}"
-        failures: list[
-            str
-        ] = []  # not the errors: their frames would keep the batches, and so the workers, alive
+        # not the errors: their frames would keep the batches, and so the workers, alive
+        failures: list[str] = []
 
         def save() -> None:
             if not self.lock.is_held():
-                found = (
+                raise CheckpointError(
                     "run.lock no longer belongs to this run: the folder was moved or emptied, or another run"
-                    " has taken it over"
+                    " has taken it over",
+                    file=self.output_dir,
+                    hint=(
+                        "only one run may write here; if it was moved, run the same command with the new"
+                        " output_dir"
+                    ),
                 )
-                hint = (
-                    "only one run may write here; if it was moved, run the same command with the new"
-                    " output_dir"
-                )
-                raise CheckpointError(found, file=self.output_dir, hint=hint)
             try:
-                self._write(folder, progress, written[0], identity, config)
+                self._write(folder, progress, write, identity, config)
             except OSError as error:
                 failures.append(error.strerror or str(error))
 
-        # Named after rank 0's process, so that a later start removes it, should this one be killed.
-        parts = temporary_beside(folder.with_name(f"{folder.name}.parts"), process=self._processes[0])
-        written: list[Callable[[Path], None]] = []
-        try:
-            written.append(collect(parts))
-        except OSError as error:
-            failures.append(error.strerror or str(error))
-        try:
-            if not largest_over_ranks(len(failures)):
-                on_main(save)
-        finally:
-            if current_ranks().is_main and parts.exists():
-                remove(parts)
+        on_main(save)
         if not largest_over_ranks(len(failures)):
             self._failed_saves = 0
             return folder
         self._failed_saves += 1
         reason = f": {failures[0]}" if failures else ""
         if self._failed_saves >= MOST_FAILED_SAVES:
-            hint = "free some space and rerun the same command to resume from the last checkpoint"
             raise CheckpointError(
-                f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row", file=folder, hint=hint
+                f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row",
+                file=folder,
+                hint="free some space and rerun the same command to resume from the last checkpoint",
             )
         if failures:
             logger.warning(
@@ -211,14 +193,13 @@ class CheckpointFolder:
     def require_saved(self, step: int) -> None:
         """At the end of a run, raises CheckpointError if the disk refused its last checkpoint."""
         if self._failed_saves:
-            hint = (
-                "free some space and rerun the same command; it goes on from the last checkpoint that is"
-                " whole, if there is one"
-            )
             raise CheckpointError(
                 f"the run is at its end, step {step}, but that step could not be saved",
                 file=self.output_dir,
-                hint=hint,
+                hint=(
+                    "free some space and rerun the same command; it goes on from the last checkpoint that is"
+                    " whole, if there is one"
+                ),
             )
 
     def _write(
@@ -319,40 +300,24 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
 
 @dataclass(frozen=True, slots=True)
 class StateOfRun:
-    """What a checkpoint holds of a run besides its progress and identity.
-
-    ``in_parts``: where the model is sharded, each rank writes its part of the optimizer's state.
-    """
+    """What a checkpoint holds of a run besides its progress and identity."""
 
     model: BiEncoder
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     callbacks: Sequence[Callback]
-    in_parts: bool = False
 
-    def collect(self, parts: Path) -> Callable[[Path], None]:
-        """What all ranks do together before rank 0 writes: sharded tensors become whole in its memory, or go
-        into the folder ``parts``.
+    def collect(self) -> Callable[[Path], None]:
+        """What rank 0 calls with the folder of a checkpoint in the making. All ranks collect together: tensors
+        that are spread over them become whole in the memory of rank 0."""
+        weights = self.model.weights()
+        optimizer = optimizer_tensors(self.model, self.optimizer)
+        if any(map(is_sharded, weights.values())):
+            weights = full_on_main(weights)
+            optimizer = full_on_main(optimizer)
+        return lambda folder: self._write(folder, weights, optimizer)
 
-        Raises:
-            OSError: some rank cannot write its part; on all ranks.
-        """
-        weights, state = self.model.weights(), optimizer_tensors(self.model, self.optimizer)
-        if not any(map(is_sharded, weights.values())):
-            return lambda folder: self._write(folder, weights, state)
-        whole = full_on_main(weights)
-        if not self.in_parts:
-            whole_state = full_on_main(state)
-            return lambda folder: self._write(folder, whole, whole_state)
-        write_parts(parts, state)
-
-        def write(folder: Path) -> None:
-            self._write(folder, whole, None)
-            parts.rename(folder / checkpoints.OPTIMIZER_PARTS)
-
-        return write
-
-    def _write(self, folder: Path, weights: dict[str, Tensor], optimizer: dict[str, Tensor] | None) -> None:
+    def _write(self, folder: Path, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
         """Writes all of it into a checkpoint in the making.
 
         Raises:
@@ -365,26 +330,19 @@ class StateOfRun:
                     " use train.precision=fp32. Earlier checkpoints are intact"
                 )
         self.model.write_to(folder, weights)
-        if optimizer is not None:
-            checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
+        checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
         checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
         states = {
             name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())
         }
         checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
 
-    def read(self, folder: Path, *, with_optimizer: bool) -> None:
-        """Restores the weights and, if wanted, the state of the optimizer and the loss scale, whichever rank
-        wrote what."""
+    def read(self, folder: Path) -> None:
+        """Restores all of it but the state of callbacks."""
         self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
-        if with_optimizer:
-            if (parts := folder / checkpoints.OPTIMIZER_PARTS).is_dir():
-                state = stored_like(self.model, stored_shapes(parts))
-                read_parts(parts, state)
-            else:
-                state = checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE)
-            restore_optimizer(self.model, self.optimizer, state)
-            self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
+        state = checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE)
+        restore_optimizer(self.model, self.optimizer, state)
+        self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
 
     def read_callbacks(self, folder: Path) -> None:
         """Restores the state of every callback."""

@@ -12,8 +12,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, Settings, setting
 from dpr.data.settings import DataSetSettings
 from dpr.models.settings import TowerSettings
-from dpr.training.period_settings import DevSetSettings
-from dpr.training.settings import NegativeSettings, TrainingSettings
+from dpr.training.settings import DevSetSettings, NegativeSettings, TrainingSettings
 
 _OF_TRAINING = (
     "init",
@@ -21,11 +20,7 @@ _OF_TRAINING = (
     "seed",
     "train_sampling_rates",
     "loss_scale_factors",
-    "local_shards_dataloader",
     "checkpoint_file_name",
-    "ignore_checkpoint_offset",
-    "ignore_checkpoint_optimizer",
-    "ignore_checkpoint_lr",
     "val_av_rank_start_epoch",
     "encoder.dropout",
     "encoder.attention_dropout",
@@ -68,13 +63,11 @@ class TrackingConfig(Settings):
     """Log to Weights & Biases; needs the extra wandb."""
     mlflow: bool = setting(False, on_resume=NO_EFFECT)
     """Log to the MLflow server or store of $MLFLOW_TRACKING_URI; needs the extra mlflow."""
-    trackio: bool = setting(False, on_resume=NO_EFFECT)
-    """Log to Trackio, on this machine unless its own variables say where; needs the extra trackio."""
     project: str = setting("dpr", on_resume=NO_EFFECT)
     """The project there; in MLflow the experiment."""
 
     def unused(self) -> Iterator[str]:
-        if not (self.wandb or self.mlflow or self.trackio):
+        if not (self.wandb or self.mlflow):
             yield "project"
 
 
@@ -140,10 +133,8 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
             yield from (f"train.{item.name}" for item in fields(DevSetSettings))
             if not trains:
                 yield from (f"train.{item.name}" for item in fields(NegativeSettings))
-            if not train.validation:
-                yield "train.sanity_validation"
-                if not train.callbacks:
-                    yield from (f"train.{name}" for name in _OF_VALIDATIONS)
+            if not train.validation and not train.callbacks:
+                yield from (f"train.{name}" for name in _OF_VALIDATIONS)
         elif trains and self.val_av_rank_start_epoch is None:
             yield from (f"train.{name}" for name in _OF_AVERAGE_RANK)
         if self.on_bad_row != "skip":

@@ -15,11 +15,11 @@ from dpr.core.logs import get_logger
 from dpr.core.precision import autocast
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
-from dpr.training.rows import row_tables
+from dpr.training.optimizer import row_tables
 from dpr.training.settings import TrainSettings
 from dpr.training.sharding import shard
 from dpr.training.step import DirectStep, Step
-from dpr.training.trial import evaluating, tokens_within, total, trial_tokens
+from dpr.training.trial import evaluating, total, trial_tokens
 
 logger = get_logger(__name__)
 
@@ -53,14 +53,6 @@ def make_step(
     """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if
     they ask for that."""
     max_tokens = settings.grad_cache_tokens
-    if settings.memory_budget_gb:
-        parts = 1 if settings.sharding == "none" else ranks.world_size
-        memory: dict[str, Any] = {
-            "precision": settings.precision,
-            "parts": parts,
-            "averages": settings.ema_decay > 0,
-        }
-        max_tokens = tokens_within(model, settings.memory_budget_gb, **memory)
     how: dict[str, Any] = {"ranks": ranks, "device": device, "precision": settings.precision}
     cached = None
     if max_tokens:

@@ -10,7 +10,7 @@ from dpr.core.errors import DivergedError
 from dpr.training.callbacks.usual import ValidateAndSave, duration, validate_ahead
 from dpr.training.callbacks.verdict import is_start_measured
 from dpr.training.metrics import peak_memory_gb, wait_for
-from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DryRun:
         ]
 
 
-def dry_run(trainer: BiEncoderTrainer) -> DryRun:
+def dry_run(trainer: Trainer) -> DryRun:
     """Does two steps (the second is timed) and the validations that the run will reach. Nothing is written,
     but the model is changed.
 

@@ -17,6 +17,7 @@ from dpr.core.distributed import Ranks, current_ranks, from_main
 from dpr.core.errors import CheckpointError, DprError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, MODEL, WARNED, flat_values, unused_keys
+from dpr.data.training_data import OpenedSets
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import deciding_config, dropout_of
@@ -24,11 +25,10 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import TowerSettings
 from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
-from dpr.training.callbacks.protocol import Callback
 from dpr.training.checkpointing import StoredRun
 from dpr.training.plan import Plan
+from dpr.training.run import Callback
 from dpr.training.settings import TrainingSettings
-from dpr.training.validations.dev_sets import DevSet
 from dpr.training.validations.protocol import Validation
 
 logger = get_logger(__name__)
@@ -68,26 +68,6 @@ _OF_METRICS = (
 """With another value of these, metrics of one name are not those of before."""
 
 
-_OF_LEARNING = (
-    *(
-        "train.learning_rate",
-        "train.embedding_lr_factor",
-        "train.lr_schedule",
-        "train.warmup_",
-        "train.weight_decay",
-    ),
-    *(
-        "train.adam_",
-        "train.max_grad_norm",
-        "train.ema_decay",
-        "train.precision",
-        "train.num_train_epochs",
-        "train.max_steps",
-    ),
-)
-"""A run without a step to take cannot do what another value of these asks for."""
-
-
 def _differences(
     stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
@@ -122,7 +102,7 @@ def run_identity(
     loss: Loss,
     ranks: Ranks,
     *,
-    dev_sets: Sequence[DevSet] = (),
+    dev_sets: OpenedSets = (),
     validations: Sequence[Validation] = (),
     callbacks: Sequence[Callback] = (),
     output_dir: Path,
@@ -149,7 +129,6 @@ def run_identity(
             ],
             "train_sampling_rates": plan.dataset.iterator.identity(),
             "train.global_batch_size": plan.pool_size,
-            "local_shards_dataloader": ranks.world_size if settings.local_shards_dataloader else 0,
             "loss.candidates": loss.candidates,
             "loss.guide.content": None,
             "loss.teacher.content": None,
@@ -172,8 +151,8 @@ def run_identity(
         },
         free=flat_values(settings, (WARNED,))
         | {
-            "dev_datasets.content": [dev_set.source.fingerprint for dev_set in dev_sets],
-            "dev_datasets.options": [dev_set.options.facts("") for dev_set in dev_sets],
+            "dev_datasets.content": [source.fingerprint for source, _ in dev_sets],
+            "dev_datasets.options": [options.facts("") for _, options in dev_sets],
             "train.validation.content": [
                 content for each in validations if (content := dict(each.content()))
             ],
@@ -244,8 +223,8 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
     Raises:
         CheckpointError: a fixed setting differs and ``resume`` is not force.
     """
-    identity, before = stored.identity, _settings_beside(stored)
-    differences = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS | before)
+    identity = stored.identity
+    differences = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS)
     unused = unused_keys(settings)
     changed = {key: values for key, values in differences.items() if key not in unused}
     for key, (was, now) in _differences(identity.get("models", {}), own.models, {}).items():
@@ -255,8 +234,7 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         name, (was, now) = next(iter(changed.items()))
         key, was, now = _narrowed(name, was, now)
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        # Earlier versions lower-cased the texts of every BERT vocabulary.
-        restored = "the encoder (or do_lower_case=true)" if key == "encoder.tokenizer" else name
+        restored = "the encoder" if key == "encoder.tokenizer" else name
         raise CheckpointError(
             f"was written by a different run: {key} was {was}, is now {now}{more}",
             file=stored.folder,
@@ -266,10 +244,7 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
                 " order of samples"
             ),
         )
-    # What an earlier version did not store is in the settings beside it, or nowhere.
-    for key, (was, now) in (
-        changed | _differences(identity.get("free", {}), own.free, own.free | before)
-    ).items():
+    for key, (was, now) in (changed | _differences(identity.get("free", {}), own.free, own.free)).items():
         consequence = (
             "; the pool stays as it was (train.global_batch_size)" if key == "train.batch_size" else ""
         )
@@ -284,45 +259,19 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         logger.warning("resuming with %s changed from %s to %s%s", *_narrowed(key, was, now), consequence)
 
 
-def unlearned_changes(own: RunIdentity, stored: StoredRun) -> list[str]:
-    """What differs from ``stored`` and decides what further steps learn, each as "was 1, is now 2"."""
-    changed = _differences(stored.identity.get("free", {}), own.free, own.free | _settings_beside(stored))
-    if "environment.world_size" in changed:
-        changed.pop("train.max_grad_norm", None)  # it may follow from the number of ranks
-    return [
-        f"{key} was {was}, is now {now}"
-        for key, (was, now) in changed.items()
-        if key.startswith(_OF_LEARNING)
-    ]
-
-
-def _settings_beside(stored: StoredRun) -> dict[str, Any]:
-    config = stored.folder / checkpoints.CONFIG_FILE
-    return _flat(read_json(config)) if config.is_file() else {}
-
-
 def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
     """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0
-    where there is none."""
-    size = unchangeable(output_dir, settings).get("train.global_batch_size", 0)
-    return from_main(size if isinstance(size, int) else 0)
+    where there is none.
 
-
-def unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[str, Any]:
-    """By setting, what a run that a start in ``output_dir`` would resume cannot change; on the main rank,
-    elsewhere empty.
-
-    Nothing is locked, checked or changed here; the values are compared again when the run is resumed.
+    Nothing is locked or checked here; the size is compared again when the run is resumed.
     """
-    if not current_ranks().is_main:
-        return {}
-    is_new = output_dir is None or settings.resume == "fresh"
-    folders = (
-        [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
-    )
-    try:
-        if folders:
-            return dict(read_json(folders[0] / checkpoints.STATE_FILE)["identity"]["fixed"])
-    except (DprError, KeyError, TypeError, ValueError):
-        pass  # damaged: reported when the run is resumed
-    return {}
+    size = 0
+    if current_ranks().is_main and output_dir is not None and settings.resume != "fresh":
+        folders = checkpoints.checkpoint_folders(output_dir, settings.checkpoint_file_name)
+        try:
+            if folders:
+                state = read_json(folders[0] / checkpoints.STATE_FILE)
+                size = int(state["identity"]["fixed"]["train.global_batch_size"])
+        except (DprError, KeyError, TypeError, ValueError):
+            pass  # damaged: reported when the run is resumed
+    return from_main(size)

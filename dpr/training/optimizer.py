@@ -1,10 +1,15 @@
-"""AdamW with the usual groups and averages of the weights, learning-rate schedules as pure functions of the
-step, and optimizer state by parameter name."""
+"""AdamW with averages of the weights, learning-rate schedules as pure functions of the step, and optimizer
+state by parameter name.
+
+A table of words can learn by rows: a step costs the rows that were read, whatever the size of the vocabulary.
+The gradient of such a table (``nn.Embedding`` with ``sparse``) is a sparse tensor of these rows. Rows are
+joined over ranks and summed once per update, and the update changes these rows alone.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +20,9 @@ from torch import Tensor, nn
 from dpr.core.errors import CheckpointError
 from dpr.core.sharded import local_shard, placed_like
 from dpr.models.biencoder import BiEncoder
-from dpr.training.rows import RowAdamW
 from dpr.training.settings import OptimizerSettings
 
-_FRESH_STATE = "ignore_checkpoint_optimizer=true starts with fresh optimizer state"
+_FRESH_STATE = "model_file=<checkpoint> with another output_dir starts with fresh optimizer state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,105 @@ class Schedule:
         done = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
         falling = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return falling
+
+
+# Numbers of a table per pass of an update: they stay in the cache of a CPU, and torch does not share them out
+# among threads. A pass is over before threads have met; where other processes, the loader's workers among
+# them, use the cores, they would wait for each other in each.
+_NUMBERS_AT_ONCE = (1 << 15) - 1
+
+
+def row_tables(model: nn.Module) -> list[nn.Parameter]:
+    """The tables of a model that learn by rows."""
+    tables = [
+        module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
+    ]
+    return [
+        table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad
+    ]
+
+
+def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced; returns the
+    norm, ()."""
+    if not any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
+        return torch.nn.utils.clip_grad_norm_(parameters, limit)
+    gradients = [
+        grad.values() if grad.is_sparse else grad
+        for parameter in parameters
+        if (grad := parameter.grad) is not None
+    ]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor)
+    return norm
+
+
+class RowAdamW(torch.optim.AdamW):
+    """AdamW, and for tables whose gradient is by rows an AdamW for each row, which lives in the steps that
+    have a gradient for it.
+
+    So a row that a step does not read keeps its weights and its moments, and its bias correction counts its
+    own steps. A row whose gradient is zero throughout counts as not read: which rows are read for nothing
+    depends on how a pool is shared out to ranks.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update; ``found_inf`` (), where a ``FiniteGuard`` or a gradient scaler has set it, keeps
+        everything as it was."""
+        by_rows = [
+            (group, parameter, parameter.grad)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None and parameter.grad.is_sparse
+        ]
+        for _, parameter, _ in by_rows:
+            parameter.grad = None
+        super().step(closure)
+        for group, parameter, gradient in by_rows:
+            parameter.grad = gradient
+            self._update_rows(group, parameter, gradient.coalesce())
+
+    def _update_rows(self, group: dict[str, Any], table: Tensor, gradient: Tensor) -> None:
+        state = self.state[table]
+        if not state:
+            state["step"] = torch.zeros(len(table), dtype=torch.float32, device=table.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
+        skipped = getattr(self, "found_inf", None)
+        if skipped is not None and bool(skipped):
+            return
+        rows, values = gradient.indices()[0], gradient.values()
+        is_read = values[:, 0] != 0
+        if not bool(is_read.all()):  # hardly ever: a single number tells of nearly all rows
+            is_read = values.abs().amax(1) != 0
+            rows, values = rows[is_read], values[is_read]
+        tensors = table, state["exp_avg"], state["exp_avg_sq"], state["step"]
+        size = max(1, _NUMBERS_AT_ONCE // table[0].numel() if table.device.type == "cpu" else len(rows))
+        for part, numbers in zip(rows.split(size), values.split(size), strict=True):
+            new = _adamw(group, [tensor.index_select(0, part) for tensor in tensors], numbers)
+            for tensor, changed in zip(tensors, new, strict=True):
+                tensor.index_copy_(0, part, changed)
+
+
+def _adamw(group: dict[str, Any], of_rows: Sequence[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+    """Weights, both moments (n, D) and step numbers (n,) of rows after an update."""
+    weights, mean, square, step = of_rows
+    (first, second), rate = group["betas"], group["lr"]
+    step = step + 1
+    mean.lerp_(gradient, 1 - first)
+    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    counted = step.double()[:, None]
+    # AdamW's m / c1 / (sqrt(v / c2) + eps), with what belongs to a row taken out: sqrt(c2) / c1 * m /
+    # (sqrt(v) + eps sqrt(c2)).
+    root = (1 - second**counted).sqrt()
+    change = square.sqrt().add_((group["eps"] * root).to(weights.dtype))
+    torch.div(mean, change, out=change)
+    if group["weight_decay"]:
+        weights.mul_(1 - rate * group["weight_decay"])
+    weights.addcmul_(change, (rate * root / (1 - first**counted)).to(weights.dtype), value=-1)
+    return weights, mean, square, step
 
 
 class AveragingAdamW(RowAdamW):
@@ -151,28 +254,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         for field, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{field}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
     return tensors
-
-
-def stored_like(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Zeros to read ``optimizer_tensors`` of these shapes into, whole or in parts as their parameters are.
-
-    Raises:
-        CheckpointError: there is no such parameter, or it has another shape.
-    """
-    parameters, state = dict(model.named_parameters()), dict[str, Tensor]()
-    for key, shape in shapes.items():
-        field, _, name = key.partition("/")
-        parameter = parameters.get(name)
-        if parameter is None or shape != (torch.Size() if field == "step" else parameter.shape):
-            raise CheckpointError(
-                f"the optimizer state does not fit this model (first: {name})", hint=_FRESH_STATE
-            )
-        state[key] = (
-            torch.zeros((), device=parameter.device)
-            if field == "step"
-            else torch.zeros_like(parameter, requires_grad=False)
-        )
-    return state
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -37,8 +37,6 @@ class Plan:
     """What the schedule is over."""
     last_step: int
     """Where this start ends."""
-    repeats_first: bool
-    """Every epoch has the pools of the first (``train.overfit_batches``)."""
 
     def num_texts(self) -> int:
         """How many texts all steps encode, about."""
@@ -46,7 +44,7 @@ class Plan:
         negatives, _ = negatives_per_question(
             self.dataset.sources, num_hard=drawn.num_hard, num_other=drawn.num_other
         )
-        return self.total_steps * self.accumulation * self.pool_size * (1 + drawn.num_positives + negatives)
+        return self.total_steps * self.accumulation * self.pool_size * (2 + negatives)
 
     def order_from(self, step: int) -> PoolOrder:
         """The pools of update ``step`` (counted from 0) and of all after it, epoch by epoch."""
@@ -55,14 +53,13 @@ class Plan:
             pool=(step % self.steps_per_epoch) * self.accumulation,
             num_epochs=-(-self.last_step // self.steps_per_epoch),
             pools_per_epoch=self.steps_per_epoch * self.accumulation,
-            repeat_first=self.repeats_first,
         )
 
     def pools_of(self, step: int) -> list[tuple[int, int]]:
         """(epoch, pool) of each pool of update ``step`` (counted from 0), as the data set takes them."""
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
         first = in_epoch * self.accumulation
-        return [(0 if self.repeats_first else epoch, first + number) for number in range(self.accumulation)]
+        return [(epoch, first + number) for number in range(self.accumulation)]
 
 
 def make_plan(
@@ -75,12 +72,13 @@ def make_plan(
         ConfigError: an epoch has fewer pools than an update takes.
     """
     train, seed = settings.train, settings.seed
-    drawn = {
-        "num_hard": train.hard_negatives,
-        "num_other": train.other_negatives,
-        "num_positives": train.positives,
-    }
-    collator = Collator(tensorizer, **drawn, seed=seed, augmentation=train.augment)
+    collator = Collator(
+        tensorizer,
+        num_hard=train.hard_negatives,
+        num_other=train.other_negatives,
+        seed=seed,
+        augmentation=train.augment,
+    )
     dataset = cut_into_pools(
         sets,
         collator,
@@ -88,11 +86,8 @@ def make_plan(
         ranks=ranks,
         seed=seed,
         sampling=Sampling(**vars(train.sampling) | {"rates": settings.train_sampling_rates}),
-        local_shards=settings.local_shards_dataloader,
     )
     pools, accumulation = dataset.iterator.pools_per_epoch, train.gradient_accumulation_steps
-    if train.overfit_batches:
-        pools = min(pools, train.overfit_batches)
     if pools < accumulation:
         raise ConfigError(
             f"train.gradient_accumulation_steps={accumulation} is more than an epoch's {pools} pools;"
@@ -101,9 +96,7 @@ def make_plan(
     per_epoch = pools // accumulation  # a tail too short for an update is dropped
     total = min(train.num_train_epochs * per_epoch, train.max_steps or sys.maxsize)
     last = min(total, train.stop_at_epoch * per_epoch or sys.maxsize)
-    return Plan(
-        dataset, pool_size, accumulation, per_epoch, total, last, repeats_first=train.overfit_batches > 0
-    )
+    return Plan(dataset, pool_size, accumulation, per_epoch, total, last)
 
 
 def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSettings) -> None:
@@ -113,13 +106,10 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
         ConfigError: names the settings.
     """
     loss = settings.loss
-    if not loss.uses_teacher or any(map(_has_teacher_scores, sets)):
+    if not loss.uses_teacher_scores or any(map(_has_teacher_scores, sets)):
         return
-    names = [name for name in ("kl", "margin_mse") if loss.weight_of(name)]
-    keys = [
-        f"loss.{name}_weight={loss.weight_of(name):g}" if loss.terms is None else f"{name} of loss.terms"
-        for name in names
-    ]
+    weights = {"kl_weight": loss.kl_weight, "margin_mse_weight": loss.margin_mse_weight}
+    keys = [f"loss.{name}={weight:g}" for name, weight in weights.items() if weight]
     raise ConfigError(
         f"{' and '.join(keys)} learn from a teacher's scores, but no passage of"
         f" {', '.join(source.name for source in sets)} has one; add teacher_score to the passages of the"
@@ -157,7 +147,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
             "the training data have hard negatives, but train.hard_negatives=0 ignores them; set"
             " train.hard_negatives=1"
         )
-    num_contexts = plan.pool_size * (dataset.collator.num_positives + of_question)
+    num_contexts = plan.pool_size * (1 + of_question)
     logger.info(
         "pool: %d questions (%d ranks), up to %d contexts, so up to %d negatives per question of which %d are"
         " its own; %d steps per epoch, %d in all, %d pools per step",

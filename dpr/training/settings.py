@@ -25,7 +25,6 @@ from dpr.core.suggestions import same_elsewhere, suggestion
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
-from dpr.training.period_settings import DevSetSettings, Periods
 
 WARMUP_SHARE = 0.1
 _ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings", "model")  # of BiEncoderTrainer
@@ -51,7 +50,7 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
                 f"{prefix}{key}={value} and a user-defined {prefix}name are mutually exclusive; leave one of"
                 " them out"
             )
-        self.check_objective(prefix, self.candidates)
+        self.check_objective(prefix)
 
 
 @dataclass
@@ -75,14 +74,8 @@ class BatchSettings(Settings):
     resumed on other ranks."""
     gradient_accumulation_steps: int = setting(1, unit="pools", least=1, on_resume=IDENTITY)
     """Pools per optimizer step. Does not enlarge the pool of negatives."""
-    positives: int = setting(1, unit="passages", least=1, on_resume=IDENTITY)
-    """Positives drawn for each question. The further ones do not count against it; they are learned from with
-    loss.positives=any or each, and by distillation, and are negatives of other questions."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
-    overfit_batches: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
-    """Train on the first so many pools only, over and over, to check that the model can learn at all; 0 = on
-    everything."""
     augment: Augmentation = field(default_factory=Augmentation)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     num_train_epochs: int = setting(3, unit="epochs", least=1, on_resume=WARNED)
@@ -156,15 +149,91 @@ class ComputeSettings(Settings):
     grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=WARNED)
     """Hold the graphs of so many tokens at most and encode the rest twice: pools of any size, same gradient;
     0 = whole batches."""
-    memory_budget_gb: float = setting(0.0, unit="GiB", least=0, on_resume=WARNED)
-    """The same, with the number of tokens worked out for this many GiB per process; 0 = off."""
     sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=WARNED)
     """fsdp2: each process holds a part of the weights, gradients and optimizer state; a layer's weights are
     joined while it computes. For models that do not fit into one GPU with their optimizer. none: each process
     holds all of them."""
-    sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT)
-    """With sharding: each process writes its part of the optimizer's state, in place of one process all of
-    it. The processes need a common file system. The weights are one file in any case."""
+
+
+@dataclass
+class EarlyStoppingSettings(Settings):
+    """Ends a run that has stopped getting better."""
+
+    patience: int = setting(0, unit="validations", least=0, on_resume=WARNED)
+    """Validations in a row without an improvement after which the run ends; 0 = never."""
+    min_delta: float = setting(0.0, least=0, on_resume=WARNED)
+    """An improvement exceeds the best value by more than this."""
+
+    def unused(self) -> Iterator[str]:
+        if not self.patience:
+            yield "min_delta"
+
+
+@dataclass
+class Periods(Settings):
+    """What is done every so often, what is kept of it, and what is validated on."""
+
+    log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
+    """Optimizer steps between log lines; 0 = none."""
+    eval_per_epoch: int = setting(
+        1,
+        unit="validations",
+        least=0,
+        on_resume=WARNED,
+    )
+    """Validations per epoch; 0 = none but those of eval_every_steps."""
+    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
+    """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
+    eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT)
+    """Validate before the first step too, and at the end compare with that; absent = where the run starts
+    from weights, unless it would encode more than a fifth of what training does."""
+    best_metric: str | None = setting(None, on_resume=WARNED)
+    """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
+    val_av_rank_start_epoch."""
+    best_is_highest: bool = setting(False, on_resume=WARNED)
+    """More is better, for best_metric; known of metrics of retrieval."""
+    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
+    keep: str = setting(
+        "best",
+        choices=("best", "better"),
+        on_resume=WARNED,
+    )
+    """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no
+    checkpoint is ahead of it."""
+    callbacks: Any = setting(None, on_resume=WARNED)
+    """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them
+    (docs/training.md)."""
+    save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
+    """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
+    keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
+    """Checkpoints kept besides the best one; 0 = all."""
+
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        if self.eval_per_epoch and self.eval_every_steps:
+            yield "eval_per_epoch"
+        if self.best_metric is None:
+            yield "best_is_highest"
+
+
+@dataclass
+class DevSetSettings(Settings):
+    """Validation over dev sets."""
+
+    metrics: list[str] | None = setting(None, on_resume=WARNED)
+    """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name>
+    (docs/training.md)."""
+    dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=WARNED)
+    """Questions per validation pool over all ranks."""
+    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
+    """Hard negatives of each dev question in the average-rank pool."""
+    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
+    """Other negatives of each dev question in the average-rank pool."""
+    val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
+    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the
+    average rank."""
+    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
+    """Dev questions used for the average rank, over all ranks."""
 
 
 @dataclass
@@ -191,11 +260,6 @@ class TrainSettings(
         """The folder that ``token_store`` names; None for auto and off."""
         return None if self.token_store in ("auto", "off") else self.token_store
 
-    def unused(self) -> Iterator[str]:
-        yield from super().unused()
-        if self.sharding != "fsdp2":
-            yield "sharded_checkpoints"
-
     def check_together(self, prefix: str) -> None:
         self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
@@ -208,12 +272,6 @@ class TrainSettings(
             raise ConfigError(
                 f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
                 " the start; leave one of them out"
-            )
-        if self.grad_cache_tokens and self.memory_budget_gb:
-            raise ConfigError(
-                f"{prefix}grad_cache_tokens={self.grad_cache_tokens} and"
-                f" {prefix}memory_budget_gb={self.memory_budget_gb} are mutually exclusive; set one of them,"
-                f" {prefix}grad_cache_tokens=0 to take the other"
             )
 
 
@@ -239,8 +297,6 @@ class TrainingSettings(Settings):
     """Decides the order of samples, which negatives are drawn, dropout and random weights."""
     train_sampling_rates: list[float] | None = setting(None, on_resume=IDENTITY)
     """One factor per train set, multiplies that set's pools per epoch; train.sampling has other ways."""
-    local_shards_dataloader: bool = setting(False, on_resume=IDENTITY)
-    """Each rank shuffles inside its own contiguous part of every data set."""
     val_av_rank_start_epoch: int | None = setting(
         None,
         unit="epochs",
@@ -251,12 +307,6 @@ class TrainingSettings(Settings):
     the NLL."""
     checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT)
     """Checkpoint folders are ``<name>.step<N>``."""
-    ignore_checkpoint_offset: bool = setting(False, on_resume=NO_EFFECT)
-    """Start counting steps and epochs at 0 again."""
-    ignore_checkpoint_optimizer: bool = setting(False, on_resume=NO_EFFECT)
-    """Fresh optimizer state."""
-    ignore_checkpoint_lr: bool = setting(False, on_resume=NO_EFFECT)
-    """Start the learning-rate schedule at its beginning."""
     train: TrainSettings = field(default_factory=TrainSettings)
     loss: LossSettings = field(default_factory=LossSettings)
 
@@ -289,11 +339,6 @@ class TrainingSettings(Settings):
             base, **{"train": train, **{name: value for name, value in values.items() if name in own}}
         )
 
-    def unused(self) -> Iterator[str]:
-        yield from super().unused()
-        if self.ignore_checkpoint_offset:
-            yield "ignore_checkpoint_lr"
-
     @property
     def as_dpr(self) -> bool:
         return self.compat == "dpr"
@@ -320,16 +365,7 @@ class TrainingSettings(Settings):
         return "require" if self.init == "resume" and self.resume == "auto" else self.resume
 
     def check_together(self, prefix: str) -> None:
-        if self.train.positives > 1 and self.candidates() == "dpr":
-            both = f"train.positives={self.train.positives} and loss.candidates=dpr are mutually exclusive"
-            rest = (
-                "dpr would count the further positives as negatives; set loss.candidates=distinct, or"
-                " train.positives=1"
-            )
-            raise ConfigError(f"{both}: {rest}")
         self.train.sampling.check_shares(self.train_sampling_rates)
-        if self.local_shards_dataloader:
-            self.train.sampling.refuse_local_shards()
         if self.init == "scratch" and self.model_file is not None:
             raise ConfigError(
                 "init=scratch and model_file are mutually exclusive; leave model_file out, or set"

@@ -29,7 +29,7 @@ from dpr.core.sharded import is_sharded, local_shard
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.trials import layers_of
-from dpr.training import rows
+from dpr.training import optimizer
 
 logger = get_logger(__name__)
 
@@ -47,7 +47,7 @@ def shard(model: BiEncoder, ranks: Ranks) -> None:
         )
     if len({tower.backbone for tower in model.towers}) < len(model.towers):
         raise ConfigError("train.sharding=fsdp2 needs a tower, or two, with layers of its own; leave it out")
-    if rows.row_tables(model):
+    if optimizer.row_tables(model):
         raise ConfigError(
             "train.sharding=fsdp2: a table that learns by rows cannot be sharded; set train.sharding=none"
         )
@@ -119,11 +119,11 @@ def _average_temperature(model: nn.Module) -> None:
 
 
 def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """``rows.clip_gradients`` for whole and for sharded parameters; the norm, (), is a plain tensor, the same
+    """``optimizer.clip_gradients`` for whole and for sharded parameters; the norm, (), is a plain tensor, the same
     on all ranks."""
     gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not any(map(is_sharded, gradients)):
-        return rows.clip_gradients(parameters, limit)
+        return optimizer.clip_gradients(parameters, limit)
     parts: dict[bool, list[Tensor]] = {True: [], False: []}
     for gradient in gradients:
         parts[gradient.placements[0].is_shard()].append(local_shard(gradient))

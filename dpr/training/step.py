@@ -17,8 +17,8 @@ from dpr.core.precision import autocast
 from dpr.core.temperature import Temperature
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoderVectors
+from dpr.training.optimizer import row_tables
 from dpr.training.pool_gather import PoolGather
-from dpr.training.rows import row_tables
 from dpr.training.sharding import averaging
 
 

@@ -1,8 +1,8 @@
-"""The training job: batches in, updates out, with everything periodic left to callbacks."""
+"""The training loop: batches in, updates out, with everything periodic left to callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,9 +15,7 @@ from torch.profiler import record_function
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, from_main, on_main
-from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default, get_logger
-from dpr.core.paths import user_path
 from dpr.core.seeding import seed_torch
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
@@ -26,51 +24,34 @@ from dpr.formats.checkpoints import seal_run
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
-from dpr.training.callbacks.protocol import Callback
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run
 from dpr.training.compute import make_step, set_up_arithmetic
-from dpr.training.identity import (
-    RunIdentity,
-    check_identity,
-    run_identity,
-    stored_pool_size,
-    unlearned_changes,
-)
+from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
-from dpr.training.plan import Plan, log_summary, make_plan, require_teacher_scores
-from dpr.training.run import Progress, Run, keeps_guards
+from dpr.training.plan import log_summary, make_plan, require_teacher_scores
+from dpr.training.run import Callback, Progress, Run, keeps_guards
 from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import clip_gradients
 from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
-from dpr.training.user_classes import check_given, make_loss
-from dpr.training.validations.dev_sets import DevSet, dev_validations
-from dpr.training.validations.protocol import QuestionMetric, Validation, higher_is_better, run_validations
+from dpr.training.validations.protocol import Validation, higher_is_better, run_validations
 
 logger = get_logger(__name__)
 
-DataSets = Any
-"""A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in
-dpr/data/training_data.py)."""
 
-
-class BiEncoderTrainer(Run):
+class Trainer(Run):
     """Trains a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the methods
     that callbacks may call.
 
-    ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files,
-    rows in memory, data sets), or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr
-    train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks``,
-    ``validations`` and ``metrics`` are added to the usual ones and to those that settings name; with
-    ``usual=False`` they are all that there are besides the validations over dev sets, and nothing validates
-    or saves without a callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of
-    ``loss.name``. ``config`` is what checkpoints keep for people to read, by default the settings. Call
-    ``train()``.
+    It knows no particular callback or validation: nothing is logged, validated or saved without a callback
+    that does it. ``BiEncoderTrainer`` puts them together from settings. ``train_sets`` and ``dev_sets`` are
+    open; the latter, which ``validations`` have, tell a resumed run whether its metrics can be compared.
+    ``config`` is what checkpoints keep for people to read. Call ``train()``.
 
     Raises:
-        ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
+        ConfigError: settings that do not fit the data.
     """
 
     epoch = 0
@@ -80,91 +61,59 @@ class BiEncoderTrainer(Run):
     is_stopping = False
     _is_open = False
     _warned_of_best = False
-    _changed: Sequence[str] = ()
 
     def __init__(
         self,
         model: BiEncoder,
-        train_sets: DataSets,
-        dev_sets: DataSets = (),
+        train_sets: OpenedSets,
+        dev_sets: OpenedSets = (),
         *,
-        output_dir: str | Path,
-        settings: TrainingSettings | None = None,
-        loss: Loss | None = None,
+        output_dir: Path,
+        settings: TrainingSettings,
+        loss: Loss,
         validations: Sequence[Validation] = (),
-        metrics: Mapping[str, QuestionMetric] | None = None,
         callbacks: Sequence[Callback] = (),
-        usual: bool = True,
         config: dict[str, Any] | None = None,
-        **options: Any,
     ) -> None:
-        self.settings = settings = TrainingSettings.of(settings, **options)
-        check_given(
-            settings, model, output_dir, loss, {"callbacks": callbacks, "validations": validations}, metrics
-        )
-        train, self.ranks = settings.train, current_ranks()
-        self.device, self.model, self.output_dir = model.device, model, user_path(output_dir)
+        train = settings.train
+        self.model = model
+        self.output_dir = output_dir
+        self.settings = settings
+        self.loss = loss
+        self.validations = list(validations)
+        self.callbacks = list(callbacks)
         self.config = asdict(settings) if config is None else config
+        self.device = model.device
+        self.ranks = current_ranks()
         self.checkpoints = CheckpointFolder(
-            self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last
+            output_dir, settings.checkpoint_file_name, keep_last=train.keep_last
         )
-        from dpr.training.stored_sets import opened_for_run  # every format of data and of tokens
+        self._dev_sets = dev_sets
 
-        own_sets = opened_for_run(train_sets, "train", settings, model)
-        namespaces = [source.name for source, _ in own_sets]
-        loss = loss or make_loss(
-            settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces
-        )
-        if usual:
-            # the report and the search of a corpus: beside the loop, not a part of it
-            from dpr.training.usual import (
-                with_usual,
-            )
+        sources = [source for source, _ in train_sets]
+        require_teacher_scores(sources, settings)
+        # The size of the pools is that of the run found in the folder, if any, unless it is set.
+        stored_size = stored_pool_size(output_dir, settings)
+        pool_size = train.global_batch_size or stored_size or train.batch_size * self.ranks.world_size
+        self.plan = make_plan(train_sets, model.tensorizer, settings, pool_size=pool_size, ranks=self.ranks)
+        self.steps_per_epoch = self.plan.steps_per_epoch
+        self.total_steps = self.plan.total_steps
+        self.last_step = self.plan.last_step
 
-            validations, metrics, callbacks = with_usual(
-                settings, self.output_dir, validations, metrics, callbacks
-            )
-        self.loss, self.callbacks = loss, list(callbacks)
-        self._dev_sets = [
-            DevSet(source.name, source, options)
-            for source, options in opened_for_run(dev_sets, "dev", settings, model)
-        ]
-        own = (
-            dev_validations(self._dev_sets, settings, candidates=loss.candidates, metrics=metrics)
-            if self._dev_sets
-            else ()
-        )
-        self.validations: list[Validation] = [*own, *validations]
-        require_teacher_scores([source for source, _ in own_sets], settings)
-        self.plan = plan = self._make_plan(own_sets)
-        self.steps_per_epoch, self.total_steps, self.last_step = (
-            plan.steps_per_epoch,
-            plan.total_steps,
-            plan.last_step,
-        )
         freeze_unneeded(model, precision=train.precision)
         set_up_arithmetic(train, model)
-        self.step = make_step(model, self.loss, train, ranks=self.ranks, device=self.device)
+        self.step = make_step(model, loss, train, ranks=self.ranks, device=self.device)
         self.step.on_pool = partial(self.emit, "on_pool")
         self.optimizer = make_optimizer(model, train)
         self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps))
         self.guard = FiniteGuard(self.device, has_loss_scale=train.precision == "fp16")
-        self.progress, self.grad_norm = Progress(), torch.zeros(())
-        self._better: dict[str, Any] = {}
-        self.results: list[StepResult] = []
-        self.metrics, self._stopping = (
-            TrainingMetrics(model, [source.name for source, _ in own_sets]),
-            StopAgreement(),
-        )
 
-    def _make_plan(self, train_sets: OpenedSets) -> Plan:
-        """The pools of the run; their size is that of the run found in the folder, if any, unless it is
-        set."""
-        train, stored = self.settings.train, stored_pool_size(self.output_dir, self.settings)
-        pool_size = train.global_batch_size or stored or train.batch_size * self.ranks.world_size
-        return make_plan(
-            train_sets, self.model.tensorizer, self.settings, pool_size=pool_size, ranks=self.ranks
-        )
+        self.progress = Progress()
+        self.metrics = TrainingMetrics(model, [source.name for source in sources])
+        self.grad_norm = torch.zeros(())
+        self.results: list[StepResult] = []
+        self._better: dict[str, Any] = {}
+        self._stopping = StopAgreement()
 
     def train(self) -> float | None:
         """Runs to the end; returns the best validation value, None without dev sets. A finished run returns
@@ -217,28 +166,22 @@ class BiEncoderTrainer(Run):
         )
         if stored is not None:
             check_identity(self.identity, stored, self.settings)
-            self._changed = unlearned_changes(self.identity, stored)
             self._restore(stored)
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch
         return self.progress
 
     def _restore(self, stored: StoredRun) -> None:
-        settings, progress = self.settings, stored.progress
+        progress = stored.progress
         with self.optimizer.averaged():
-            self._state.read(stored.folder, with_optimizer=not settings.ignore_checkpoint_optimizer)
-        is_finished = progress.step >= self.last_step and not settings.ignore_checkpoint_offset
+            self._state.read(stored.folder)
         logger.info(
             "%s %s at step %d of %d",
-            "finished:" if is_finished else "resuming from",
+            "finished:" if progress.step >= self.last_step else "resuming from",
             stored.folder,
             progress.step,
             self.last_step,
         )
-        if settings.ignore_checkpoint_offset:
-            return
         self._state.read_callbacks(stored.folder)
-        if settings.ignore_checkpoint_lr:
-            progress.schedule_start = progress.step
         if progress.best_checkpoint and not from_main((self.output_dir / progress.best_checkpoint).is_dir()):
             logger.warning(
                 "%s: the best checkpoint %s is missing; it is chosen anew",
@@ -257,18 +200,6 @@ class BiEncoderTrainer(Run):
         # else.
         # a run that early stopping ended stays ended
         self.is_stopping = self._stopping.reached(self.progress.step)
-        if (
-            self._changed
-            and self._is_over()
-            and not self._stopping.signal
-            and self.settings.resume != "force"
-        ):
-            more = f" (and {len(self._changed) - 1} more)" if len(self._changed) > 1 else ""
-            raise ConfigError(
-                f"{self.output_dir} is finished, at step {self.progress.step}, so a changed setting has no"
-                f" effect: {self._changed[0]}{more}; to train on, raise train.num_train_epochs or"
-                " train.max_steps; to train anew, set another output_dir"
-            )
         self.model.train()
         while not self._is_over():
             self.epoch = self.progress.step // self.steps_per_epoch
@@ -333,8 +264,7 @@ class BiEncoderTrainer(Run):
             parameters, self.settings.gradient_limit(self.ranks.world_size) or float("inf")
         )
         self.guard.check(self.optimizer, self.grad_norm)
-        start = self.progress.schedule_start
-        factor = self.schedule.factor(self.progress.step - start, self.total_steps - start)
+        factor = self.schedule.factor(self.progress.step, self.total_steps)
         self.learning_rate = self.settings.train.learning_rate * factor
         set_learning_rate(self.optimizer, self.learning_rate)
         self.emit("on_before_optimizer_step")
@@ -408,7 +338,8 @@ class BiEncoderTrainer(Run):
             self.progress, **self._better, unlogged=self.metrics.settled(), skipped=self.guard.num_skipped
         )
         with self.optimizer.averaged():
-            folder = self.checkpoints.save(progress, self._state.collect, asdict(self.identity), self.config)
+            write = self._state.collect()
+            folder = self.checkpoints.save(progress, write, asdict(self.identity), self.config)
         if folder is not None:
             self.saved_step = self.progress.step
             self._commit_best()
@@ -420,13 +351,7 @@ class BiEncoderTrainer(Run):
 
     @property
     def _state(self) -> StateOfRun:
-        return StateOfRun(
-            self.model,
-            self.optimizer,
-            self.step.scaler,
-            self.callbacks,
-            self.settings.train.sharded_checkpoints,
-        )
+        return StateOfRun(self.model, self.optimizer, self.step.scaler, self.callbacks)
 
     def request_stop(self, reason: str) -> None:
         self._stopping.request(reason)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.precision import autocast
 from dpr.models.biencoder import BiEncoder, BiEncoderVectors
@@ -20,10 +19,6 @@ logger = get_logger(__name__)
 
 # Long enough for a model with windowed attention; longer sequences cost more per token.
 TRIAL_LENGTH = 64
-
-# Of the memory that is left for graphs; the rest is for temporary tensors of backward, for vectors and for
-# the allocator's waste.
-_SHARE_FOR_GRAPHS = 0.7
 
 
 def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
@@ -105,37 +100,3 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
     del vectors
     model.train(was_training)
     return sum(kept.values()) / (2 * length)
-
-
-def tokens_within(
-    model: BiEncoder, budget_gb: float, *, precision: str = "fp32", parts: int = 1, averages: bool = False
-) -> int:
-    """How many tokens' graphs a training process of ``budget_gb`` GiB may hold at once; ``parts``: how many
-    share the weights.
-
-    Raises:
-        ConfigError: not even one sequence of the greatest length fits.
-    """
-    # A part of the weights and, of those that are trained, of AdamW's two moments and means; their gradient
-    # is whole until it is averaged.
-    trained = 1 + (3 + averages) / parts
-    fixed = sum(
-        parameter.nbytes * (trained if parameter.requires_grad else 1 / parts)
-        for parameter in model.parameters()
-    )
-    per_token = graph_bytes_per_token(model, precision=precision)
-    tokens = int(_SHARE_FOR_GRAPHS * (budget_gb * 2**30 - fixed) / per_token)
-    length = model.settings.sequence_length
-    if tokens < length:
-        least = (fixed + length * per_token / _SHARE_FOR_GRAPHS) / 2**30
-        raise ConfigError(
-            f"train.memory_budget_gb={budget_gb:g} is too little: weights, gradients and optimizer take"
-            f" {fixed / 2**30:.2f}, a passage of {length} tokens needs {least - fixed / 2**30:.2f} more; give"
-            f" at least {least:.2f}, or lower encoder.sequence_length"
-        )
-    logger.info(
-        "train.memory_budget_gb=%g: %.2f GiB for weights, gradients and optimizer, %.0f kB per token, so"
-        " graphs of %d tokens at a time",
-        *(budget_gb, fixed / 2**30, per_token / 1000, tokens),
-    )
-    return tokens

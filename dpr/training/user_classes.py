@@ -17,7 +17,7 @@ from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
 from dpr.models.biencoder import BiEncoder
-from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.run import Callback, FunctionCallback
 from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.validations.protocol import QuestionMetric, Validation
 
@@ -128,7 +128,7 @@ def make_loss(
         return BiEncoderNllLoss(candidates=candidates)
     from dpr.losses.objective import Objective  # the terms besides the NLL, which most runs do not have
 
-    settings.check_objective("loss.", candidates)
+    settings.check_objective("loss.")
     for width in settings.dimensions or ():
         if model is not None and width > model.dimension:
             raise ConfigError(
@@ -140,20 +140,19 @@ def make_loss(
         (
             entry.weight,
             _user_term(
-                {"use": entry.name, **entry.arguments},
+                {"use": entry.path, **entry.arguments},
                 Term,
                 kinds,
                 setting="loss.terms",
                 candidates=candidates,
             ),
         )
-        for entry in settings.entries()
-        if ":" in entry.name
+        for entry in settings.user_terms()
     ]
     guide, teacher, is_normalized = None, None, model is not None and model.settings.normalize
     if settings.guide:
         from dpr.losses.guide import Guide
-        from dpr.training.stored_vectors import read_vectors
+        from dpr.training.teacher import read_vectors
 
         guide = Guide(read_vectors(settings.guide, namespaces, setting="loss.guide"))
     if settings.teacher is not None:

@@ -13,7 +13,12 @@ from tests.helpers.needs import away, entries, put
 MODEL = {"model_file": "runs/first"}
 TRAINING = {"train_datasets": "train.json"}
 CASES: list[tuple[str, dict[str, Any], str, str]] = [
-    ("train", MODEL, "train.batch_size loss.hardness seed tracking.wandb encoder.dropout", "train.precision"),
+    (
+        "train",
+        MODEL,
+        "train.batch_size loss.kl_weight seed tracking.wandb encoder.dropout",
+        "train.precision",
+    ),
     ("train", MODEL, "encoder.pretrained do_lower_case", "loss.temperature"),
     (
         "train",
@@ -22,13 +27,13 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "train.hard_negatives train.dev_batch_size",
     ),
     ("train", TRAINING, "train.dev_batch_size train.eval_at_start train.keep", "train.batch_size seed"),
-    ("train", TRAINING, "encoder.lora_rank loss.kl_temperature", "encoder.pretrained train.num_workers"),
+    ("train", TRAINING, "encoder.lora_rank loss.teacher_temperature", "encoder.pretrained train.num_workers"),
     ("train", TRAINING | {"encoder.adapter": "lora"}, "encoder.token_frequencies", "encoder.lora_rank"),
-    ("train", TRAINING | {"loss.kl_weight": 0.5}, "loss.margin_mse_scale", "loss.kl_temperature"),
+    ("train", TRAINING | {"loss.kl_weight": 0.5}, "loss.margin_mse_scale", "loss.teacher_temperature"),
     (
         "train",
         TRAINING | {"loss.nll_weight": 0.0},
-        "loss.guide loss.positives loss.hardness",
+        "loss.guide",
         "loss.dimensions",
     ),
     ("train", TRAINING | {"train.eval_every_steps": 9}, "train.eval_per_epoch", "train.eval_every_steps"),

@@ -244,7 +244,7 @@ class TestWithoutEffect:
     def test_two_that_contradict_each_other_are_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         train = "train_datasets=t.json"
         for given, named in (
-            (["loss.terms=[nll]", "loss.kl_weight=1"], "loss.kl_weight=1.0 and loss.terms"),
+            (["loss.name=a:B", "loss.kl_weight=1"], "loss.kl_weight=1.0 and a user-defined"),
             (["encoder.static_questions=true", "encoder.shared=true"], "encoder.shared=true"),
             (["train.keep=better", "train.eval_at_start=false", "dev_datasets=d"], "train.keep=better and"),
             (["train.sampling.group_by_length=true", "train.sampling.group_by_words=true"], "group_by_words"),

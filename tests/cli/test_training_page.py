@@ -167,9 +167,8 @@ def test_own_data_set_from_the_command_line() -> None:
 
 
 def test_own_term_beside_those_of_the_toolkit_from_the_command_line() -> None:
-    wanted = "loss.terms=[nll,{use: kl, weight: 0.5},{use: my_terms:Repelled, weight: 0.1, margin: 0.3}]"
-    assert wanted in PAGE
-    terms = wanted.replace("{use: kl, weight: 0.5}", "{use: symmetric, weight: 0.5}")  # no teacher here
+    terms = "loss.terms={use: my_terms:Repelled, weight: 0.1, margin: 0.3}"
+    assert terms in PAGE
     assert main([terms, "output_dir=runs/terms", *SMALL]) == 0
     assert main([terms.replace("0.3", "0.2"), "output_dir=runs/terms", *SMALL]) == 3
     assert [line["step"] for line in lines("runs/terms")] == [1, 2, 3]

@@ -25,8 +25,8 @@ from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.storage import durable
 from dpr.training import checkpointing
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.step import DirectStep
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.users import bound_by_permissions
 
 

@@ -161,8 +161,8 @@ def went_on(log: str) -> str:
 def timed_command() -> None:
     """Runs the command in this process and prints how long it trained, saved and verified."""
     from dpr.storage.durable import verify_folder
+    from dpr.training.assembly import BiEncoderTrainer
     from dpr.training.checkpointing import CheckpointFolder
-    from dpr.training.trainer import BiEncoderTrainer
 
     taken: dict[str, list[float]] = {"save": [], "train": []}
     folders = []

@@ -128,13 +128,12 @@ UNSAFE = {
     "encoder.sequence_length=20": "encoder.sequence_length was ",
     "train.augment.crop_tokens=5": "train.augment.crop_tokens was ",
     "train_sampling_rates=[0.5]": "train_sampling_rates was ",
-    "local_shards_dataloader=true": "local_shards_dataloader was 0, is now 2",
 }
 
 
 @pytest.mark.fault(
     "A13",
-    "another setting on resume (19 keys)",
+    "another setting on resume (18 keys)",
     "safe: accepted with a warning; unsafe: exit 3 everywhere, unless forced",
 )
 def test_changed_settings(case: Case, workshop: Workshop, half: Path) -> None:

@@ -63,18 +63,11 @@ def cosine(one: Tensor, other: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=0))
 
 
-def rivals_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> list[int]:
-    """The slots that compete with a question's positive."""
-    slots = range(len(pool.keys)) if settings.get("in_batch_negatives", True) else pool.own(question)
+def rivals_of(pool: PlainPool, question: int, settings: dict[str, Any], slots: range) -> list[int]:
+    """Those of ``slots`` that compete with a question's positive."""
     positive, found = pool.positive(question), []
     for slot in pool.distinct(slots, question):
         if pool.keys[slot] == pool.keys[positive] or pool.keys[slot] in pool.known[question]:
-            continue
-        margin = settings.get("false_negative_margin")
-        if (
-            margin is not None
-            and pool.raw(question, slot).item() > pool.raw(question, positive).item() + margin
-        ):
             continue
         mine, other = pool.guide.get(pool.keys[positive]), pool.guide.get(pool.keys[slot])
         if mine is not None and other is not None and cosine(mine, other) > settings["guide_threshold"]:
@@ -83,31 +76,14 @@ def rivals_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> list[
     return found
 
 
-def weighed(raw: Tensor, settings: dict[str, Any], temperature: Tensor) -> Tensor:
-    return raw / temperature + settings.get("hardness", 0.0) * raw.detach()
-
-
-def share(wanted: list[Tensor], others: list[Tensor]) -> Tensor:
+def share(wanted: Tensor, others: list[Tensor]) -> Tensor:
     """-log of the share of ``wanted`` in the softmax over all."""
-    return torch.logsumexp(torch.stack([*wanted, *others]), 0) - torch.logsumexp(torch.stack(wanted), 0)
-
-
-def positives_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> list[int]:
-    """The slots of a question's positives that the loss takes: its own, and with ``positives`` all that are
-    known."""
-    positive = pool.positive(question)
-    if settings.get("positives", "one") == "one":
-        return [positive]
-    slots = range(len(pool.keys)) if settings.get("in_batch_negatives", True) else pool.own(question)
-    known = pool.known[question] - {pool.keys[positive]}
-    return [positive, *(slot for slot in pool.distinct(slots, question) if pool.keys[slot] in known)]
+    return torch.logsumexp(torch.stack([wanted, *others]), 0) - wanted
 
 
 def num_correct(pool: PlainPool, settings: dict[str, Any]) -> int:
-    """Questions one of whose positives scores highest, whatever guards and weights make of the scores;
-    without nll among own slots."""
-    names = ("in_batch_negatives", "positives") if settings.get("nll_weight", 1.0) else ()
-    plain = {"in_batch_negatives": bool(names)} | {name: settings[name] for name in names if name in settings}
+    """Questions whose positive scores highest, whatever a guide makes of the scores; without nll among own
+    slots."""
     if widths := settings.get("dimensions"):
         questions, slots = pool.questions[:, : max(widths)], pool.slots[:, : max(widths)]
         if pool.normalize:
@@ -115,22 +91,19 @@ def num_correct(pool: PlainPool, settings: dict[str, Any]) -> int:
         pool = replace(pool, questions=questions, slots=slots)
     pool, found = replace(pool, guide={}), 0
     for question in range(len(pool.questions)):
-        mine, others = (rule(pool, question, plain) for rule in (positives_of, rivals_of))
+        among = range(len(pool.keys)) if settings.get("nll_weight", 1.0) else pool.own(question)
+        others = rivals_of(pool, question, settings, among)
         best = max((pool.raw(question, slot).item() for slot in others), default=-math.inf)
-        found += max(pool.raw(question, slot).item() for slot in mine) > best
+        found += pool.raw(question, pool.positive(question)).item() > best
     return found
 
 
 def nll(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
-    kind, wanted = settings.get("positives", "one"), positives_of(pool, question, settings)
     others = [
-        weighed(pool.raw(question, slot), settings, pool.temperature)
-        for slot in rivals_of(pool, question, settings)
+        pool.raw(question, slot) / pool.temperature
+        for slot in rivals_of(pool, question, settings, range(len(pool.keys)))
     ]
-    scores = [pool.raw(question, slot) / pool.temperature for slot in wanted]
-    if kind == "each":
-        return torch.stack([share([score], others) for score in scores]).sum()
-    return share(scores, others)
+    return share(pool.raw(question, pool.positive(question)) / pool.temperature, others)
 
 
 def symmetric(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
@@ -139,10 +112,8 @@ def symmetric(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tenso
     for other in range(len(pool.questions)):
         if other == question or pool.keys[positive] in pool.known[other]:
             continue
-        raw, margin = pool.raw(other, positive), settings.get("false_negative_margin")
-        if margin is None or raw.item() <= own.item() + margin:
-            others.append(weighed(raw, settings, pool.temperature))
-    return share([own / pool.temperature], others)
+        others.append(pool.raw(other, positive) / pool.temperature)
+    return share(own / pool.temperature, others)
 
 
 def teacher_of(pool: PlainPool, question: int) -> dict[int, float]:
@@ -159,8 +130,7 @@ def kl(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
     teacher = teacher_of(pool, question)
     if not teacher:
         return torch.zeros((), dtype=torch.float64)
-    divisor = settings.get("kl_temperature") or pool.temperature
-    student = torch.stack([pool.raw(question, slot) / divisor for slot in teacher]).log_softmax(0)
+    student = torch.stack([pool.raw(question, slot) / pool.temperature for slot in teacher]).log_softmax(0)
     wanted = torch.tensor(
         [score / settings.get("teacher_temperature", 1.0) for score in teacher.values()], dtype=torch.float64
     )
@@ -202,7 +172,6 @@ def embedding(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tenso
 
 
 TERMS = {
-    "embedding_weight": embedding,
     "nll_weight": nll,
     "symmetric_weight": symmetric,
     "kl_weight": kl,
@@ -228,4 +197,6 @@ def of_one_width(pool: PlainPool, settings: dict[str, Any]) -> Tensor:
         for name, term in TERMS.items():
             if factor := settings.get(name, 1.0 if name == "nll_weight" else 0.0):
                 total = total + weight * factor * term(pool, question, settings)
+        if pool.taught is not None:
+            total = total + weight * embedding(pool, question, settings)
     return total / len(pool.questions)

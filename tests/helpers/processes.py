@@ -22,7 +22,7 @@ _IMPORTED = (
     "transformers.models.bert.tokenization_bert",
     "safetensors.torch",
     "dpr.training.trainer",
-    "dpr.training.usual",
+    "dpr.training.assembly",
     "tests.helpers.tiny",
 )
 """What the process that ranks are forked from has imported: seconds of every rank's start. None of these

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dpr.models.biencoder import BiEncoder
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.run import Run
-from dpr.training.trainer import BiEncoderTrainer
 
 DEFAULTS: dict[str, Any] = {
     "batch_size": 8,

@@ -75,7 +75,7 @@ def on_ranks(folder: Path, runs: Path) -> None:
         train(folder, runs / "half-3")
         return
     train(folder, runs / "sharded", sharding="fsdp2")
-    train(folder, runs / "half-sharded", sharding="fsdp2", sharded_checkpoints=True, stop_after=STOP_AT)
+    train(folder, runs / "half-sharded", sharding="fsdp2", stop_after=STOP_AT)
     train(folder, runs / "half-sharded", sharding="fsdp2")
     barrier()
 

@@ -81,12 +81,8 @@ class Crowd(Term):
 
 
 def with_a_term() -> Loss:
-    terms = [
-        "nll",
-        {"use": f"{__name__}:Crowd", "weight": 0.3, "scale": 2.0},
-        {"use": "symmetric", "weight": 0.5},
-    ]
-    return make_loss(LossSettings(terms=terms), candidates="distinct")
+    term = {"use": f"{__name__}:Crowd", "weight": 0.3, "scale": 2.0}
+    return make_loss(LossSettings(symmetric_weight=0.5, terms=term), candidates="distinct")
 
 
 def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:

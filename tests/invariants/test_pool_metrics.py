@@ -21,11 +21,11 @@ from dpr.losses.candidates import find_candidates
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import LossResult, Pool
 from dpr.models.biencoder import TowerOptions
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback, FunctionCallback, pool_metrics
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.step import StepResult
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer

@@ -27,10 +27,10 @@ from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import checkpoints
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
@@ -384,16 +384,6 @@ def test_options_of_a_set_are_checked(tmp_path: Path, options: DataSetSettings, 
     model = tiny_model(encoder_folder(tmp_path / "encoder"))
     with pytest.raises(ConfigError, match=message):
         make_trainer(model, [(ListSource(make_samples(8)), options)], [], tmp_path / "run")
-
-
-def test_overfitting_takes_the_first_pools_of_the_mixture_over_and_over(tmp_path: Path) -> None:
-    trainer = a_trainer(
-        encoder_folder(tmp_path / "encoder"), tmp_path / "run", sampling=MIXTURES[0], overfit_batches=2
-    )
-    batches = list(trainer.micro_batches())
-    assert [batch.rows for batch in batches] == [batches[number % 2].rows for number in range(6)] and batches[
-        0
-    ].rows != batches[1].rows
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ pytest tests/invariants/test_sharding.py
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from pathlib import Path
@@ -14,11 +13,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from dpr.core.distributed import barrier, current_ranks
 from dpr.formats import checkpoints
-from dpr.formats.checkpoints import read_parts, stored_shapes
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.fast import packed
 from dpr.storage.durable import verify_folder
@@ -125,42 +122,19 @@ def train(
 
 def on_two(folder: Path, runs: Path) -> None:
     train(folder, runs / "two", sharding="fsdp2", gradient_checkpointing=True)
-    train(
-        folder,
-        runs / "half",
-        sharding="fsdp2",
-        sharded_checkpoints=True,
-        gradient_checkpointing=True,
-        stop_after=STOP_AT,
-    )
+    train(folder, runs / "half", sharding="fsdp2", gradient_checkpointing=True, stop_after=STOP_AT)
     if current_ranks().is_main:
         for name in ("half-two", "half-four", "half-one"):
             shutil.copytree(runs / "half", runs / name, ignore=shutil.ignore_patterns("run.lock"))
     barrier()
-    train_where_a_disk_is_full(folder, runs / "full-disk")
     for name, sharding in (("fp16", "fsdp2"), ("whole-fp16", "none")):
         train(folder, runs / name, sharding=sharding, precision="fp16", dtype=torch.float32)
     train(folder, runs / "half-two", sharding="fsdp2", gradient_checkpointing=True)
 
 
-def train_where_a_disk_is_full(folder: Path, out: Path) -> None:
-    """The first checkpoint finds no room on rank 1."""
-    write, refused = HuggingFaceStorageWriter.write_data, list[int]()
-
-    def write_data(*arguments: Any) -> Any:
-        if current_ranks().rank == 1 and not refused:
-            refused.append(1)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HuggingFaceStorageWriter, "write_data", write_data)
-        train(folder, out, sharding="fsdp2", sharded_checkpoints=True, gradient_checkpointing=True)
-
-
 def on_four(folder: Path, runs: Path) -> None:
     train(folder, runs / "four", sharding="fsdp2", grad_cache_tokens=100)
-    train(folder, runs / "half-four", sharding="fsdp2", sharded_checkpoints=True)
+    train(folder, runs / "half-four", sharding="fsdp2")
 
 
 @pytest.fixture(scope="module")
@@ -179,17 +153,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def final_state(run: Path) -> dict[str, torch.Tensor]:
-    """Weights, and the state of the optimizer from its parts or from the whole, as it is."""
+    """Weights, and the state of the optimizer."""
     last = checkpoints.checkpoint_folders(run, "dpr_biencoder")[0]
     assert last.name.endswith(f"step{LAST_STEP}") and not verify_folder(last)
-    if (parts := last / checkpoints.OPTIMIZER_PARTS).is_dir():
-        state = {
-            name: torch.zeros(shape, dtype=torch.float32 if name.startswith("step/") else torch.float64)
-            for name, shape in stored_shapes(parts).items()
-        }
-        read_parts(parts, state)
-    else:
-        state = checkpoints.read_tensors(last, checkpoints.OPTIMIZER_FILE)
+    state = checkpoints.read_tensors(last, checkpoints.OPTIMIZER_FILE)
     return checkpoints.read_tensors(last, checkpoints.MODEL_FILE) | state
 
 
@@ -207,33 +174,6 @@ def test_a_run_is_that_of_one_process_that_holds_the_whole_model(runs: Path, nam
 
 def test_a_run_that_is_resumed_on_as_many_processes_is_bitwise_the_same(runs: Path) -> None:
     expected, found = final_state(runs / "two"), final_state(runs / "half-two")
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_every_process_writes_its_part_and_nothing_is_left_beside_the_checkpoints(runs: Path) -> None:
-    stopped = runs / "half" / f"dpr_biencoder.step{STOP_AT}"
-    assert (
-        len(list((stopped / checkpoints.OPTIMIZER_PARTS).iterdir())) == 2
-        and not (stopped / checkpoints.OPTIMIZER_FILE).exists()
-    )
-    assert (
-        len(
-            list(
-                (
-                    runs / "half-four" / f"dpr_biencoder.step{LAST_STEP}" / checkpoints.OPTIMIZER_PARTS
-                ).iterdir()
-            )
-        )
-        == 4
-    )
-    assert not [path for run in runs.iterdir() for path in run.iterdir() if path.name.startswith(".")]
-
-
-def test_a_disk_that_is_full_for_one_process_costs_that_checkpoint_on_all(runs: Path) -> None:
-    assert [
-        folder.name for folder in checkpoints.checkpoint_folders(runs / "full-disk", "dpr_biencoder")
-    ] == ["dpr_biencoder.step4"]
-    expected, found = final_state(runs / "two"), final_state(runs / "full-disk")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 

@@ -21,11 +21,11 @@ from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.ranking import to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import verdict
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainSettings
-from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import lexical_search
 from tests.helpers.processes import run_on_ranks

@@ -20,7 +20,7 @@ from dpr.formats.checkpoints import read_tensors
 from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
-from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.validations.dev_sets import DevSet, NllValidation
 from dpr.training.validations.protocol import Validation, run_validations
 from tests.helpers.processes import run_on_ranks

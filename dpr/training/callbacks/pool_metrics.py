@@ -14,9 +14,8 @@ from dpr.core.logs import get_logger
 from dpr.losses.candidates import MASKED_SCORE, Candidates, score_matrix
 from dpr.losses.protocol import Pool
 from dpr.losses.terms import own_candidates, own_slots
-from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
-from dpr.training.run import Run
+from dpr.training.run import Callback, Run
 
 logger = get_logger(__name__)
 
@@ -138,7 +137,7 @@ def _of_questions(questions: Tensor, pool: Pool, batch: BiEncoderBatch, rows: Te
     vectors, candidates, hard = (
         questions[asked],
         _of_rows(pool.candidates, asked),
-        _of_rows(own_candidates(batch, "distinct")[0], rows),
+        _of_rows(own_candidates(batch, "distinct"), rows),
     )
     positive, others = _split(score_matrix(vectors, pool.contexts), candidates)
     own = torch.bmm(

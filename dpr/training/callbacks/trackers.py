@@ -1,5 +1,5 @@
-"""Programs that show the metrics of runs: TensorBoard, Weights & Biases, MLflow, Trackio. All of them are
-optional packages."""
+"""Programs that show the metrics of runs: TensorBoard, Weights & Biases, MLflow. All of them are optional
+packages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from uuid import uuid4
 
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import get_logger
 from dpr.core.settings import flat_values
-from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
-from dpr.training.run import Run
+from dpr.training.run import Callback, Run
 
 logger = get_logger(__name__)
 
@@ -207,30 +205,3 @@ class MLflow(Tracker):
 
     def close(self, *, failed: bool) -> None:
         self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
-
-
-class Trackio(Tracker):
-    """Keeps metrics in Trackio's database on this machine, or sends them where ``$TRACKIO_SPACE_ID`` or
-    ``$TRACKIO_SERVER_URL`` says. Needs the extra ``trackio``."""
-
-    setting = "tracking.trackio=true"
-
-    def __init__(self, *, project: str = "dpr", run_name: str | None = None) -> None:
-        self.project, self.run_name = project, run_name
-        self._trackio = require("trackio", extra="trackio", purpose=self.setting)
-
-    def open(self, run: Run) -> None:
-        is_new = self.id is None
-        # A run is found again by its name alone, and output folders of several runs may have the same.
-        self.id = self.id or self.run_name or f"{run.output_dir.name}-{uuid4().hex[:6]}"
-        how: dict[str, Any] = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
-        resume = "never" if is_new else "allow"
-        self._run = self._trackio.init(
-            project=self.project, name=self.id, config=run.config, resume=resume, **how
-        )
-
-    def send(self, metrics: Metrics, step: int) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self, *, failed: bool) -> None:
-        self._run.finish()

@@ -1,5 +1,5 @@
 """The callbacks of every run: validation and checkpoints, the log line, the progress bar, ``metrics.jsonl``
-and the report page."""
+and the report page; and those to choose: early stopping, returning to the best weights."""
 
 from __future__ import annotations
 
@@ -18,40 +18,37 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, shows_bars
 from dpr.core.precision import dtype_of
 from dpr.evaluation.report.page import write_report
+from dpr.formats import checkpoints
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
-from dpr.training.callbacks.optional import EarlyStopping
 from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
-from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.verdict import Verdict, validations_ahead
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
-from dpr.training.period_settings import Periods
-from dpr.training.run import Run
-from dpr.training.settings import TrainSettings
-from dpr.training.validations.protocol import run_validations
+from dpr.training.run import Callback, Run
+from dpr.training.settings import Periods, TrainSettings
+from dpr.training.validations.protocol import higher_is_better, run_validations
 
 logger = get_logger(__name__)
+
+SANITY_POOLS = 2
 
 
 class SanityCheck(Callback):
     """Before training, tries every validation that the run will reach on a few pools of each dev set; the
     values are discarded."""
 
-    def __init__(self, num_pools: int = 2) -> None:
-        self.num_pools = num_pools
-
     def on_train_begin(self, run: Run) -> None:
-        if not run.validations or run.progress.step >= run.last_step or not self.num_pools:
+        if not run.validations or run.progress.step >= run.last_step:
             return
-        metrics = validate_ahead(run, num_pools=self.num_pools)
+        metrics = validate_ahead(run, num_pools=SANITY_POOLS)
         name, _ = run.best_by(metrics)
         if name not in metrics and not run.progress.step:  # a resumed run is not lost over it
             raise ConfigError(
                 f"train.best_metric={name} is not a metric of any validation of this run; choose one of"
                 f" {', '.join(metrics)}"
             )
-        logger.info("validation tried on %d pools of each dev set", self.num_pools)
+        logger.info("validation tried on %d pools of each dev set", SANITY_POOLS)
 
 
 def validate_ahead(run: Run, *, num_pools: int = 0) -> Metrics:
@@ -264,6 +261,69 @@ class ValidateAndSave(Callback):
         )
 
 
+class EarlyStopping(Callback):
+    """Stops after ``patience`` validations in a row that were not better than the best by more than
+    ``min_delta``.
+
+    ``metric`` is a metric of the validation; None is the one that the best checkpoint is chosen by.
+    ``highest``: more is better. Counting starts over when validation changes to the average rank. Rerunning a
+    stopped run does nothing.
+    """
+
+    def __init__(
+        self, *, patience: int = 3, min_delta: float = 0.0, metric: str | None = None, highest: bool = False
+    ) -> None:
+        self.patience, self.min_delta, self.metric, self.highest = patience, min_delta, metric, highest
+        self._watched: str | None = None
+        self._best: float | None = None
+        self._bad = 0
+        if patience < 1:
+            raise ConfigError(f"patience={patience} is out of range; it must be at least 1")
+
+    def on_train_begin(self, run: Run) -> None:
+        self._stop_if_due(run)
+
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        name, highest = run.best_by(metrics)
+        if self.metric:
+            name, highest = self.metric, self.highest or higher_is_better(run.validations, self.metric)
+        if name not in metrics:
+            logger.warning(
+                "early stopping: this validation has no %s, only %s; it does not count",
+                name,
+                ", ".join(metrics),
+            )
+            return
+        if name != self._watched:
+            self._watched, self._best, self._bad = name, None, 0
+        value = -metrics[name] if highest else metrics[name]
+        if math.isfinite(value) and (self._best is None or value < self._best - self.min_delta):
+            self._best, self._bad = value, 0
+        else:
+            self._bad += 1
+        self._stop_if_due(run)
+
+    def _stop_if_due(self, run: Run) -> None:
+        if self._bad >= self.patience:
+            run.request_stop(f"{self._watched} has not improved for {self._bad} validations")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"watched": self._watched, "best": self._best, "bad": self._bad}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._watched, self._best, self._bad = state["watched"], state["best"], int(state["bad"])
+
+
+class LoadBest(Callback):
+    """At the end of training, loads the weights of the best checkpoint into the model."""
+
+    def on_train_end(self, run: Run) -> None:
+        if run.progress.best_checkpoint is not None:
+            folder = run.output_dir / run.progress.best_checkpoint
+            run.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
+            logger.info("the model is now that of %s", folder)
+
+
 def usual_callbacks(
     settings: TrainSettings, output_dir: Path, further: Sequence[Callback] = ()
 ) -> list[Callback]:
@@ -276,7 +336,7 @@ def usual_callbacks(
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     return [
         *(
-            SanityCheck(settings.sanity_validation),
+            SanityCheck(),
             Verdict(),
             PoolMetrics(settings.log_batch_step),
             ReportPage(output_dir),

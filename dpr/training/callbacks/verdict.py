@@ -13,9 +13,8 @@ from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
 from dpr.formats.metrics_files import is_beside
 from dpr.storage.durable import read_json, write_json
-from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
-from dpr.training.run import Run
+from dpr.training.run import Callback, Run
 from dpr.training.validations.protocol import Validation, guard_limits, higher_is_better, run_validations
 
 logger = get_logger(__name__)

@@ -3,7 +3,6 @@ epoch, data set, row)."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -104,24 +103,6 @@ def test_other_negatives_stand_in_for_missing_hard_ones() -> None:
     assert select_passages(TrainingSample("q", (A,), (B,), (C,)), num_hard=2, num_other=0).hard_negatives == (
         B,
     )
-
-
-def test_further_positives_stand_behind_the_first_and_change_no_other_draw() -> None:
-    sample = TrainingSample("q", (A, B, C), (D,), ())
-    assert select_passages(sample, num_hard=1, num_other=0, num_positives=2).in_slot_order() == [A, B, D]
-    assert select_passages(sample, num_hard=1, num_other=0, num_positives=9).in_slot_order() == [A, B, C, D]
-    drawn = [
-        select_passages(
-            sample,
-            num_hard=1,
-            num_other=0,
-            num_positives=count,
-            generator=np.random.default_rng(7),
-            shuffle_positives=True,
-        ).in_slot_order()
-        for count in (1, 3)
-    ]
-    assert drawn[0][0] == drawn[1][0] and set(drawn[1][:3]) == {A, B, C} and drawn[0][-1] == drawn[1][-1] == D
 
 
 def test_gold_without_a_score_is_excluded_unless_nothing_would_remain() -> None:

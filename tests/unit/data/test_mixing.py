@@ -13,7 +13,6 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.data.iterators import (
-    LocalShardedDataIterator,
     MixedDataIterator,
     MultiSetDataIterator,
     PoolIterator,
@@ -353,11 +352,3 @@ def test_a_share_too_small_for_a_pool_is_reported(caplog: pytest.LogCaptureFixtu
 
 def test_a_set_that_gives_nothing_may_be_smaller_than_a_pool() -> None:
     assert one_set_a_pool((40, 3), weights=[1, 0]).counts == (5, 0)
-
-
-def test_parts_of_ranks_continue_through_laps() -> None:
-    for rank in range(2):
-        iterator = LocalShardedDataIterator(48, global_batch_size=8, seed=0, rank=rank, world_size=2)
-        found = MultiSetDataIterator([iterator], seed=0, sampling=Sampling(epoch_pools=4))
-        rows = [row for _, row in rows_of(found, [0, 1, 2])]
-        assert Counter(rows) == dict.fromkeys(range(24 * rank, 24 * rank + 24), 2)

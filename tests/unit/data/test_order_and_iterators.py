@@ -8,7 +8,7 @@ import operator
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.data.iterators import LocalShardedDataIterator, ShardedDataIterator
+from dpr.data.iterators import ShardedDataIterator
 from dpr.data.order import permutation, rank_slice
 
 
@@ -63,21 +63,6 @@ def test_a_pool_beyond_the_lap_starts_the_next_in_another_order() -> None:
         == list(range(16))
     )
     assert first != second
-
-
-def test_local_shards_stay_in_their_part_and_cover_it() -> None:
-    for num_rows in (40, 43):
-        for rank in range(4):
-            iterator = LocalShardedDataIterator(
-                num_rows, global_batch_size=8, seed=0, rank=rank, world_size=4
-            )
-            part = rank_slice(num_rows, rank, 4)
-            rows = functools.reduce(
-                operator.iadd, (iterator.rows(5 + pool).tolist() for pool in range(iterator.num_pools)), []
-            )
-            assert iterator.num_pools == 5
-            assert len(set(rows)) == 10
-            assert set(rows) <= set(range(part.start, part.stop))
 
 
 def test_rank_slices_cover_everything_once() -> None:

@@ -29,7 +29,6 @@ USUAL = {
     "train.log_batch_step": "1",
     "train.eval_per_epoch": "1",
     "train.num_workers": "0",
-    "train.sanity_validation": "0",
     "device": "cpu",
 }
 
@@ -46,8 +45,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def seen(capsys: pytest.CaptureFixture[str], changed: dict[str, str]) -> dict[str, str]:
     """What the doctor finds in a run with these settings: figures and advice of each symptom."""
     given = {**USUAL, **changed}
-    if given["dev_datasets"] == "null":
-        del given["train.sanity_validation"]
     main(["train", *(f"{name}={value}" for name, value in given.items()), "output_dir=run"])
     capsys.readouterr()
     code = main(["doctor", "run"])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpr.storage.durable import verify_folder
 from tests.helpers.jobs import export
 from tests.helpers.jobs import train as main
 from tests.helpers.tiny import training_folder
@@ -22,27 +21,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     arguments = [
         f"train_datasets={folder / 'train.json'}", f"dev_datasets=[{folder / 'dev.json'}]", f"output_dir={folder / 'run'}",
         f"encoder.pretrained_model_cfg={folder / 'encoder'}", "encoder.pretrained=false", "encoder.sequence_length=24", "no_cuda=true",
-        "train.batch_size=8", "train.num_train_epochs=2", "train.hard_negatives=0", "train.export=[transformers]", "seed=7",
+        "train.batch_size=8", "train.num_train_epochs=2", "train.hard_negatives=0", "seed=7",
     ]  # fmt: skip
     assert main(arguments) == 0
     return folder, arguments
-
-
-def test_training_ends_with_the_best_checkpoint_exported(trained: tuple[Path, list[str]]) -> None:
-    folder, arguments = trained
-    written = folder / "run" / "export" / "transformers"
-    assert not verify_folder(written)
-    before = {path: path.stat().st_mtime_ns for path in written.rglob("*")}
-    assert main(arguments) == 0  # a finished run has nothing to do
-    assert {path: path.stat().st_mtime_ns for path in written.rglob("*")} == before
-    assert (
-        main([*arguments[:-3], "train.num_train_epochs=3", "train.export=[transformers]", "resume=force"])
-        == 0
-    )
-    best = json.loads((folder / "run" / "run.json").read_text())["best_checkpoint"]
-    assert (
-        f"train.num_train_epochs={3 if best.endswith('step6') else 2}" in (written / "README.md").read_text()
-    )
 
 
 def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
@@ -85,7 +67,8 @@ def test_a_run_from_a_model_file_has_no_base_but_that(
     folder, arguments = trained
     kept = [argument for argument in arguments if not argument.startswith(("encoder.", "output_dir"))]
     assert main([*kept, f"model_file={folder / 'run'}", f"output_dir={tmp_path / 'run'}"]) == 0
-    text = (tmp_path / "run" / "export" / "transformers" / "README.md").read_text()
+    assert export([f"model_file={tmp_path / 'run'}", f"out={tmp_path / 'out'}", "to=transformers"]) == 0
+    text = (tmp_path / "out" / "README.md").read_text()
     assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
 
 

@@ -13,10 +13,10 @@ from dpr.core.errors import DprError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
+from dpr.training.assembly import Named
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainSettings
-from dpr.training.usual import Named
 from dpr.training.validations.protocol import Validation
 from tests.architecture.source_files import package_sources
 from tests.helpers.tiny import encoder_folder, make_samples
@@ -64,7 +64,6 @@ RETRIEVAL = {"kind": "retrieval", "corpus": "missing.tsv", "questions": "missing
         ({"loss__name": "json:JSONDecoder"}, "loss.name=json:JSONDecoder"),
         ({"loss__guide": ["nowhere_*"]}, "nowhere_"),
         ({"train__validation": [RETRIEVAL]}, r"train.validation\[0\].corpus=missing.tsv is not a file"),
-        ({"train__export": ["word"]}, "train.export=word is not known"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

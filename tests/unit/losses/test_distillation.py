@@ -124,10 +124,3 @@ def test_settings_make_the_objective_and_the_default_stays_the_nll() -> None:
         LossSettings(name="a:B", kl_weight=1.0).check_together("loss.")
     with pytest.raises(ConfigError, match="every term of the objective has weight 0"):
         LossSettings(nll_weight=0.0).check_together("loss.")
-
-
-@pytest.mark.parametrize("setting", [{"hardness": 0.5}, {"false_negative_margin": 0.1}])
-def test_what_acts_on_two_terms_needs_one_of_them(setting: dict[str, float]) -> None:
-    for weights in ({"nll_weight": 0.0, "symmetric_weight": 1.0}, {"kl_weight": 1.0}):
-        assert not {*setting} & {*LossSettings(**weights, **setting).unused()}
-    assert {*setting} <= {*LossSettings(nll_weight=0.0, kl_weight=1.0, **setting).unused()}

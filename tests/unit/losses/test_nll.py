@@ -184,9 +184,7 @@ def is_same(one: tuple[str | None, str], other: tuple[str | None, str]) -> bool:
     return one[1] == other[1] or (one[0] is not None and one[0] == other[0])
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"in_batch_negatives": False}, {"symmetric_weight": 1.0, "nll_weight": 0.0}]
-)
+@pytest.mark.parametrize("settings", [{}, {"symmetric_weight": 1.0, "nll_weight": 0.0}])
 def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) -> None:
     """Each of two texts is the positive of two questions and the hard negative of another, with ids of its
     own each time, and with none."""

@@ -17,11 +17,13 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import WHOLE_DOCUMENT, Passage
 from dpr.data.collator import judgement_identity
 from dpr.formats.vector_shards import VectorShardWriter
+from dpr.losses.guide import Guide
 from dpr.losses.objective import Objective
 from dpr.losses.protocol import Pool, Term
 from dpr.losses.settings import ObjectiveSettings
 from dpr.losses.terms import own_candidates
 from dpr.training.settings import LossSettings
+from dpr.training.teacher import read_vectors
 from dpr.training.user_classes import make_loss
 from tests.helpers.pools import make_pool
 from tests.helpers.tiny import tiny_model
@@ -43,10 +45,8 @@ def batch_of(num_questions: int, width: int) -> BiEncoderBatch:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"symmetric_weight": 1.0, "false_negative_margin": 0.1},
-        {"hardness": 1.0, "kl_weight": 1.0},
-        {"positives": "each"},
-        {"dimensions": [4, 2], "positives": "any"},
+        {"symmetric_weight": 1.0, "kl_weight": 1.0},
+        {"dimensions": [4, 2]},
     ],
     ids=str,
 )
@@ -82,12 +82,10 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
         )
         writer.write_chunk(0, [f"p{row}" for row in rows], vectors[rows.start : rows.stop])
         writer.finish(1)
-    loss = make_loss(
-        LossSettings(guide=[str(tmp_path / "guide_*")]), candidates="distinct", namespaces=["one", "other"]
-    )
-    assert isinstance(loss, Objective) and loss.content()["guide"]
-    guide = loss.guide
-    assert guide is not None
+    files, namespaces = [str(tmp_path / "guide_*")], ["one", "other"]
+    loss = make_loss(LossSettings(guide=files), candidates="distinct", namespaces=namespaces)
+    guide = Guide(read_vectors(files, namespaces, setting="loss.guide"))
+    assert loss.content() == {"guide": guide.fingerprint}
     asked = [("other", "p4"), ("one", "p0"), ("third", "p0"), ("one", "p9"), ("one", "p2")]
     ids = torch.tensor(
         [judgement_identity(Passage("any text", id=key), namespace) for namespace, key in asked]
@@ -105,10 +103,6 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"positives": "any", "candidates": "dpr"},
-            r"loss\.positives=any and loss\.candidates=dpr are mutually exclusive",
-        ),
         ({"dimensions": [8, 8]}, "names a number twice"),
         ({"dimensions": []}, "is empty"),
     ],
@@ -162,42 +156,26 @@ def losses_of(terms: Any = None, **settings: Any) -> torch.Tensor:
     return losses
 
 
-def test_terms_are_another_way_to_write_the_weights() -> None:
-    listed = losses_of(
-        [{"use": "nll", "weight": 0.5}, "kl", {"use": "margin_mse", "weight": 2}, "symmetric"], hardness=0.3
-    )
-    weights = {"nll_weight": 0.5, "kl_weight": 1.0, "margin_mse_weight": 2.0, "symmetric_weight": 1.0}
-    assert torch.equal(listed, losses_of(**weights, hardness=0.3))
-    assert torch.equal(losses_of("kl"), losses_of(nll_weight=0.0, kl_weight=1.0))
-
-
 def test_a_term_of_the_user_is_added_with_its_weight() -> None:
     generator = torch.Generator().manual_seed(3)
     expected = squares(torch.randn(4, 3, dtype=torch.float64, generator=generator)) ** 2
-    torch.testing.assert_close(
-        losses_of({"use": f"{HERE}:Short", "weight": 0.25, "power": 2}), 0.25 * expected, rtol=1e-14, atol=0
-    )
-    both = losses_of(["nll", {"use": f"{HERE}:Short", "weight": 0.25, "power": 2}])
+    term = {"use": f"{HERE}:Short", "weight": 0.25, "power": 2}
+    torch.testing.assert_close(losses_of(term, nll_weight=0.0), 0.25 * expected, rtol=1e-14, atol=0)
+    both = losses_of([term])
     torch.testing.assert_close(both, losses_of() + 0.25 * expected, rtol=1e-14, atol=0)
 
 
 def test_a_loss_is_a_term_too() -> None:
-    twice = losses_of(["nll", "dpr.losses.nll:BiEncoderNllLoss"])
+    twice = losses_of("dpr.losses.nll:BiEncoderNllLoss")
     torch.testing.assert_close(twice, 2 * losses_of(), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize(
     ("terms", "message"),
     [
-        (["nlll"], "loss.terms=nlll is not known; choose of nll, symmetric, kl, margin_mse, or module:Class"),
-        (["nll", {"use": "nll", "weight": 2}], "loss.terms names nll twice"),
-        ([{"use": "kl", "weight": 0}], "the weight of kl is 0; it must be a number above 0"),
-        (
-            [{"use": "kl", "temperature": 2}],
-            "loss.terms: kl takes no temperature; its other settings are keys of loss",
-        ),
+        (["kl"], "loss.terms=kl is not a user-defined term, module:Class; its weight is loss.kl_weight"),
+        ([{"use": "a:B", "weight": 0}], "the weight of a:B is 0; it must be a number above 0"),
         ([{"weight": 1}], "has no import path"),
-        ([], "every term of the objective has weight 0"),
         ([f"{HERE}:ObjectiveSettings"], "is not a subclass of dpr.losses.protocol.Term"),
         (
             [f"{HERE}:Greedy"],
@@ -205,7 +183,7 @@ def test_a_loss_is_a_term_too() -> None:
         ),
         ([{"use": f"{HERE}:Short", "force": 1}], "arguments given: force"),
         (
-            ["nll", f"{HERE}:Scalar"],
+            [f"{HERE}:Scalar"],
             r"the term Scalar returned losses of shape \(\); expected one loss per question, \(4,\)",
         ),
     ],
@@ -213,32 +191,6 @@ def test_a_loss_is_a_term_too() -> None:
 def test_what_is_no_term_is_refused(terms: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         losses_of(terms)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"terms": ["nll"], "kl_weight": 0.5},
-            r"loss\.kl_weight=0\.5 and loss\.terms are mutually exclusive",
-        ),
-        ({"terms": ["nll"], "name": "a:B"}, "mutually exclusive"),
-    ],
-)
-def test_settings_that_contradict_terms_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LossSettings(**settings).check("loss.")
-
-
-def test_settings_of_a_term_that_is_listed_act() -> None:
-    listed = LossSettings(terms=["nll", {"use": "kl", "weight": 0.5}], kl_temperature=0.5, hardness=1.0)
-    listed.check("loss.")
-    assert not {"kl_temperature", "hardness"} & {*listed.unused()}
-    assert "false_negative_margin" not in set(LossSettings(terms="symmetric").unused())
-    assert {"guide", "kl_temperature", "hardness"} > {*LossSettings(terms="kl").unused()} & {
-        "guide",
-        "hardness",
-    }
 
 
 def test_more_dimensions_than_the_model_has_are_refused(tmp_path: Path) -> None:
@@ -253,7 +205,7 @@ def test_what_is_gathered_follows_from_the_terms() -> None:
         return set(Objective(ObjectiveSettings(**settings)).needs)
 
     assert needs() == {"contexts"}
-    assert needs(in_batch_negatives=False, kl_weight=1.0) == set()
+    assert needs(nll_weight=0.0, kl_weight=1.0) == set()
     assert needs(nll_weight=0.0, symmetric_weight=1.0) == {"questions", "known_positives"}
 
 
@@ -261,6 +213,5 @@ def test_a_passage_of_a_document_that_is_known_whole_is_no_negative_of_its_own_q
     batch = batch_of(2, 3)
     ids = torch.tensor([[5, 0], [5, 1], [6, 0], [7, 0], [8, 0], [5, 2]])
     known = torch.tensor([[[5, WHOLE_DOCUMENT]], [[7, 0]]])
-    candidates, others = own_candidates(replace(batch, context_ids=ids, known_positive_ids=known), "distinct")
+    candidates = own_candidates(replace(batch, context_ids=ids, known_positive_ids=known), "distinct")
     assert candidates.masked.tolist() == [[3, 1, 3], [3, 3, 3]]
-    assert others.tolist() == [[3, 1, 3], [3, 3, 3]]

@@ -17,8 +17,8 @@ from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.trials import layers_of
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.command_settings import BiEncoderTrainConfig
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 

@@ -58,14 +58,6 @@ def test_a_kill_at_any_moment_of_the_start_does_not_stop_the_next_start(tmp_path
     assert 1 < number < 39
 
 
-def test_what_an_earlier_version_left_of_its_trial_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "dpr_biencoder.trial").mkdir()
-    (tmp_path / "dpr_biencoder.trial" / "manifest.json").write_text("{}")
-    folder = CheckpointFolder(tmp_path, "dpr_biencoder")
-    folder.prepare()
-    assert folder.newest() is None
-
-
 def start_and_tell(folder: Path, together: Any, reported: Any) -> None:
     checkpoints = CheckpointFolder(folder, "dpr_biencoder")
     together.wait()

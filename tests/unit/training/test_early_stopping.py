@@ -12,10 +12,10 @@ import torch
 
 from dpr.core.errors import ConfigError
 from dpr.formats import checkpoints
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback, FunctionCallback
-from dpr.training.callbacks.optional import EarlyStopping, LoadBest
+from dpr.training.callbacks.usual import EarlyStopping, LoadBest
 from dpr.training.metrics import Metrics
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -195,13 +195,3 @@ def test_functions_are_called_when_they_are_due_over_restarts() -> None:
     assert called == [20]
     with pytest.raises(ConfigError, match="when=batch_end is not a moment"):
         make(when="batch_end")
-
-
-def test_a_few_pools_over_and_over_are_learnt_by_heart(tmp_path: Path) -> None:
-    losses: list[float] = []
-    look = FunctionCallback(lambda trainer, metrics: losses.append(metrics["train/loss"]), when="log")
-    job = trainer(tmp_path, look, overfit_batches=1, num_train_epochs=25, eval_per_epoch=0)
-    assert (job.steps_per_epoch, job.total_steps) == (1, 25)
-    assert len({batch.rows for batch in job.micro_batches()}) == 1
-    job.train()
-    assert losses[-1] < losses[0] / 2

@@ -3,7 +3,6 @@ not be."""
 
 from __future__ import annotations
 
-import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import Ranks
-from dpr.core.errors import ConfigError
 from dpr.data.collator import Collator
 from dpr.data.loader import data_row
 from dpr.data.settings import DataSetSettings
@@ -21,7 +19,7 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
 from dpr.training.grad_cache import CachedStep
-from dpr.training.trial import graph_bytes_per_token, tokens_within
+from dpr.training.trial import graph_bytes_per_token
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -181,7 +179,7 @@ def test_a_frozen_tower_is_encoded_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert not any(name.startswith("ctx_model") for name in gradients)
 
 
-def test_bytes_per_token_are_those_autograd_keeps_and_a_budget_becomes_tokens(tmp_path: Path) -> None:
+def test_bytes_per_token_are_those_autograd_keeps(tmp_path: Path) -> None:
     small, wide = (
         tiny_model(encoder_folder(tmp_path / str(width), hidden_size=width), dropout=0.1)
         for width in (16, 64)
@@ -189,14 +187,6 @@ def test_bytes_per_token_are_those_autograd_keeps_and_a_budget_becomes_tokens(tm
     per_token = graph_bytes_per_token(small)
     assert per_token > 2 * 16 * 8, "each of two layers keeps more than its input"
     assert 2 * per_token < graph_bytes_per_token(wide) < 8 * per_token
-    more, less = tokens_within(small, 0.02), tokens_within(small, 0.01)
-    assert more - less == pytest.approx(0.7 * 0.01 * 2**30 / per_token, rel=1e-3)
-    with pytest.raises(
-        ConfigError, match=r"train\.memory_budget_gb=1e-05 is too little: .* give at least"
-    ) as caught:
-        tokens_within(small, 1e-5)
-    needed = float(re.findall(r"at least ([0-9.]+)", str(caught.value))[0])
-    assert tokens_within(small, needed + 0.01) >= 24
 
 
 @pytest.mark.parametrize("lacking", ["sep_token", "cls_token", "pad_token"])
@@ -205,7 +195,6 @@ def test_a_tokenizer_without_a_special_token_can_be_trained_with(tmp_path: Path,
     setattr(model.tensorizer.tokenizer, lacking, None)
     assert graph_bytes_per_token(model) == graph_bytes_per_token(tiny_model(tmp_path))
     assert gradient(model, 40)
-    assert tokens_within(model, 1.0) > 24
 
 
 def test_a_run_with_caching_ends_with_the_weights_of_one_without(tmp_path: Path) -> None:

@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.core.errors import CheckpointError, ConfigError
+from dpr.core.errors import CheckpointError
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.settings import TowerSettings
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.identity import _narrowed
 from dpr.training.settings import LossSettings, TrainSettings
-from dpr.training.trainer import BiEncoderTrainer
-from tests.helpers.tiny import ListSource, encoder_folder, make_samples, sentence, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.tiny import encoder_folder, make_samples, sentence
 
 FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv")
 BEST = "best checkpoint is chosen anew"
@@ -175,22 +174,6 @@ def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) 
             job(folder, loss=loss).resume()
 
 
-def test_a_checkpoint_that_does_not_state_contents_is_resumed_as_before(folder: Path) -> None:
-    first = job(folder)
-    first.train()
-    from dpr.formats.checkpoints import STATE_FILE, checkpoint_folders
-    from dpr.storage.durable import describe_file
-
-    newest = checkpoint_folders(folder / "run", "dpr_biencoder")[0]
-    state, manifest = (json.loads((newest / name).read_text()) for name in (STATE_FILE, "manifest.json"))
-    for key in ("train.validation.content", "dev_datasets.options"):
-        del state["identity"]["free"][key]
-    (newest / STATE_FILE).write_text(json.dumps(state))
-    manifest["files"][STATE_FILE] = describe_file(newest / STATE_FILE)
-    (newest / "manifest.json").write_text(json.dumps(manifest))
-    assert job(folder).resume().best_checkpoint == first.progress.best_checkpoint
-
-
 @pytest.mark.parametrize(
     ("was", "now", "told"),
     [
@@ -210,48 +193,3 @@ def test_another_run_in_the_folder_names_the_set_that_differs(folder: Path) -> N
     write_training_set(folder / "train.json", make_samples(12, seed=9))
     with pytest.raises(CheckpointError, match=r"different run: train_datasets\[0\] was \S+, is now \S+"):
         job(folder).resume()
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"learning_rate": 0.5}, "train.learning_rate was"),
-        ({"max_steps": 2}, "train.max_steps was 3, is now 2"),
-        ({"weight_decay": 0.3, "adam_eps": 0.1}, r"train.adam_eps was .* \(and 1 more\)"),
-        ({"learning_rate": 0.5, "resume": "force"}, None),
-        ({"log_batch_step": 7}, None),
-        ({"grad_cache_tokens": 64}, None),
-        ({"max_steps": 5, "learning_rate": 0.5}, None),
-    ],
-    ids=str,
-)
-def test_a_finished_run_refuses_what_only_further_steps_could_do(
-    tmp_path: Path, changed: dict[str, Any], named: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    def train(**options: Any) -> BiEncoderTrainer:
-        model = tiny_model(encoder_folder(tmp_path / "encoder"))
-        job = make_trainer(
-            model,
-            [ListSource(make_samples(24))],
-            [],
-            tmp_path / "run",
-            **{"max_steps": 3, "lr_schedule": "constant", **options},
-        )
-        job.train()
-        return job
-
-    caplog.set_level("INFO")
-    train()
-    train()
-    assert "finished: " in caplog.text and "resuming" not in caplog.text
-    if named is None:
-        assert train(**changed).progress.step == changed.get("max_steps", 3)
-        return
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"is finished, at step 3, so a changed setting has no effect:"
-            rf" {named}.*num_train_epochs.*output_dir"
-        ),
-    ):
-        train(**changed)

@@ -54,7 +54,6 @@ def plan_of(folder: Path, rows: int = 40, **settings: Any) -> Plan:
         ({"gradient_accumulation_steps": 2}, (2, 6, 6)),  # a tail too short for an update is dropped
         ({"max_steps": 7}, (5, 7, 7)),
         ({"stop_at_epoch": 1}, (5, 15, 5)),
-        ({"overfit_batches": 2}, (2, 6, 6)),
     ],
 )
 def test_steps_of_a_run(tmp_path: Path, settings: dict[str, int], counts: tuple[int, int, int]) -> None:
@@ -67,8 +66,6 @@ def test_pools_of_an_update_are_those_that_the_order_has_from_it(tmp_path: Path)
     every = list(plan.order_from(0))
     assert [key for step in range(plan.last_step) for key in plan.pools_of(step)] == every
     assert list(plan.order_from(3)) == every[6:]
-    repeated = plan_of(tmp_path, overfit_batches=2)
-    assert repeated.pools_of(4) == repeated.pools_of(2) == [(0, 0)]
 
 
 def test_an_update_that_takes_more_than_an_epoch_is_refused(tmp_path: Path) -> None:

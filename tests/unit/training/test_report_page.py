@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from dpr.storage.durable import append_jsonl
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.usual import ReportPage
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 

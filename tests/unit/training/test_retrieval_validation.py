@@ -20,10 +20,10 @@ from dpr.embedding import corpus_tokens
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
+from dpr.training.assembly import Named
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import shard
-from dpr.training.usual import Named
 from dpr.training.validations import corpus_pass
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation

@@ -22,12 +22,12 @@ from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import TowerSettings
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run import Progress
 from dpr.training.settings import LossSettings, TrainSettings
-from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.protocol import Validation
 from tests.helpers.needs import put
 from tests.helpers.tiny import encoder_folder, make_samples
@@ -44,9 +44,8 @@ CHANGED: dict[str, Any] = {
     "special_tokens": ["[Q]"],
     "loss.name": {"use": "dpr.losses.nll:BiEncoderNllLoss", "max_scores": 1000},
     "loss.candidates": "dpr",
-    "loss.terms": ["nll", {"use": "symmetric", "weight": 0.5}],
+    "loss.terms": {"use": "dpr.losses.nll:BiEncoderNllLoss", "weight": 0.5},
     "loss.temperature": 0.5,
-    "loss.positives": "any",
     "loss.dimensions": [8],
     "train.warmup_steps": 2,
     "train.adam_betas": "(0.9, 0.98)",
@@ -95,12 +94,11 @@ WITH_ANOTHER = {
         "needs encoder.adapter too",
     ),
     **dict.fromkeys(
-        ("loss.kl_temperature", "loss.teacher_temperature", "loss.margin_mse_scale"),
+        ("loss.teacher_temperature", "loss.margin_mse_scale"),
         "needs a weight of the loss too",
     ),
     "loss.guide_threshold": "needs loss.guide too",
     "loss.teacher": "needs the folder of a model, or vectors",
-    "loss.embedding_weight": "needs loss.teacher too",
 }
 
 
@@ -254,21 +252,3 @@ def test_another_vocabulary_is_refused_and_other_dev_data_warned_about(
     (tmp_path / "moved" / "encoder" / "vocab.txt").write_text("\n".join(words))
     with pytest.raises(CheckpointError, match=r"encoder\.tokenizer was "):
         start(tmp_path / "moved", config)
-
-
-@pytest.mark.parametrize("began_plain", [True, False])
-def test_a_resumed_run_of_a_shared_tower_treats_apostrophes_as_it_began(
-    folder: Path, tmp_path: Path, began_plain: bool
-) -> None:
-    """An earlier version made them plain for every model."""
-    shutil.copytree(folder, tmp_path / "old", ignore=shutil.ignore_patterns("run"))
-    config = config_of(tmp_path / "old")
-    config.encoder.shared = True
-    assert not build_model(config).settings.plain_apostrophes
-    config.encoder.plain_apostrophes = began_plain or None
-    trainer(tmp_path / "old", config).train()
-    config.encoder.plain_apostrophes = None
-    assert build_model(config).settings.plain_apostrophes == began_plain
-    assert start(tmp_path / "old", config).step == 2
-    config.resume = "fresh"
-    assert not build_model(config).settings.plain_apostrophes

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpr.core.distributed import average_gradients
 from dpr.training import rows as rows_module
-from dpr.training.rows import RowAdamW, clip_gradients, row_tables
+from dpr.training.optimizer import RowAdamW, clip_gradients, row_tables
 
 ROWS, WIDTH, STEPS = 700, 3, 6
 SETTINGS: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}

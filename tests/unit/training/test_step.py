@@ -34,17 +34,11 @@ EVERY_TERM = ObjectiveSettings(
     kl_weight=1.0,
     margin_mse_weight=1.0,
     dimensions=[16, 4],
-    false_negative_margin=0.1,
-    hardness=0.5,
-    positives="each",
 )
 LOSSES: dict[str, Callable[[int], Loss]] = {
     "distinct": lambda max_scores: BiEncoderNllLoss(candidates="distinct", max_scores=max_scores),
     "dpr": lambda max_scores: BiEncoderNllLoss(candidates="dpr", max_scores=max_scores),
     "every term": lambda max_scores: Objective(EVERY_TERM, max_scores=max_scores),
-    "own negatives": lambda max_scores: Objective(
-        replace(EVERY_TERM, in_batch_negatives=False, positives="any"), max_scores=max_scores
-    ),
     "without the nll": lambda max_scores: Objective(
         replace(EVERY_TERM, nll_weight=0.0), max_scores=max_scores
     ),

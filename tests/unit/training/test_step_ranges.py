@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
-from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.assembly import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -22,7 +22,7 @@ def test_every_part_of_a_step_has_a_range(tmp_path: Path, grad_cache_tokens: int
     model = tiny_model(encoder_folder(tmp_path / "encoder"))
     source, options = (
         ListSource(make_samples(32)),
-        {"grad_cache_tokens": grad_cache_tokens, "sanity_validation": 0},
+        {"grad_cache_tokens": grad_cache_tokens},
     )
     trainer = make_trainer(
         model,
@@ -53,7 +53,6 @@ def elements_summed(folder: Path, grad_cache_tokens: int) -> tuple[list[list[int
     model = tiny_model(folder / "encoder")
     options = {
         "grad_cache_tokens": grad_cache_tokens,
-        "sanity_validation": 0,
         "gradient_accumulation_steps": 3,
         "batch_size": 2,
     }

@@ -15,10 +15,10 @@ import torch
 
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.teacher import ModelTeacher
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, static_folder, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -54,7 +54,7 @@ def job(
 ) -> BiEncoderTrainer:
     options = TowerOptions(fix_ctx_encoder=fix_ctx_encoder)
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout, options=options, **STUDENT)
-    loss = LossSettings(nll_weight=0.0, teacher=str(folder / teacher), embedding_weight=2.0)
+    loss = LossSettings(nll_weight=0.0, teacher=str(folder / teacher))
     settings = TrainingSettings(loss=loss)
     options_of_run: dict[str, Any] = {
         "learning_rate": 0.1,

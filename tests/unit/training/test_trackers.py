@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from dpr.core.errors import ConfigError
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.trackers import MLflow, TensorBoard, Tracker, Trackio, WeightsAndBiases
+from dpr.training.callbacks.trackers import MLflow, TensorBoard, Tracker, WeightsAndBiases
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.patience import patient
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -150,23 +150,6 @@ def test_mlflow_takes_metrics_of_retrieval(tmp_path: Path, monkeypatch: pytest.M
     tracker.close(failed=True)
     stored = tracker._client.get_run(str(tracker.id))
     assert stored.data.metrics == {"eval/dev/ndcg_at_10": 0.5} and stored.info.status == "FAILED"
-
-
-def test_trackio_has_one_run_over_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if importlib.util.find_spec("trackio") is None:
-        pytest.skip("the extra trackio is not installed")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))  # read when the package is imported
-    trackio = pytest.importorskip("trackio")
-    monkeypatch.setattr(trackio.utils, "TRACKIO_DIR", tmp_path / "store")
-    from trackio.sqlite_storage import SQLiteStorage
-
-    trainer(tmp_path, Trackio(project="test"), max_steps=4).train()
-    trainer(tmp_path, Trackio(project="test")).train()
-    (name,) = SQLiteStorage.get_runs("test")
-    assert name.startswith("run-")
-    lines = SQLiteStorage.get_logs("test", name)
-    assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in lines if "eval/nll_loss" in line] == [3, 4, 6]
 
 
 def test_tensorboard_has_every_metric_once_over_a_restart(tmp_path: Path) -> None:

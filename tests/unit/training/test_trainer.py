@@ -14,12 +14,12 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats import checkpoints
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.usual import ValidateAndSave
 from dpr.training.metrics import Metrics
-from dpr.training.period_settings import Periods
 from dpr.training.run import Progress
-from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.settings import Periods
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -149,18 +149,6 @@ def test_run_json_follows_where_a_save_was_killed_between_the_two(tmp_path: Path
     file.write_text(json.dumps({**json.loads(text), "stopped_at_step": 10}))
     trainer(tmp_path, eval_every_steps=5, dev=True).train()
     assert "stopped_at_step" in json.loads(file.read_text()), "what is there already stays"
-
-
-def test_ignore_flags_reset_what_they_name(tmp_path: Path) -> None:
-    trainer(tmp_path, max_steps=6, warmup_steps=2).train()
-    same = trainer(tmp_path, warmup_steps=2)
-    progress = same.resume()
-    assert (progress.step, progress.schedule_start) == (6, 0)
-    assert same.optimizer.state
-    assert trainer(tmp_path, ignore_checkpoint_lr=True).resume().schedule_start == 6
-    fresh = trainer(tmp_path, ignore_checkpoint_optimizer=True)
-    assert fresh.resume().step == 6 and not fresh.optimizer.state
-    assert trainer(tmp_path, ignore_checkpoint_offset=True).resume() == Progress()
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -332,7 +320,6 @@ def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(
         "log_batch_step",
         "eval_per_epoch",
         "eval_every_steps",
-        "sanity_validation",
         "save_every_steps",
         "keep_last",
     ],

@@ -14,11 +14,11 @@ import pytest
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.optional import LoadBest
+from dpr.training.callbacks.usual import LoadBest
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
-from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.protocol import Validation
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -68,7 +68,6 @@ def job(
         "batch_size": 5,
         "num_train_epochs": 1,
         "eval_every_steps": 1,
-        "sanity_validation": 0,
         "best_metric": "eval/falling",
     }
     model = tiny_model(folder / "encoder")

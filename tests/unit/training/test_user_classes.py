@@ -12,9 +12,8 @@ import torch
 
 from dpr.core.errors import ConfigError
 from dpr.training.callbacks import Callback, FunctionCallback
-from dpr.training.callbacks.optional import EarlyStopping
-from dpr.training.period_settings import EarlyStoppingSettings
-from dpr.training.settings import LossSettings, TrainingSettings, TrainSettings
+from dpr.training.callbacks.usual import EarlyStopping
+from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainSettings
 from dpr.training.user_classes import user_callbacks, user_data, user_metrics
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer

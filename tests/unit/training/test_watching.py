@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback, FunctionCallback
 from dpr.training.dry_run import dry_run
 from dpr.training.metrics import Metrics, TowerCost, matrix_peak
-from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
