@@ -105,7 +105,6 @@ _SEARCH = {
 _STATE = {
     "progress": {
         "step": 3,
-        "schedule_start": 0,
         "best_metric": "eval/nll_loss",
         "best_value": 1.5,
         "last_metrics": {"a": 1.0},

@@ -99,7 +99,7 @@ def test_every_fast_path_trains_as_the_slow_one(
             torch.testing.assert_close(found[key], expected, rtol=0, atol=TOLERANCE, msg=f"{name}, {key}")
 
 
-@pytest.mark.parametrize("grad_cache_tokens", [0, 150])
+@pytest.mark.parametrize("grad_cache_tokens", [150])
 def test_a_loss_scale_changes_no_bit_of_the_weights(tmp_path: Path, grad_cache_tokens: int) -> None:
     """It is a power of two: scaled and unscaled before it is clipped, the gradient is the same number."""
     results = [

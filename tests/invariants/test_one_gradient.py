@@ -155,13 +155,19 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 # Gradient caching computes the same, in chunks of a few sequences (40), of one sequence (1), partly kept
-# (150), kept whole (100,000).
+# (150).
+CACHED = (
+    "dpr",
+    "learned temperature",
+    "both sides through the question tower",
+    "frozen context tower, projection",
+    "a user's term",
+    "two adapters over one backbone",
+)
 CASES |= {
-    f"{name}, {tokens} tokens cached": {**CASES[name], "grad_cache_tokens": tokens, "max_scores": 50}
-    for name in list(CASES)
-    for tokens in (40,)
+    f"{name}, 40 tokens cached": {**CASES[name], "grad_cache_tokens": 40, "max_scores": 50} for name in CACHED
 }
-CASES |= {f"distinct, {tokens} tokens cached": {"grad_cache_tokens": tokens} for tokens in (1, 150, 100_000)}
+CASES |= {f"distinct, {tokens} tokens cached": {"grad_cache_tokens": tokens} for tokens in (1, 150)}
 
 
 def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -172,10 +178,9 @@ def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 def by_world_size(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
-    """For 1, 2 and 3 processes: what each rank computed in every case. One group a size, since starting
-    processes takes seconds."""
+    """For 1 and 3 processes: what each rank computed in every case."""
     folder = encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
-    return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2, 3)}
+    return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 3)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -185,7 +190,7 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(
     alone = by_world_size[1][0][name]
     norms = [float(tensor.norm()) for key, tensor in alone.items() if key not in ("loss", "correct")]
     assert len(norms) > 10 and max(norms) > 1e-4, "a zero gradient would be equal everywhere"
-    for world_size in (2, 3):
+    for world_size in (3,):
         for rank, results in enumerate(by_world_size[world_size]):
             assert results[name].keys() == alone.keys()
             for key, expected in alone.items():
@@ -201,7 +206,7 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(
 @pytest.mark.parametrize("name", [name for name in CASES if "cached" in name])
 def test_a_cached_gradient_is_the_direct_one(by_world_size: dict[int, Any], name: str) -> None:
     direct = by_world_size[1][0][name.rsplit(", ", 1)[0]]
-    for world_size in (1, 2, 3):
+    for world_size in (1, 3):
         for results in by_world_size[world_size]:
             assert results[name].keys() == direct.keys()
             for key, expected in direct.items():
@@ -210,8 +215,7 @@ def test_a_cached_gradient_is_the_direct_one(by_world_size: dict[int, Any], name
                 )
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["two towers", "one tower"])
-@pytest.mark.parametrize("candidates", ["distinct", "dpr"])
+@pytest.mark.parametrize(("candidates", "shared"), [("distinct", False), ("dpr", True)])
 def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str, shared: bool) -> None:
     folder = encoder_folder(tmp_path / "encoder")
     fast = gradient_of_a_step(folder, {"candidates": candidates, "settings": {"shared": shared}})

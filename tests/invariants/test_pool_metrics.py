@@ -72,8 +72,8 @@ def every_case(folder: Path, output_dir: Path, sample: int) -> dict[str, list[Me
         return found | {"a set a pool": logged(folder, output_dir / "apart")}
 
 
-@pytest.mark.parametrize("sample", [128, 5])
-def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path, sample: int) -> None:
+def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path) -> None:
+    sample = 5
     folder = encoder_folder(tmp_path / "encoder", initializer_range=0.5)
     (expected,) = run_on_ranks(every_case, 1, folder, tmp_path / "1", sample)
     names = {f"pool/{name}" for name in (*pool_metrics.OF_QUESTIONS, *pool_metrics.OF_PASSAGES)}
@@ -81,7 +81,7 @@ def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path, sampl
         f"train/{name}/{kind}" for name in ("small", "large") for kind in ("loss", "in_batch_acc", "share")
     }
     assert len(expected["direct"]) == 3 and all(names <= line.keys() for line in expected["direct"])
-    for world_size in (2, 3):
+    for world_size in (2,):
         for results in run_on_ranks(every_case, world_size, folder, tmp_path / f"of {world_size}", sample):
             for case, lines in results.items():
                 like = expected["direct" if case in CASES else case]

@@ -49,13 +49,13 @@ def command(workplace: Path, output_dir: Path, num_processes: int, *overrides: s
         "train.global_batch_size=12",
         "train.other_negatives=1",
         "train.gradient_accumulation_steps=2",
-        "train.num_train_epochs=6",
+        "train.num_train_epochs=3",
         "train.learning_rate=1e-3",
         "train.warmup_steps=3",
         "train.eval_every_steps=5",
         "train.save_every_steps=2",
         "train.log_batch_step=1",
-        "val_av_rank_start_epoch=3",
+        "val_av_rank_start_epoch=1",
         "train.early_stopping.patience=100",
         *overrides,
     ]
@@ -138,7 +138,7 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_pr
     assert result.returncode == 0, result.stderr
     expected = final_weights(whole)
     # the checkpoint of step 2 is there before step 3 is in the log
-    step = random.SystemRandom().randint(3, 20)
+    step = random.SystemRandom().randint(3, 10)
     kill_after_steps(workplace, killed, num_processes, step)
     assert int(final_weights(killed)["step"]) < int(expected["step"])
     result = run(workplace, killed, num_processes)
@@ -160,15 +160,13 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_pr
         for line in (killed / "metrics.jsonl").read_text().splitlines()
         if "train/loss" in line
     ]
-    assert [int(number) for number in steps] == list(range(1, 31))
+    assert [int(number) for number in steps] == list(range(1, 16))
 
 
-def test_dropout_really_was_on_and_the_seed_matters(workplace: Path) -> None:
-    for name, override in (("seed", "seed=1"), ("dropout", "encoder.dropout=0")):
-        assert run(workplace, workplace / name, 1, override).returncode == 0
-    weights = [final_weights(workplace / name) for name in ("whole-1", "seed", "dropout")]
-    for other in weights[1:]:
-        assert not all(torch.equal(weights[0][name], other[name]) for name in other)
+def test_dropout_really_was_on(workplace: Path) -> None:
+    assert run(workplace, workplace / "dropout", 1, "encoder.dropout=0").returncode == 0
+    weights, other = (final_weights(workplace / name) for name in ("whole-1", "dropout"))
+    assert not all(torch.equal(weights[name], other[name]) for name in other)
 
 
 def test_a_finished_run_is_left_alone(workplace: Path) -> None:

@@ -198,7 +198,7 @@ def gathered_both_ways(seed: int) -> list[torch.Tensor]:
 
 
 def test_a_started_gather_is_a_gather() -> None:
-    for world_size in (1, 2, 3):
+    for world_size in (1, 3):
         by_rank = run_on_ranks(gathered_both_ways, world_size, 7)
         for rows, gradient, plain_rows, plain_gradient, expected in by_rank:
             torch.testing.assert_close(rows, plain_rows, rtol=0, atol=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,6 @@ LOSSES: dict[str, Callable[[int], Loss]] = {
     "distinct": lambda max_scores: BiEncoderNllLoss(candidates="distinct", max_scores=max_scores),
     "dpr": lambda max_scores: BiEncoderNllLoss(candidates="dpr", max_scores=max_scores),
     "every term": lambda max_scores: Objective(EVERY_TERM, max_scores=max_scores),
-    "without the nll": lambda max_scores: Objective(
-        replace(EVERY_TERM, nll_weight=0.0), max_scores=max_scores
-    ),
 }
 
 
