@@ -102,9 +102,9 @@ def run_identity(
     loss: Loss,
     ranks: Ranks,
     *,
-    dev_sets: OpenedSets = (),
-    validations: Sequence[Validation] = (),
-    callbacks: Sequence[Callback] = (),
+    dev_sets: OpenedSets,
+    validations: Sequence[Validation],
+    callbacks: Sequence[Callback],
     output_dir: Path,
 ) -> RunIdentity:
     """What decides the batches and the objective of this run (fixed), and what else decides its outcome

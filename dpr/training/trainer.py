@@ -66,7 +66,7 @@ class Trainer(Run):
         self,
         model: BiEncoder,
         train_sets: OpenedSets,
-        dev_sets: OpenedSets = (),
+        dev_sets: OpenedSets,
         *,
         output_dir: Path,
         settings: TrainingSettings,

@@ -9,6 +9,7 @@ from typing import Any
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
+from dpr.training.callbacks.usual import ReportPage
 from dpr.training.run import Run
 
 DEFAULTS: dict[str, Any] = {
@@ -26,12 +27,17 @@ def make_trainer(
     dev_sets: Sequence[Any],
     output_dir: Path,
     *callbacks: Callback,
+    report: bool = False,
     **options: Any,
 ) -> BiEncoderTrainer:
-    """``options`` are arguments of the trainer, or settings by their names."""
-    return BiEncoderTrainer(
+    """``options`` are arguments of the trainer, or settings by their names. The report page, which takes longer
+    than a small training, is left out unless it is asked for."""
+    trainer = BiEncoderTrainer(
         model, train_sets, dev_sets, output_dir=output_dir, callbacks=callbacks, **{**DEFAULTS, **options}
     )
+    if not report:
+        trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ReportPage)]
+    return trainer
 
 
 class KilledAt(Callback):

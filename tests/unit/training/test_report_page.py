@@ -59,7 +59,7 @@ def test_every_training_run_has_its_page_from_the_first_checkpoint_on(tmp_path: 
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
     train, dev = ListSource(make_samples(16)), ListSource(make_samples(4, seed=1), "dev")
     config = {"seed": 4711, "output_dir": str(tmp_path / "run")}
-    make_trainer(model, [train], [dev], tmp_path / "run", looker, config=config).train()
+    make_trainer(model, [train], [dev], tmp_path / "run", looker, config=config, report=True).train()
     first, last = looker.pages
     assert "2 steps" in first and "4 steps" in last
     end = (tmp_path / "run" / "report.html").read_text()

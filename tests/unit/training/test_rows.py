@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.distributed import average_gradients
-from dpr.training import rows as rows_module
+from dpr.training import optimizer as rows_module
 from dpr.training.optimizer import RowAdamW, clip_gradients, row_tables
 
 ROWS, WIDTH, STEPS = 700, 3, 6
