@@ -72,7 +72,7 @@ class Progress:
 
 
 class Run(Protocol):
-    """A training run as callbacks see it. ``BiEncoderTrainer`` is the one that trains.
+    """A training run as callbacks see it. ``Trainer`` is the one that trains.
 
     It promises: all ranks are at the same moment of the same step; ``progress`` counts the updates that are
     done; ``results``, ``grad_norm`` and ``learning_rate`` are those of the last update. A callback may read

@@ -135,26 +135,19 @@ def make_loss(
                 f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions;"
                 " leave it out"
             )
-    kinds = GATHERED | {OWN_SCORES}
-    terms = [
-        (
-            entry.weight,
-            _user_term(
-                {"use": entry.path, **entry.arguments},
-                Term,
-                kinds,
-                setting="loss.terms",
-                candidates=candidates,
-            ),
-        )
-        for entry in settings.user_terms()
-    ]
-    guide, teacher, is_normalized = None, None, model is not None and model.settings.normalize
+    terms = []
+    for entry in settings.user_terms():
+        named = {"use": entry.path, **entry.arguments}
+        known = GATHERED | {OWN_SCORES}
+        term = _user_term(named, Term, known, setting="loss.terms", candidates=candidates)
+        terms.append((entry.weight, term))
+    guide = None
     if settings.guide:
         from dpr.losses.guide import Guide
         from dpr.training.teacher import read_vectors
 
         guide = Guide(read_vectors(settings.guide, namespaces, setting="loss.guide"))
+    teacher = None
     if settings.teacher is not None:
         from dpr.training.teacher import open_teacher
 
@@ -162,7 +155,7 @@ def make_loss(
     return Objective(
         settings,
         candidates=candidates,
-        normalize=is_normalized,
+        normalize=model is not None and model.settings.normalize,
         guide=guide,
         teacher=teacher,
         user_terms=terms,
