@@ -20,12 +20,11 @@ import torch
 from dpr.formats.question_sets import read_questions
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.ranking import SearchResult
-from dpr.indexer.recall import DEPTH, recall_values
-from dpr.indexer.registry import Index, IndexChoice
+from dpr.indexer.registry import DEPTH, Index, IndexChoice, recall_values
 from dpr.indexer.store import IndexStore
 from dpr.models.biencoder import BiEncoder
 
-KINDS = ("exact", "flat", "hnsw", "hnsw_sq", "hnsw32", "ivf", "small")
+KINDS = ("exact", "hnsw", "hnsw_sq", "hnsw32", "ivf", "small")
 _ROUNDS, _ALONE = 3, 100
 
 

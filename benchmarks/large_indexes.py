@@ -28,8 +28,7 @@ from benchmarks.indexes import timed
 from benchmarks.memory import Watch
 from dpr.formats.vector_shards import VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.recall import DEPTH, recall_values
-from dpr.indexer.registry import Index, IndexChoice
+from dpr.indexer.registry import DEPTH, Index, IndexChoice, recall_values
 from dpr.indexer.store import IndexStore
 
 KINDS = ("exact", "ivf", "small", "hnsw32")

@@ -17,7 +17,6 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
-from dpr.indexer.filtered import among
 from dpr.indexer.ranking import Ranking, encode_ids, is_among
 from dpr.jobs.search import StoredCorpus, search_settings
 from dpr.jobs.search_building import MemoryCorpus, Passages, add_to, build_in
@@ -251,9 +250,9 @@ class Retriever:
                 " or add vectors="
             )
         if isinstance(side, LexicalRetriever):
-            return LexicalRetriever(among(index, ids))
+            return LexicalRetriever(index.among(ids))
         narrowed: Any = copy.copy(side)
-        narrowed.index = among(index, ids)
+        narrowed.index = index.among(ids)
         return narrowed
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:

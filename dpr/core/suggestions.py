@@ -36,7 +36,6 @@ _USED_BY_OTHERS = {
     "n_docs": "n-docs top_k",
     "indexer.kind": "hnsw_index",
     "index_path": "save_or_load_index",
-    "indexer.buffer_size": "index_buffer",
     "seed": "random_seed",
     "device": "device_map",
     "device=cpu": "no_cuda",

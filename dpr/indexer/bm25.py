@@ -93,6 +93,7 @@ class Bm25Index(Index):
     scores of one question."""
 
     reads = "texts"
+    can_filter = True
     Settings = Bm25Settings
     made_by: ClassVar[Mapping[str, Any]] = {"words": WORDS_VERSION}
 
@@ -144,8 +145,7 @@ class Bm25Index(Index):
         return scores, [decode_ids(self._ids[rows]) for rows, _ in hits]
 
     def among(self, ids: np.ndarray) -> Bm25Index:
-        """A view that finds only the passages with these ids (n,), ascending. Words count as in the whole
-        corpus."""
+        """Words count as in the whole corpus."""
         view = copy.copy(self)
         view._is_chosen = np.concatenate([is_among(some, ids) for some in self._ids.chunks()])
         return view

@@ -13,7 +13,10 @@ So the result is the same bit for bit for any block size, any order of shards, a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +24,8 @@ from torch import Tensor
 
 from dpr.core.errors import InputError
 from dpr.indexer.products import Products
-from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids
+from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, is_among
 from dpr.indexer.registry import Index
-from dpr.indexer.settings import ExactSettings
 from dpr.indexer.vectors import (
     ArraySource,
     VectorSource,
@@ -48,7 +50,7 @@ class ExactIndex(Index):
     """
 
     is_saved = False  # it is the vectors themselves
-    Settings = ExactSettings
+    can_filter = True
 
     def __init__(
         self,
@@ -66,9 +68,9 @@ class ExactIndex(Index):
 
     @classmethod
     def build(
-        cls, corpus: Sequence[VectorSource], settings: ExactSettings, *, device: torch.device | str = "cpu"
+        cls, corpus: Sequence[VectorSource], settings: Any = None, *, device: torch.device | str = "cpu"
     ) -> ExactIndex:
-        return cls(corpus, device=device, block_rows=settings.block_rows)
+        return cls(corpus, device=device)
 
     @property
     def num_passages(self) -> int:
@@ -86,6 +88,10 @@ class ExactIndex(Index):
         if len(ids) != vectors.shape[0]:
             raise ValueError(f"{len(ids)} ids for {vectors.shape[0]} vectors")
         return cls([ArraySource(encode_ids(ids), vectors)], device=device, block_rows=block_rows)
+
+    def among(self, ids: np.ndarray) -> ExactIndex:
+        chosen = [_Chosen(source, ids) for source in self.sources]
+        return ExactIndex(chosen, device=self.device, block_rows=self.block_rows, query_rows=self.query_rows)
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
         """The ``k`` passages with the largest dot product for each query (Q, D), or all of them where there
@@ -158,3 +164,25 @@ class RunningSearch:
             self.best.add(
                 rows + tile.start, paired_dots(self._queries[tile], rows, vectors, columns), ids[columns]
             )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The vectors of a source whose ids are among ``ids``, read chunk by chunk."""
+
+    source: VectorSource
+    ids: np.ndarray
+
+    @cached_property
+    def num_vectors(self) -> int:
+        return sum(int(is_among(ids, self.ids).sum()) for ids, _ in self.source.chunks())
+
+    @property
+    def dimension(self) -> int:
+        return self.source.dimension
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for ids, vectors in self.source.chunks():
+            is_chosen = is_among(ids, self.ids)
+            if is_chosen.any():
+                yield ids[is_chosen], vectors[is_chosen]

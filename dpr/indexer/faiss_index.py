@@ -1,38 +1,35 @@
-"""Search by faiss: ``flat`` (all products, in memory), ``hnsw`` (approximate, a graph) and ``hnsw_sq`` (the
-same over 8-bit vectors).
+"""Indexes of faiss: whatever its ``index_factory`` makes of a string, learned from a sample and filled block by
+block.
 
-HNSW finds the smallest L2 distance, not the largest dot product. As in DPR, phi is the largest squared norm
-of all passage vectors; a passage gets the extra coordinate sqrt(phi - |x|^2), a query 0. Then all passages
-are equally long and both orders agree. Scores returned are dot products of the query with the stored vector
-(for ``hnsw_sq`` the one that 8 bits could hold), not distances.
+``ivf`` and ``small`` are strings that need no choice: lists of vectors of 8 bits a number, and lists of one bit
+a number (RaBitQ), whose best passages ``small`` scores again from the vectors themselves, so that its scores
+are those of exact search, bit for bit.
 
-faiss chooses the k passages by float32 products or distances. Among passages whose scores differ by less than
-their rounding (copies of one text, near ties) it may choose others than exact search does where the list is
-cut off; what is listed is scored and ordered exactly.
-
-Building reads the vectors as a stream: once for phi and the ranges of the 8-bit quantiser, once to add them.
+``hnsw``, ``hnsw32`` and ``hnsw_sq`` are graphs. They find the smallest L2 distance, not the largest dot product.
+As in DPR, phi is the largest squared norm of all passage vectors; a passage gets the extra coordinate
+sqrt(phi - |x|^2), a query 0. Then all passages are equally long and both orders agree. Scores returned are dot
+products of the query with the stored vector (for ``hnsw_sq`` the one that 8 bits could hold), not distances.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from dpr.core import retired
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger
+from dpr.core.seeding import generator_for
 from dpr.formats.arrays import PackedIds, pack_ids
-from dpr.indexer.faiss_files import INDEX_FILE, read_engine, write_engine
 from dpr.indexer.ranking import RunningTopK, SearchResult
-from dpr.indexer.registry import Index
-from dpr.indexer.settings import FlatSettings, GraphSettings
+from dpr.indexer.registry import DEPTH, Index, recall_values
+from dpr.indexer.settings import FactorySettings, GraphSettings, SmallSettings
 from dpr.indexer.vectors import (
+    AllRows,
     RowSource,
-    VectorSource,
     blocks,
     check_finite,
     check_queries,
@@ -41,185 +38,366 @@ from dpr.indexer.vectors import (
     paired_dots,
     refuse_overflow,
 )
-from dpr.storage.durable import read_json, write_json
+from dpr.storage.durable import durable_file
 
-_FACTS_FILE = "facts.json"
+logger = get_logger(__name__)
+
+INDEX_FILE, IDS_FILE = "index.faiss", "ids.npy"
+TARGET_RECALL, _NEARLY = 0.95, 0.005
+_ADDED_AT_ONCE = 50_000
+_MOST_LISTS = 1 << 16
+_SAMPLED_PER_LIST, _LEAST_SAMPLE = 64, 1 << 14
+_ASKED_AT_ONCE = 16
+"""faiss compares fewer than 20 questions with centres one by one, so that what is found does not depend on who
+else asks."""
+_QUESTION_TO_CENTRE = 4.0
+_LONGEST = float(np.sqrt(np.finfo(np.float32).max))
+_DECISIVE = "d metric_type metric_arg code_size by_residual nlist qb qtype bits M nbits ksub nb_bits".split()
 
 
-class FlatIndex(Index):
-    """An index in memory that takes every product."""
+class FaissIndex(Index):
+    """Whatever ``indexer.factory`` names. Scores are those of faiss, of what it stores of a vector."""
 
-    Settings = FlatSettings
-    _augments: ClassVar[bool] = False
-    """Whether vectors have the extra coordinate."""
+    Settings = FactorySettings
+    _codes: ClassVar[str] = ""
+    """What lists hold where ``indexer.factory`` is not set."""
 
-    def __init__(self, engine: Any, ids: PackedIds, settings: Any, longest: float) -> None:
-        self._engine, self._ids, self._settings, self._longest = engine, ids, settings, longest
-        self.dimension = int(engine.d) - self._augments
+    def __init__(self, engine: Any, ids: PackedIds, settings: Any) -> None:
+        import faiss
+
+        self._engine, self._ids, self._settings = engine, ids, settings
+        self._lists: Any = faiss.try_extract_index_ivf(engine)
+        if self._lists is not None and settings.probes:
+            self._lists.nprobe = min(settings.probes, self._lists.nlist)
+
+    @property
+    def dimension(self) -> int:
+        return int(self._engine.d)
 
     @property
     def num_passages(self) -> int:
         return int(self._engine.ntotal)
 
+    @property
+    def breadth(self) -> dict[str, int]:
+        return {} if self._lists is None else {"probes": int(self._lists.nprobe)}
+
     @classmethod
     def build(
         cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu"
-    ) -> FlatIndex:
-        """Indexes all vectors.
+    ) -> FaissIndex:
+        """Learns from a sample of the vectors, then adds all of them; only what faiss stores of them is
+        held."""
+        import faiss
 
-        With several threads a graph, and so what an approximate search misses, can differ between builds; a
-        saved index does not change.
-        """
         dimension = common_dimension(corpus)
-        if not sum(source.num_vectors for source in corpus):
+        rows = AllRows(corpus)
+        if not rows.num_rows:
             raise InputError("no vectors to index")
-        phi, corners = _ranges(corpus, settings.buffer_size, dimension) if cls._augments else (0.0, None)
-        refuse_overflow(phi)
-        engine = cls._engine_for(dimension, settings)
-        if not engine.is_trained:
-            engine.train(corners)  # the quantiser learns the range of each coordinate and nothing else
-        for ids, vectors in blocks(corpus, settings.buffer_size):
+        engine = cls._learned(settings, dimension, rows)
+        for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):
             check_finite(ids, vectors)
-            phi = max(phi, float(_squared_norms(vectors).max()))
-            if cls._augments:
-                extra = np.sqrt(np.maximum(phi - _squared_norms(vectors), 0.0))
-                vectors = np.hstack([vectors, extra[:, None].astype(np.float32)])
+            refuse_overflow(float(_squared_norms(vectors).max()))
             engine.add(vectors)
-        return cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings, float(np.sqrt(phi)))
+        lists = faiss.try_extract_index_ivf(engine)
+        if lists is not None:
+            lists.nprobe = min(max(8, lists.nlist // 4), lists.nlist)
+        index = cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings)
+        index.use_vectors(corpus)
+        return index
 
-    def search(self, questions: np.ndarray, k: int, *, query_rows: int = 256) -> SearchResult:
-        """Up to ``k`` passages per query (Q, D).
+    def tune(self, questions: np.ndarray, truth: Sequence[Sequence[str]]) -> bool:
+        """Searches as few lists as reach TARGET_RECALL; where none does, as few as come near the best."""
+        if self._lists is None or self._settings.probes:
+            return False
+        most = int(self._lists.nlist)
+        reached: dict[int, float] = {}
+        # about three values for each doubling
+        for probes in sorted(
+            {min(round(2 ** (third / 3)), most) for third in range(3 * most.bit_length() + 1)}
+        ):
+            self._lists.nprobe = probes
+            found = self.search(questions, DEPTH)[1]
+            reached[probes] = recall_values(found, truth)[f"recall@{DEPTH}"]
+            if reached[probes] >= TARGET_RECALL:
+                return True
+        best = max(reached.values())
+        probes = next(probes for probes, value in reached.items() if value >= best - _NEARLY)
+        self._lists.nprobe = probes
+        logger.warning(
+            "no indexer.probes reaches recall@%d %g in this index; %d reaches %.3f, and more add less than %g",
+            DEPTH,
+            TARGET_RECALL,
+            probes,
+            reached[probes],
+            _NEARLY,
+        )
+        return True
+
+    def search(self, questions: np.ndarray, k: int) -> SearchResult:
+        """``k`` passages per query (Q, D), or as many as there are or a graph reaches.
 
         Raises:
-            InputError: queries of another width, that are not finite, or so long that a float32 product or
-            distance overflows.
+            InputError: queries of another width, that are not finite, or so long that a float32 product
+            overflows; a damaged index.
         """
         queries = check_queries(questions, self.dimension)
         best = RunningTopK(len(queries), min(k, self.num_passages) if k >= 1 else k)
-        for start in range(0, len(queries), query_rows):
-            tile = queries[start : start + query_rows]
-            lengths = np.sqrt(_squared_norms(tile))
-            refuse_overflow(
-                float(
-                    (
-                        (lengths + self._longest) ** 2
-                        if self._augments
-                        else lengths * self._longest * self.dimension
-                    ).max()
-                )
-            )
-            nearest = self._nearest(tile, best.k)
-            rows, places = np.nonzero(nearest >= 0)
-            positions = nearest[rows, places]
-            distinct, columns = np.unique(positions, return_inverse=True)
-            stored = self._engine.reconstruct_batch(distinct)[:, : self.dimension]
-            best.add(rows + start, paired_dots(tile, rows, stored, columns), self._ids[positions])
+        for start in range(0, len(queries), _ASKED_AT_ONCE):
+            tile = queries[start : start + _ASKED_AT_ONCE]
+            longest = float(np.sqrt(_squared_norms(tile).max()))
+            refuse_overflow(longest * _LONGEST * self.dimension)
+            scores, places = self._nominated(tile, best.k)
+            rows, columns = np.nonzero(places >= 0)  # faiss fills up with -1
+            nominated = places[rows, columns]
+            if len(nominated) and int(nominated.max()) >= self.num_passages:
+                found = f"the index names row {int(nominated.max())} of {self.num_passages} vectors"
+                raise InputError(found, hint="remove its folder to build it again")
+            scored = self._scored(tile, rows, nominated, scores[rows, columns])
+            best.add(rows + start, scored, self._ids[nominated] if len(nominated) else np.empty(0, "S1"))
         return best.result()
 
     def save(self, folder: Path) -> None:
-        write_engine(folder, self._engine, self._ids)
-        write_json(folder / _FACTS_FILE, {"dimension": self.dimension, "longest": self._longest})
-
-    @classmethod
-    def open(cls, folder: Path, settings: Any) -> FlatIndex:
-        """The saved index. faiss loads most damaged files silently, so everything its search relies on is
-        checked here."""
-        engine, ids = read_engine(folder)
-        if not (folder / _FACTS_FILE).is_file():
-            raise InputError(
-                f"has no {_FACTS_FILE}",
-                file=folder,
-                hint=f"remove the folder to build the index again; {retired.FILES}",
-            )
-        facts = read_json(folder / _FACTS_FILE)
-        dimension = facts["dimension"]
-        if problem := cls._unlike(engine, dimension):
-            raise InputError(
-                f"is not an index of {len(ids)} vectors of {dimension} dimensions: {problem}",
-                file=folder / INDEX_FILE,
-            )
-        return cls(engine, ids, settings, float(facts["longest"]))
-
-    @classmethod
-    def _engine_for(cls, dimension: int, settings: Any) -> Any:
         import faiss
 
-        return faiss.IndexFlatIP(dimension)
-
-    def _nearest(self, tile: np.ndarray, k: int) -> np.ndarray:
-        """Positions (Q, k), -1 where there are fewer."""
-        return np.asarray(self._engine.search(tile, k)[1])
+        faiss.write_index(self._engine, str(folder / INDEX_FILE))
+        with durable_file(folder / IDS_FILE, "wb") as out:
+            np.save(out, self._ids.array, allow_pickle=False)
 
     @classmethod
-    def _unlike(cls, engine: Any, dimension: int) -> str | None:
-        return _header_problem(engine, cls._engine_for(dimension, None), engine.ntotal)
+    def open(cls, folder: Path, settings: Any) -> FaissIndex:
+        """The saved index, mapped. A file that claims to hold more than it has, or to be of another shape than
+        what faiss makes of the settings, is refused."""
+        import faiss
+
+        file = folder / INDEX_FILE
+        default = faiss.get_deserialization_vector_byte_limit()  # of the whole process
+        faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
+        try:
+            engine = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise InputError(f"faiss cannot read it ({_reason(error)})", file=file) from None
+        finally:
+            faiss.set_deserialization_vector_byte_limit(default)
+        ids = PackedIds.mapped(folder / IDS_FILE)
+        if len(ids) != engine.ntotal:
+            raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
+        factory = cls._factory(settings, len(ids))
+        problem = _difference(engine, cls._empty(factory, engine.d))
+        if not problem and not engine.is_trained:
+            problem = "it is not trained"
+        if problem:
+            made = f"is not what {factory} makes of {len(ids)} vectors: {problem}"
+            raise InputError(made, file=file)
+        return cls(engine, ids, settings)
+
+    @classmethod
+    def _factory(cls, settings: Any, num_vectors: int) -> str:
+        """The string that faiss gets."""
+        if settings.factory or not cls._codes:
+            return str(settings.factory)
+        lists = min(_MOST_LISTS, 1 << max(0, round(np.log2(2 * np.sqrt(num_vectors)))), num_vectors)
+        return f"IVF{lists},{cls._codes}"
+
+    @classmethod
+    def _empty(cls, factory: str, dimension: int) -> Any:
+        import faiss
+
+        if not factory:
+            raise ConfigError(
+                'indexer.factory is not set; name what faiss is to make, e.g. indexer.factory="IVF4096,SQ8"'
+            )
+        try:
+            return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        except RuntimeError as error:
+            message = f"indexer.factory={factory}, for vectors of {dimension} numbers"
+            raise ConfigError(f"{message}: faiss says {_reason(error)}") from None
+
+    @classmethod
+    def _learned(cls, settings: Any, dimension: int, rows: AllRows) -> Any:
+        """An empty index that has learned from a sample."""
+        import faiss
+
+        factory = cls._factory(settings, rows.num_rows)
+        engine = cls._empty(factory, dimension)
+        if engine.is_trained:
+            return engine
+        lists = faiss.try_extract_index_ivf(engine)
+        wanted = _LEAST_SAMPLE
+        if lists is not None:
+            wanted = max(wanted, _SAMPLED_PER_LIST * lists.nlist)
+            lists.cp.min_points_per_centroid = 1  # few vectors are few lists, which faiss need not warn of
+        count = min(wanted, rows.num_rows)
+        sample = generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False)
+        ids, vectors = rows.take(np.sort(sample))
+        check_finite(ids, vectors)
+        try:
+            engine.train(np.ascontiguousarray(vectors))
+        except RuntimeError as error:
+            message = f"indexer.factory={factory} cannot be learned from {count:,} vectors"
+            raise ConfigError(f"{message}: {_reason(error)}") from None
+        return engine
+
+    def _nominated(
+        self, tile: np.ndarray, depth: int, least: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and rows (q, depth), -1 where there are fewer; where lists hold fewer than ``least``, by
+        default ``depth``, more lists are searched."""
+        import faiss
+
+        scores, places = self._engine.search(tile, depth)
+        breadth = self.breadth.get("probes", 0)
+        while isinstance(self._engine, faiss.IndexIVF) and breadth < self._engine.nlist:
+            short = np.flatnonzero((places >= 0).sum(axis=1) < (least or depth))
+            if not len(short):
+                break
+            breadth = min(2 * breadth, self._engine.nlist)
+            broader = faiss.SearchParametersIVF()
+            broader.nprobe = breadth
+            scores[short], places[short] = self._engine.search(tile[short], depth, params=broader)
+        return scores, places
+
+    def _scored(
+        self, tile: np.ndarray, rows: np.ndarray, places: np.ndarray, scores: np.ndarray
+    ) -> np.ndarray:
+        """Scores (n,) of what was nominated: ``places[i]`` for the question ``rows[i]``, with faiss's score."""
+        return scores
 
 
-class HnswIndex(FlatIndex):
+class IvfIndex(FaissIndex):
+    """Lists of vectors of 8 bits a number."""
+
+    _codes = "SQ8"
+
+
+class SmallIndex(FaissIndex):
+    """Lists that nominate, of one bit a number unless ``indexer.factory`` says otherwise; the vectors
+    themselves score. A corpus that has no more passages than would be nominated is searched exactly."""
+
+    Settings = SmallSettings
+    needs_vectors = True
+    _codes = "RaBitQ"
+    _vectors: AllRows
+
+    def use_vectors(self, corpus: Sequence[RowSource]) -> None:
+        self._vectors = AllRows(corpus)
+
+    @classmethod
+    def _learned(cls, settings: Any, dimension: int, rows: AllRows) -> Any:
+        """Centres are learned as directions, of length 1. One length for all, that of the vectors, makes what
+        single bits have to tell, the difference between a vector and its centre, small; so estimates of
+        different lists can be compared. Which centre is nearest does not change."""
+        import faiss
+
+        engine = super()._learned(settings, dimension, rows)
+        if isinstance(engine, faiss.IndexIVFRaBitQ):
+            some = np.arange(min(rows.num_rows, _LEAST_SAMPLE))
+            centres = faiss.downcast_index(engine.quantizer)
+            length = float(centres.search(np.ascontiguousarray(rows.take(some)[1]), 1)[0].mean())
+            if length > 0:
+                moved = centres.reconstruct_n(0, centres.ntotal) * np.float32(length)
+                centres.reset()
+                centres.add(moved)
+        return engine
+
+    def _nominated(
+        self, tile: np.ndarray, depth: int, least: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        import faiss
+
+        candidates = min(max(self._settings.candidates, 4 * depth), self.num_passages)
+        if candidates == self.num_passages:  # so few that there is nothing to choose: the search is exact
+            places = np.broadcast_to(np.arange(candidates), (len(tile), candidates))
+            return np.zeros(places.shape, dtype=np.float32), places
+        if isinstance(self._engine, faiss.IndexIVFRaBitQ):
+            # The error of an estimate grows with |question - centre|, so it would drown the product with a
+            # question that is far shorter than the centres; the order of products does not depend on its
+            # length.
+            length = _QUESTION_TO_CENTRE * float(np.linalg.norm(self._engine.quantizer.reconstruct(0)))
+            lengths = np.linalg.norm(tile, axis=1, keepdims=True)
+            tile = tile * (length / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+        return super()._nominated(tile, candidates, depth)
+
+    def _scored(
+        self, tile: np.ndarray, rows: np.ndarray, places: np.ndarray, scores: np.ndarray
+    ) -> np.ndarray:
+        if not len(places):
+            return scores
+        distinct, columns = np.unique(places, return_inverse=True)
+        return paired_dots(tile, rows, self._vectors.take(distinct)[1], columns)
+
+
+class HnswIndex(FaissIndex):
     """An index in memory that follows a graph."""
 
     Settings = GraphSettings
-    _augments = True
-    breadth_setting = "ef_search"
     _links: ClassVar[int] = 512
+    _codes = "Flat"
 
     @property
-    def breadth(self) -> int:
-        return int(self._settings.ef_search)
+    def dimension(self) -> int:
+        return int(self._engine.d) - 1
 
-    def breadths(self, k: int) -> list[int]:
-        return [k, *(size for size in (1 << power for power in range(5, 12)) if size > k)]
-
-    def search_with(self, breadth: int) -> None:
-        self._settings = replace(self._settings, ef_search=breadth)
+    @property
+    def breadth(self) -> dict[str, int]:
+        return {"ef_search": self._settings.ef_search}
 
     @classmethod
-    def _engine_for(cls, dimension: int, settings: Any) -> Any:
-        engine = cls._empty(dimension + 1, settings.store_n or cls._links)
+    def build(
+        cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu"
+    ) -> HnswIndex:
+        """Reads the vectors twice: for phi and the ranges of the 8-bit quantiser, then to add them.
+
+        With several threads a graph, and so what a search misses, can differ between builds; a saved index does
+        not change.
+        """
+        dimension = common_dimension(corpus)
+        least_norm, phi = np.inf, 0.0
+        low = np.full(dimension, np.inf)
+        high = np.full(dimension, -np.inf)
+        for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):
+            check_finite(ids, vectors)
+            norms = _squared_norms(vectors)
+            least_norm = min(least_norm, float(norms.min()))
+            phi = max(phi, float(norms.max()))
+            low = np.minimum(low, vectors.min(axis=0))
+            high = np.maximum(high, vectors.max(axis=0))
+        if least_norm == np.inf:
+            raise InputError("no vectors to index")
+        refuse_overflow(4 * phi)  # which a squared distance can reach
+        engine = cls._empty(cls._factory(settings, 0), dimension + 1)
         engine.hnsw.efConstruction = settings.ef_construction
-        return engine
+        if not engine.is_trained:  # the quantiser learns the range of each coordinate and nothing else
+            corners = np.stack([np.append(low, 0.0), np.append(high, np.sqrt(phi - least_norm))])
+            engine.train(corners.astype(np.float32))
+        for _, vectors in blocks(corpus, _ADDED_AT_ONCE):
+            extra = np.sqrt(np.maximum(phi - _squared_norms(vectors), 0.0))
+            engine.add(np.hstack([vectors, extra[:, None].astype(np.float32)]))
+        return cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings)
 
     @classmethod
-    def _empty(cls, dimension: int, links: int) -> Any:
-        import faiss
-
-        return faiss.IndexHNSWFlat(dimension, links)
-
-    def _nearest(self, tile: np.ndarray, k: int) -> np.ndarray:
-        self._engine.hnsw.efSearch = max(self._settings.ef_search, k)
-        return super()._nearest(np.hstack([tile, np.zeros((len(tile), 1), dtype=np.float32)]), k)
+    def _factory(cls, settings: Any, num_vectors: int) -> str:
+        return f"HNSW{settings.store_n or cls._links},{cls._codes}"
 
     @classmethod
-    def _unlike(cls, engine: Any, dimension: int) -> str | None:
+    def _empty(cls, factory: str, dimension: int) -> Any:
         import faiss
 
-        if type(engine) is not type(cls._empty(dimension + 1, 4)):
-            return f"it is {type(engine).__name__}"
-        graph, count = engine.hnsw, engine.ntotal
-        levels, offsets, neighbors, steps = (
-            faiss.rev_swig_ptr(values.data(), values.size()) if values.size() else np.zeros(0, dtype=np.int64)
-            for values in (graph.levels, graph.offsets, graph.neighbors, graph.cum_nneighbor_per_level)
-        )
-        fresh = cls._empty(dimension + 1, int(steps[1]) // 2 if len(steps) > 1 and steps[1] > 1 else 4)
-        storages = faiss.downcast_index(engine.storage), faiss.downcast_index(fresh.storage)
-        problem = _header_problem(engine, fresh, count) or _header_problem(*storages, count)
-        if problem:
-            return problem
-        is_graph = (
-            np.array_equal(steps, faiss.vector_to_array(fresh.hnsw.cum_nneighbor_per_level))
-            and len(levels) == count
-            and len(offsets) == count + 1
-            and offsets[0] == 0
-            and levels.min() >= 1
-            and levels.max() == graph.max_level + 1 < len(steps)
-            and np.array_equal(np.diff(offsets), steps[levels])
-            and len(neighbors) == offsets[-1]
-            and neighbors.min() >= -1
-            and neighbors.max() < count
-            and 0 <= graph.entry_point < count
-            and levels[graph.entry_point] == graph.max_level + 1
-        )
-        return None if is_graph else "the links of its graph lead outside"
+        return faiss.index_factory(dimension, factory, faiss.METRIC_L2)
+
+    def _nominated(
+        self, tile: np.ndarray, depth: int, least: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        self._engine.hnsw.efSearch = max(self._settings.ef_search, depth)
+        scores, places = self._engine.search(np.hstack([tile, np.zeros((len(tile), 1), np.float32)]), depth)
+        return scores, places
+
+    def _scored(
+        self, tile: np.ndarray, rows: np.ndarray, places: np.ndarray, scores: np.ndarray
+    ) -> np.ndarray:
+        distinct, columns = np.unique(places, return_inverse=True)
+        stored = self._engine.reconstruct_batch(distinct)[:, : self.dimension]
+        return paired_dots(tile, rows, stored, columns)
 
 
 class Hnsw32Index(HnswIndex):
@@ -233,51 +411,32 @@ class HnswSqIndex(HnswIndex):
     """The same over vectors of 8 bits a coordinate."""
 
     _links = 128
-
-    @classmethod
-    def _empty(cls, dimension: int, links: int) -> Any:
-        import faiss
-
-        make: Any = faiss.IndexHNSWSQ  # its stub has the arguments of another constructor
-        return make(dimension, faiss.ScalarQuantizer.QT_8bit, links)
-
-
-def _header_problem(engine: Any, fresh: Any, count: int) -> str | None:
-    """How an index differs from an empty one of the same kind in what does not depend on the vectors; then
-    its sizes."""
-    if type(engine) is not type(fresh):
-        return f"it is {type(engine).__name__}"
-    for name in ("d", "metric_type", "metric_arg", "code_size"):
-        if getattr(engine, name, None) != getattr(fresh, name, None):
-            return f"{name} is {getattr(engine, name)}"
-    if not engine.is_trained or engine.ntotal != count:
-        return f"ntotal is {engine.ntotal}" if engine.is_trained else "it is not trained"
-    if hasattr(engine, "codes") and engine.codes.size() != count * engine.code_size:
-        return f"it holds {engine.codes.size()} bytes of vectors"
-    if hasattr(engine, "sq"):
-        ours, theirs = engine.sq, fresh.sq
-        if any(
-            getattr(ours, name) != getattr(theirs, name)
-            for name in ("d", "qtype", "code_size", "rangestat", "bits")
-        ):
-            return "its quantiser is another"
-        if ours.trained.size() != 2 * engine.d:
-            return "its quantiser lacks the ranges of the coordinates"
-    return None
+    _codes = "SQ8"
 
 
 def _squared_norms(vectors: np.ndarray) -> np.ndarray:
     return np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
 
 
-def _ranges(sources: Sequence[VectorSource], buffer_size: int, dimension: int) -> tuple[float, np.ndarray]:
-    """phi, and the least and the largest value of each augmented coordinate (2, D + 1)."""
-    least_norm, phi = np.inf, 0.0
-    low, high = np.full(dimension, np.inf), np.full(dimension, -np.inf)
-    for ids, vectors in blocks(sources, buffer_size):
-        check_finite(ids, vectors)
-        norms = _squared_norms(vectors)
-        least_norm, phi = min(least_norm, float(norms.min())), max(phi, float(norms.max()))
-        low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
-    low, high = np.append(low, 0.0), np.append(high, np.sqrt(phi - least_norm))
-    return phi, np.stack([low, high]).astype(np.float32)
+def _reason(error: Exception) -> str:
+    """What faiss says, without the place in its code."""
+    return str(error).strip().splitlines()[-1].rpartition(": ")[2] or type(error).__name__
+
+
+def _difference(engine: Any, fresh: Any) -> str:
+    """How an index, or a part of one, differs from an empty one of the same string in what does not depend on
+    the vectors. faiss itself compares the sizes of the arrays that it reads."""
+    import faiss
+
+    if not isinstance(engine, type(fresh)):
+        return f"it is {type(engine).__name__}"
+    for name in _DECISIVE:
+        if getattr(engine, name, None) != getattr(fresh, name, None):
+            return f"{name} is {getattr(engine, name, None)}"
+    for name in ("sq", "pq", "rabitq", "storage"):
+        part, expected = getattr(engine, name, None), getattr(fresh, name, None)
+        if name == "storage" and part is not None:
+            part, expected = faiss.downcast_index(part), faiss.downcast_index(expected)
+        if expected is not None and (problem := _difference(part, expected)):
+            return problem
+    return ""

@@ -1,4 +1,4 @@
-"""Indexes: what one promises, and the kinds there are."""
+"""Indexes: what one promises, how much of the exact result it finds, and the kinds there are."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import NO_EFFECT, Settings, rule_of
 from dpr.core.user_classes import load_class
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
-from dpr.indexer.recall import Recall
 from dpr.indexer.settings import KINDS, require_known
+
+
+DEPTH = 100
+"""Passages that are compared for each question where recall is measured."""
+AT = (10, DEPTH)
+NUM_QUESTIONS = 400
+"""Questions that are compared at a build, at most."""
 
 
 class Texts(NamedTuple):
@@ -24,6 +31,50 @@ class Texts(NamedTuple):
 
     ids: Sequence[str]
     texts: Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Of an index as it was built, on questions that it was not set by: ``values`` by name, e.g. recall@10, the
+    mean share of the 10 passages of exact search that are among the first 10 of the index; ``questions`` that
+    they are means over; and the setting of the search's breadth."""
+
+    values: dict[str, float]
+    questions: int
+    breadth: dict[str, int]
+
+    @classmethod
+    def read(cls, stored: Any) -> Recall | None:
+        """What ``as_dict`` gave; None where there is none, or it is damaged."""
+        try:
+            values = {str(name): float(value) for name, value in stored["values"].items()}
+            breadth = {str(name): int(value) for name, value in stored["breadth"].items()}
+            return cls(values, int(stored["questions"]), breadth)
+        except (TypeError, KeyError, ValueError, AttributeError):
+            return None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
+        breadth = "".join(f", {name}={value}" for name, value in self.breadth.items())
+        return f"{values} ({self.questions} held-back questions{breadth})"
+
+
+def held_back(count: int) -> np.ndarray:
+    """Rows of at most NUM_QUESTIONS of ``count`` questions, spread evenly."""
+    return np.unique(np.linspace(0, count - 1, min(count, NUM_QUESTIONS)).astype(np.int64))
+
+
+def recall_values(results: Iterable[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Recall by name, over questions of which each has a true passage."""
+    pairs = list(zip(results, truth, strict=True))
+    values = {}
+    for k in AT:
+        shares = [len({*found[:k]} & {*best[:k]}) / len(best[:k]) for found, best in pairs]
+        values[f"recall@{k}"] = float(np.mean(shares))
+    return values
 
 
 class Index(ABC):
@@ -37,9 +88,8 @@ class Index(ABC):
     * ``save`` writes into an empty folder whatever ``open`` needs. The opened index finds what the saved one
       found, is not changed by searching, and may be open in several processes. Manifest, checksums and the
       comparison of settings are not its business.
-    * Fields of ``Settings`` made with ``dpr.core.settings.setting`` say by ``on_resume`` what a changed value
-      means for a saved index: identity refuses it, warned keeps the saved value with a warning, no effect
-      takes the new one. Plain fields are identity.
+    * A saved index of other settings is refused, but for fields of ``Settings`` made with
+      ``dpr.core.settings.setting(..., on_resume="no effect")``.
     """
 
     reads: ClassVar[str] = "vectors"
@@ -55,8 +105,9 @@ class Index(ABC):
     needs_vectors: ClassVar[bool] = False
     """True for an index over vectors that reads them while it searches: it gets them by ``use_vectors`` when
     it is opened."""
-    breadth_setting: str = ""
-    """The setting that makes a search broader: slower, with a higher recall. Empty: there is none."""
+    can_filter: ClassVar[bool] = False
+    """Whether ``among`` is there. Approximate indexes have none: what they would miss depends on what is left
+    out."""
     recall: Recall | None = None
     """What was measured when the index was built; None where it was not."""
 
@@ -80,6 +131,11 @@ class Index(ABC):
         known; for mining with texts."""
         return to_rankings(self.search([question], k))[0], []
 
+    def among(self, ids: np.ndarray) -> Index:
+        """A view of the passages with these ids (n,), fixed-width bytes, ascending and distinct. It finds what a
+        search of all passages would find with the others left out, with the same scores."""
+        raise NotImplementedError(f"{type(self).__name__} cannot search a part of its passages")
+
     def save(self, folder: Path) -> None:
         """Writes the index into an empty folder."""
         raise NotImplementedError(
@@ -98,24 +154,23 @@ class Index(ABC):
         """Gets the ``VectorSource``s that it was built of."""
 
     @property
-    def breadth(self) -> int:
-        """How broad the next search is, in terms of ``breadth_setting``."""
-        return 0
+    def breadth(self) -> dict[str, int]:
+        """The setting that makes a search broader, slower and with a higher recall, and its value; empty where
+        there is none."""
+        return {}
 
-    def breadths(self, k: int) -> Sequence[int]:
-        """Values worth trying where ``k`` passages are wanted, ascending."""
-        return ()
-
-    def search_with(self, breadth: int) -> None:  # noqa: B027
-        """Sets the breadth of later searches."""
+    def tune(self, questions: Any, truth: Sequence[Sequence[str]]) -> bool:
+        """Chooses the breadth of an index that is being built, by what exact search finds for some questions.
+        False where there is nothing to choose."""
+        return False
 
     def recall_in_words(self) -> str:
         """The recall that was measured at build, as far as it holds for the present breadth."""
         if self.recall is None:
             return "recall not measured, as it was built without questions"
-        name = self.breadth_setting
-        if name and self.recall.breadth.get(name) != self.breadth:
-            return f"recall not measured with {name}={self.breadth}; at build {self.recall}"
+        if self.recall.breadth != self.breadth:
+            breadth = "".join(f"{name}={value}" for name, value in self.breadth.items())
+            return f"recall not measured with {breadth}; at build {self.recall}"
         return f"{self.recall}, measured at build"
 
 
@@ -151,9 +206,12 @@ class IndexChoice:
 
     def facts(self) -> dict[str, Any]:
         """Kind and settings, but those without effect on what is found or saved, and what else decides it."""
-        effective = {item.name for item in fields(self.settings) if rule_of(item).on_resume != NO_EFFECT}
-        values = {name: value for name, value in asdict(self.settings).items() if name in effective}
-        return {"kind": self.kind, **self.index_class.made_by, **values}
+        return {"kind": self.kind, **self.index_class.made_by, **self.decisive_settings()}
+
+    def decisive_settings(self) -> dict[str, Any]:
+        """The settings that decide what is saved."""
+        names = [item.name for item in fields(self.settings) if rule_of(item).on_resume != NO_EFFECT]
+        return {name: getattr(self.settings, name) for name in names}
 
 
 def index_class(kind: str) -> type[Index]:

@@ -3,10 +3,10 @@ declared once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, setting
+from dpr.core.settings import IDENTITY, NO_EFFECT, Settings, setting
 
 DEFAULT_WEIGHT = 0.4
 """The dense side's share of a hybrid where none was chosen: of all ways of fusing, the one that loses least
@@ -15,31 +15,15 @@ benchmarks/hybrid_weight.py makes it)."""
 
 
 @dataclass
-class ExactSettings(Settings):
-    """Of exact search."""
-
-    block_rows: int = setting(65536, least=1, on_resume=NO_EFFECT)
-    """Passages per matrix product of the exact search."""
-
-
-@dataclass
-class FlatSettings(Settings):
-    """Of faiss indexes."""
-
-    buffer_size: int = setting(50000, least=1, on_resume=NO_EFFECT)
-    """Vectors added to a faiss index at a time."""
-
-
-@dataclass
-class GraphSettings(FlatSettings):
+class GraphSettings(Settings):
     """Of faiss's HNSW graphs; defaults are DPR's."""
 
-    store_n: int = setting(0, least=0, on_resume=WARNED)
+    store_n: int = setting(0, least=0, on_resume=IDENTITY)
     """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq, 32 for hnsw32."""
     ef_search: int = setting(128, least=1, on_resume=NO_EFFECT)
     """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the
     present value."""
-    ef_construction: int = setting(200, least=1, on_resume=WARNED)
+    ef_construction: int = setting(200, least=1, on_resume=IDENTITY)
     """Breadth of the search while an HNSW graph is built."""
 
     def check_together(self, prefix: str) -> None:
@@ -51,18 +35,16 @@ class GraphSettings(FlatSettings):
 
 
 @dataclass
-class FactorySettings(FlatSettings):
+class FactorySettings(Settings):
     """Of what faiss makes of a string."""
 
     factory: str = setting("", on_resume=IDENTITY)
     """Any string of faiss's index_factory, e.g. "IVF4096,PQ64" or "OPQ64,IVF65536,PQ64" (docs/indexes.md);
     absent = for ivf and small as many lists as the power of two next to twice the root of the number of
     vectors, at most 65,536."""
-    target_recall: float = setting(0.95, above=0, most=1, on_resume=WARNED)
-    """Recall@100 that probes=0 reaches on half of the questions at hand when the index is built."""
     probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)
-    """Lists that are searched for a question; 0 = the number that the build found, or where it had no
-    questions a quarter of them, at least 8."""
+    """Lists that are searched for a question; 0 = the fewest that reached a recall@100 of 0.95 when the index
+    was built, or where that had no questions a quarter of them, at least 8."""
 
 
 @dataclass
@@ -85,32 +67,25 @@ class Bm25Settings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class IndexKind:
-    """A built-in index: its class, its settings, whether it takes every product, and whether a search opens
-    it together with vectors."""
+    """A built-in index: its class, its settings, and whether a search opens it together with vectors."""
 
     path: str
     settings: type[Settings]
-    is_exact: bool = False
     needs_vectors: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        """Of its settings."""
-        return [item.name for item in fields(self.settings)]
 
 
 KINDS = {
-    "exact": IndexKind("dpr.indexer.exact:ExactIndex", ExactSettings, is_exact=True, needs_vectors=True),
-    "flat": IndexKind("dpr.indexer.faiss_index:FlatIndex", FlatSettings, is_exact=True),
+    "exact": IndexKind("dpr.indexer.exact:ExactIndex", Settings, needs_vectors=True),
+    "flat": IndexKind("dpr.indexer.exact:ExactIndex", Settings, needs_vectors=True),
     "hnsw": IndexKind("dpr.indexer.faiss_index:HnswIndex", GraphSettings),
     "hnsw_sq": IndexKind("dpr.indexer.faiss_index:HnswSqIndex", GraphSettings),
     "hnsw32": IndexKind("dpr.indexer.faiss_index:Hnsw32Index", GraphSettings),
-    "faiss": IndexKind("dpr.indexer.factory_index:FactoryIndex", FactorySettings),
-    "ivf": IndexKind("dpr.indexer.factory_index:IvfIndex", FactorySettings),
-    "small": IndexKind("dpr.indexer.factory_index:SmallIndex", SmallSettings, needs_vectors=True),
-    "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings, is_exact=True),
+    "faiss": IndexKind("dpr.indexer.faiss_index:FaissIndex", FactorySettings),
+    "ivf": IndexKind("dpr.indexer.faiss_index:IvfIndex", FactorySettings),
+    "small": IndexKind("dpr.indexer.faiss_index:SmallIndex", SmallSettings, needs_vectors=True),
+    "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings),
 }
-"""Any other kind is an import path, ``module:Class``."""
+"""Any other kind is an import path, ``module:Class``. ``flat`` is DPR's name of exact search."""
 
 
 def require_known(kind: str) -> None:

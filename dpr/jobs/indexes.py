@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,7 @@ from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
-from dpr.indexer.recall import held_back
-from dpr.indexer.registry import Index, IndexChoice
+from dpr.indexer.registry import Index, IndexChoice, held_back
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import PrefixedSource, RowSource
@@ -89,9 +88,8 @@ def index_choice(config: IndexerConfig) -> IndexChoice:
     class in ``options``."""
     if config.kind not in KINDS:
         return IndexChoice.of(config.kind, config.options, key="indexer.options.")
-    return IndexChoice.of(
-        config.kind, {name: getattr(config, name) for name in KINDS[config.kind].names}, key="indexer."
-    )
+    names = [item.name for item in fields(KINDS[config.kind].settings)]
+    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in names}, key="indexer.")
 
 
 def open_vector_index(
@@ -118,9 +116,7 @@ def open_vector_index(
     corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
     require_corpora(corpora, sources, file=", ".join(patterns))
     if is_shared:  # workers verify the shards that they search
-        shared = ClusterSearch(
-            cluster_folder(config), config.cluster, config.indexer.block_rows, config.device_or_cpu
-        )
+        shared = ClusterSearch(cluster_folder(config), config.cluster, config.device_or_cpu)
         return ClusterIndex.build(vectors, shared)
     folder = Path(config.index_path) if config.index_path else None
     if folder is not None and not choice.index_class.is_saved:

@@ -224,7 +224,7 @@ def index_facts(retriever: Retriever) -> dict[str, Any]:
     return {
         "index": {
             "recall": index.recall and index.recall.as_dict(),
-            "breadth": {index.breadth_setting: index.breadth} if index.breadth_setting else {},
+            "breadth": index.breadth,
         }
     }
 

@@ -15,7 +15,6 @@ from dpr.core.records import Passage
 from dpr.core.settings import drop_unused
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.filtered import can_filter
 from dpr.indexer.registry import Index, index_class
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.jobs.indexes import build_retriever, index_choice, open_vector_index
@@ -188,7 +187,7 @@ class StoredCorpus:
         """An index of a side that can search a part of the passages: its own, or else exact search of the
         vectors, if they are there."""
         index = side.index if isinstance(side, DenseRetriever | LexicalRetriever) else None
-        if not isinstance(side, DenseRetriever) or can_filter(side.index):
+        if not isinstance(side, DenseRetriever) or side.index.can_filter:
             return index
         if not self.settings.encoded_ctx_files:
             return None

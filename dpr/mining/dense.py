@@ -19,6 +19,7 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
+from dpr.core.settings import Settings
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -26,7 +27,6 @@ from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import to_rankings
 from dpr.indexer.registry import Index, IndexChoice
-from dpr.indexer.settings import ExactSettings
 from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import paired_dots
 from dpr.mining.corpus import MiningCorpus
@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 BLOCK_ROWS = 4096
 """Questions for which the vectors of the corpus are read once."""
 _AT_ONCE = 8192
-EXACT = IndexChoice("exact", ExactSettings())
+EXACT = IndexChoice("exact", Settings())
 
 
 @dataclass(frozen=True)

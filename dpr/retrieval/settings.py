@@ -13,7 +13,6 @@ from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.indexer.settings import (
     KINDS,
     Bm25Settings,
-    ExactSettings,
     GraphSettings,
     SmallSettings,
     require_known,
@@ -39,18 +38,20 @@ class _IndexKind(Settings):
     kind: str = "exact"
     """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
     number, fast), small (one bit a number, scored again from the vectors), faiss (whatever indexer.factory
-    names); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
+    names); flat (exact), hnsw, hnsw_sq (DPR's names); bm25 (words, no model); or a user-defined subclass of
     dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
 
 
 @dataclass
-class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, ExactSettings, _IndexKind):
+class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, _IndexKind):
     """How passages are searched."""
 
     def unused(self) -> Iterator[str]:
-        used = KINDS[self.kind].names if self.kind in KINDS else ["options"]
+        used = ["options"]
+        if self.kind in KINDS:
+            used = [item.name for item in fields(KINDS[self.kind].settings)]
         yield from (item.name for item in fields(self) if item.name not in ("kind", "k1", "b", *used))
 
     def check_together(self, prefix: str = "") -> None:
@@ -182,7 +183,7 @@ class RetrievalConfig(CudaSettings):
             yield from _OF_VECTORS
         elif self.hybrid == "none":
             yield from ("bm25_index_path", "indexer.k1", "indexer.b")
-        if kind == "exact":
+        if kind in ("exact", "flat"):
             yield "index_path"
         if self.hybrid == "none":
             yield "hybrid_depth"

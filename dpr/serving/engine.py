@@ -22,7 +22,6 @@ from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens
-from dpr.indexer.filtered import can_filter
 from dpr.jobs.search import StoredCorpus
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 from dpr.retrieval.fields import PassageFields
@@ -140,7 +139,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
             described = {
                 "name": name if mode == retriever.mode else f"{name}:{mode}",
                 "mode": mode,
-                "exact": can_filter(index),
+                "exact": index.can_filter,
                 "passages": index.num_passages,
                 "recall": index.recall.as_dict() if index.recall else None,
                 "choices": fields.choices(),

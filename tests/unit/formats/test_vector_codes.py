@@ -16,8 +16,6 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.formats.arrays import DTYPES, decode, encode
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.faiss_index import FlatIndex
-from dpr.indexer.settings import FlatSettings
 from dpr.storage.durable import verify_folder
 
 _NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32, allow_nan=False)
@@ -104,7 +102,6 @@ def test_every_index_searches_what_was_stored(
         [f"p{row}" for row in np.argsort(-line)[:5]] for line in queries.astype("f8") @ vectors.T.astype("f8")
     ]
     assert ExactIndex([shard], block_rows=64).search(queries, 5)[1] == expected
-    assert FlatIndex.build([shard], FlatSettings()).search(queries, 5)[1] == expected
 
 
 def test_int8_finds_what_float32_finds(tmp_path: Path) -> None:

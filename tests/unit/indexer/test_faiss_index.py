@@ -1,7 +1,9 @@
-"""Faiss indexes answer like exact search, in dot products, and a damaged one is never read."""
+"""Indexes of faiss find what exact search finds, state the recall that was measured, and a damaged one is never
+searched."""
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,98 +12,269 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter
+from dpr.indexer import faiss_index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.registry import IndexChoice, index_class
-from dpr.indexer.settings import ExactSettings, FlatSettings, GraphSettings
+from dpr.indexer.registry import IndexChoice, Recall, index_class, recall_values
 from dpr.indexer.store import IndexStore
-from dpr.indexer.vectors import ArraySource
+from dpr.indexer.vectors import AllRows, ArraySource, PrefixedSource
+from dpr.storage import checksums
 from dpr.storage.durable import read_manifest, write_manifest
+from dpr.storage.leftovers import ProcessName
+from dpr.storage.run_lock import RunLock
 
-SMALL = {
-    "flat": IndexChoice("flat", FlatSettings()),
-    "hnsw": IndexChoice("hnsw", GraphSettings(store_n=64, ef_search=512)),
-    "hnsw_sq": IndexChoice("hnsw_sq", GraphSettings(store_n=64, ef_search=512)),
+DIMENSION = 24
+CHOICES: dict[str, dict[str, Any]] = {
+    "hnsw": {"store_n": 32, "ef_search": 512},
+    "hnsw_sq": {"store_n": 32, "ef_search": 512},
+    "ivf": {"factory": "IVF16,SQ8", "probes": 16},
+    "small": {"factory": "IVF16,RaBitQ", "probes": 16},
 }
+LISTS = ["ivf", "small"]
+FACTORIES = ["Flat", "PCA8,IVF8,SQ8", "HNSW16", "IVF8,PQ4x4,RFlat"]
 
 
-def make(num_vectors: int = 1500, dimension: int = 24) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Vectors of very different lengths, so that the nearest by L2 distance and the largest dot product
-    differ."""
+def make(num_vectors: int = 1500) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Vectors in clusters and of very different lengths, so that the nearest by L2 distance and the largest dot
+    product differ."""
     rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((num_vectors, dimension)) * rng.uniform(0.5, 1.5, (num_vectors, 1))
-    return (
-        [f"p{number}" for number in range(num_vectors)],
-        vectors.astype(np.float32),
-        rng.standard_normal((40, dimension)).astype(np.float32),
-    )
+    centres = rng.standard_normal((40, DIMENSION)) * 1.5
+    vectors = centres[rng.integers(40, size=num_vectors)] + rng.standard_normal((num_vectors, DIMENSION))
+    vectors *= rng.uniform(0.6, 1.4, (num_vectors, 1))
+    queries = centres[rng.integers(40, size=60)] + rng.standard_normal((60, DIMENSION))
+    ids = [f"p{number}" for number in range(num_vectors)]
+    return ids, vectors.astype(np.float32), queries.astype(np.float32)
 
 
-def sources_of(ids: list[str], vectors: np.ndarray, parts: int = 3) -> list[ArraySource]:
-    edges = np.linspace(0, len(ids), parts + 1).astype(int)
+def sources(ids: list[str], vectors: np.ndarray, parts: int = 3) -> list[ArraySource]:
+    edges = np.linspace(0, len(ids), parts + 1).astype(int).tolist()
     return [ArraySource(encode_ids(ids[start:stop]), vectors[start:stop]) for start, stop in pairwise(edges)]
 
 
-def build(kind: str, ids: list[str], vectors: np.ndarray, parts: int = 3) -> Any:
-    return IndexStore(SMALL[kind]).load_or_build(lambda: sources_of(ids, vectors, parts))
+def index(
+    kind: str,
+    folder: Path | None = None,
+    *,
+    num_vectors: int = 1500,
+    with_questions: bool = False,
+    **values: Any,
+) -> Any:
+    ids, vectors, queries = make(num_vectors)
+    choice = IndexChoice.of(kind, CHOICES.get(kind, {}) | values, key="indexer.")
+    store = IndexStore(choice, folder=folder, source={"model_fingerprint": "abc"})
+    asked = (lambda: queries) if with_questions else None
+    return store.load_or_build(lambda: sources(ids, vectors), questions=asked)
 
 
-def saved(folder: Path, kind: str, vectors: np.ndarray) -> Any:
-    """Built and saved, or opened when it is there."""
-    ids = [f"p{number}" for number in range(len(vectors))]
-    return IndexStore(SMALL[kind], folder=folder, source={"model_fingerprint": "abc"}).load_or_build(
-        lambda: sources_of(ids, vectors)
-    )
+def exact(k: int, num_vectors: int = 1500) -> tuple[np.ndarray, list[list[str]]]:
+    ids, vectors, queries = make(num_vectors)
+    return ExactIndex.from_arrays(ids, vectors).search(queries, k)
 
 
-def test_flat_equals_exact_search_bit_for_bit() -> None:
+def rewrite(folder: Path, name: str, content: bytes) -> None:
+    """Another file, with a manifest that fits it."""
+    metadata = read_manifest(folder)["metadata"]
+    (folder / name).write_bytes(content)
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, metadata)
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+def test_it_finds_what_exact_search_finds(kind: str, tmp_path: Path) -> None:
+    scores, truth = exact(20)
+    for folder in (None, tmp_path / "index", tmp_path / "index"):  # in memory, built on disk, opened
+        found_scores, found = index(kind, folder).search(make()[2], 20)
+        assert recall_values(found, truth)["recall@10"] > 0.97
+        np.testing.assert_allclose(found_scores, scores, rtol=0.02, atol=0.5)
+        assert (np.diff(found_scores, axis=1) <= 0).all()
+        if kind == "small":
+            assert found == truth
+            assert found_scores.tobytes() == scores.tobytes()
     ids, vectors, queries = make()
-    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
-    found = build("flat", ids, vectors).search(queries, 20, query_rows=7)
-    assert found[1] == expected[1]
-    assert found[0].tobytes() == expected[0].tobytes()
+    for query, row in zip(queries, truth, strict=True):
+        nearest = np.argsort(((vectors - query) ** 2).sum(axis=1))[:20]
+        assert {ids[place] for place in nearest} != set(row)
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "hnsw_sq"])
-def test_hnsw_finds_what_exact_search_finds_and_scores_are_dot_products(kind: str) -> None:
-    ids, vectors, queries = make()
-    _, expected = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
-    scores, found = build(kind, ids, vectors).search(queries, 20)
-    recall = np.mean([len(set(ours) & set(truth)) / 20 for ours, truth in zip(found, expected, strict=True)])
-    assert recall >= 0.95
-    by_distance = [np.argsort(((vectors - query) ** 2).sum(axis=1))[:20] for query in queries]
-    assert (
-        np.mean(
-            [
-                len({ids[row] for row in near} & set(truth)) / 20
-                for near, truth in zip(by_distance, expected, strict=True)
-            ]
+@pytest.mark.parametrize("kind", LISTS)
+def test_few_lists_are_searched_as_far_as_is_needed_whoever_else_asks(kind: str) -> None:
+    narrow, (ids, _, queries) = index(kind, probes=1), make()
+    assert all(sorted(row) == sorted(ids) for row in narrow.search(queries[:3], 5000)[1])
+    scores, found = narrow.search(queries, 250)
+    assert {len(set(row)) for row in found} == {250}
+    assert recall_values(found, exact(250)[1])["recall@10"] < 1
+    alone = [narrow.search(query[None], 250) for query in queries]
+    assert [ids for _, (ids,) in alone] == found
+    assert np.concatenate([line for line, _ in alone]).tobytes() == scores.tobytes()
+    assert narrow.breadth == {"probes": 1}
+
+
+@pytest.mark.parametrize("kind", [*LISTS, "hnsw32"])
+def test_an_index_states_the_recall_that_was_measured(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    values = {"probes": 0} if kind in LISTS else {}
+    built = index(kind, tmp_path / "index", with_questions=True, **values)
+    opened = index(kind, tmp_path / "index", **values)
+    assert opened.recall == built.recall is not None
+    assert opened.breadth == opened.recall.breadth
+    assert caplog.text.count("held-back questions") == 2
+    asked, truth = make()[2], exact(100)[1]
+    if kind in LISTS:
+        asked, truth = asked[1::2], truth[1::2]  # the others chose how many lists are searched
+    assert opened.recall.questions == len(asked)
+    assert recall_values(opened.search(asked, 100)[1], truth) == opened.recall.values
+    if kind in LISTS:
+        assert (
+            index(kind, tmp_path / "index", probes=15)
+            .recall_in_words()
+            .startswith("recall not measured with probes=15; at build recall@10")
         )
-        < 0.8
-    )
-    dots = np.array(
-        [[query @ vectors[int(name[1:])] for name in row] for query, row in zip(queries, found, strict=True)]
-    )
-    np.testing.assert_allclose(
-        scores, dots, rtol=1e-5 if kind == "hnsw" else 0.02, atol=1e-5 if kind == "hnsw" else 0.2
-    )
-    assert (np.diff(scores, axis=1) <= 0).all()
 
 
-@pytest.mark.parametrize("kind", list(SMALL))
-def test_more_passages_asked_than_there_are_gives_shorter_lists(kind: str) -> None:
-    ids, vectors, queries = make(num_vectors=5)
-    scores, found = build(kind, ids, vectors, parts=1).search(queries[:2], 100)
-    assert [sorted(row) for row in found] == [sorted(ids)] * 2
+def test_the_build_chooses_how_many_lists_reach_the_target(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def probes(target: float, **values: Any) -> int:
+        monkeypatch.setattr(faiss_index, "TARGET_RECALL", target)
+        return int(index("ivf", with_questions=True, probes=0, **values).breadth["probes"])
+
+    assert probes(0.3) < probes(0.95) <= 16
+    assert "no indexer.probes reaches" not in caplog.text
+    assert probes(1.0) <= 16
+    assert "no indexer.probes reaches recall@100 1 in this index" in caplog.text
+    without = index("ivf", probes=0)
+    assert without.breadth == {"probes": 8} and without.recall is None
+
+
+def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(tmp_path: Path) -> None:
+    ids, vectors, queries = make()
+    for dtype in ("float32", "int8"):
+        shards = []
+        for number, part in enumerate((slice(0, 800), slice(800, None))):
+            place = tmp_path / f"{dtype}_{number}"
+            writer = VectorShardWriter(place, metadata={"model": "abc"}, dimension=DIMENSION, dtype=dtype)
+            for chunk, first in enumerate(range(0, len(ids[part]), 400)):
+                writer.write_chunk(chunk, ids[part][first : first + 400], vectors[part][first : first + 400])
+            writer.finish()
+            shards.append(PrefixedSource(VectorShard(place), "wiki:"))
+        choice = IndexChoice.of("small", CHOICES["small"] | {"candidates": 1400}, key="indexer.")
+        store = IndexStore(choice, folder=tmp_path / f"index_{dtype}")
+        found = store.load_or_build(lambda: shards).search(queries, 20)  # noqa: B023
+        expected = ExactIndex(shards).search(queries, 20)
+        assert found[1] == expected[1]
+        assert found[0].tobytes() == expected[0].tobytes()
+        with pytest.raises(InputError, match=r"scores with the vectors.*encoded_ctx_files"):
+            store.load_or_build(None)
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+def test_a_changed_file_with_a_new_manifest_is_refused_or_harmless(kind: str, tmp_path: Path) -> None:
+    """It may change what is found, but never crash."""
+    folder = tmp_path / "index"
+    values = {"factory": CHOICES[kind]["factory"].replace("16", "4")} if kind in LISTS else {}
+    size = {"num_vectors": 60, **values}
+    index(kind, folder, **size)
+    refused = 0
+    for name in ("index.faiss", "ids.npy"):
+        whole = (folder / name).read_bytes()
+        places = {*range(0, min(len(whole), 120), 12), *range(0, len(whole), max(1, len(whole) // 8))}
+        changed = [
+            whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :] for place in sorted(places)
+        ]
+        for content in [whole[:-1], *changed]:
+            rewrite(folder, name, content)
+            try:
+                assert len(index(kind, folder, **size).search(make(60)[2], 5)[1]) == 60
+            except InputError:
+                refused += 1
+        rewrite(folder, name, whole)
+    assert refused > 5
+
+
+def test_a_saved_index_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import faiss
+
+    folder = tmp_path / "index"
+    index("ivf", folder)
+    other = IndexChoice.of("ivf", CHOICES["ivf"], key="")
+    with pytest.raises(InputError, match=r"model_fingerprint 'abc'.*expected 'other'"):
+        IndexStore(other, folder=folder, source={"model_fingerprint": "other"}).load_or_build(None)
+    with pytest.raises(InputError, match="set indexer=ivf"):
+        index("hnsw", folder)
+    with pytest.raises(InputError, match=r"factory 'IVF16,SQ8'.*remove it to build it again"):
+        index("ivf", folder, factory="IVF8,SQ8")
+    index("ivf", tmp_path / "wider", factory="IVF8,SQ8")
+    rewrite(folder, "index.faiss", (tmp_path / "wider" / "index.faiss").read_bytes())
+    with pytest.raises(InputError, match=r"is not what IVF16,SQ8 makes of 1500 vectors: nlist is 8"):
+        index("ivf", folder)
+    content = (folder / "index.faiss").read_bytes()
+    (folder / "index.faiss").write_bytes(content[:-1])
+    monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("faiss was given a damaged file"))
+    with pytest.raises(InputError, match=r"index\.faiss"):
+        index("ivf", folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"manifest\.json"):
+        index("ivf", folder)
+
+
+def test_a_saved_index_is_read_again_only_when_a_file_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(checksums, "_SETTLED_NS", 0)
+    index("ivf", tmp_path / "index")
+    read = []
+    verify = checksums.verify_folder
+    monkeypatch.setattr(checksums, "verify_folder", lambda folder: read.append(folder) or verify(folder))
+    for _ in range(2):
+        index("ivf", tmp_path / "index")
+    assert len(read) == 1
+    file = tmp_path / "index" / "index.faiss"
+    file.write_bytes(file.read_bytes()[::-1])
+    with pytest.raises(InputError, match=r"index\.faiss: content has changed"):
+        index("ivf", tmp_path / "index")
+
+
+def test_reading_leaves_the_limit_of_the_process_as_it_was(tmp_path: Path) -> None:
+    import faiss
+
+    limit = faiss.get_deserialization_vector_byte_limit()
+    index("ivf", tmp_path / "index")
+    index("ivf", tmp_path / "index")
+    assert faiss.get_deserialization_vector_byte_limit() == limit
+
+
+@pytest.mark.parametrize("kind", [*CHOICES, "exact"])
+def test_few_vectors_bad_ones_and_too_long_ones(kind: str) -> None:
+    ids, vectors, queries = make(5)
+    store = IndexStore(IndexChoice.of(kind, {}, key=""))
+
+    def searched(ids: list[str], vectors: np.ndarray, queries: np.ndarray) -> Any:
+        return store.load_or_build(lambda: sources(ids, vectors, 1)).search(queries, 10)
+
+    scores, found = searched(ids, vectors, queries[:2])
+    assert [sorted(row) for row in found] == [ids, ids]
     assert np.isfinite(scores).all()
-    assert build(kind, ids, vectors).search(np.zeros((0, 24)), 3)[1] == []
+    assert searched(ids, vectors, queries[:0])[1] == []
+    with pytest.raises(InputError, match="query vectors"):
+        searched(ids, vectors, queries[:, :3])
+    with pytest.raises(InputError, match="too large for float32"):
+        searched(ids, vectors * np.float32(1e25), queries * np.float32(1e25))
+    if kind != "exact":
+        with pytest.raises(InputError, match="no vectors"):
+            searched([], vectors[:0], queries)
+    vectors[1, 1] = np.nan
+    with pytest.raises(InputError, match="'p1'"):
+        searched(ids, vectors, queries)
 
 
 def test_what_a_graph_cannot_reach_is_left_out_not_repeated() -> None:
     """faiss fills up with id -1, which as a list index would be the last passage."""
-    ids, vectors, queries = make(num_vectors=400)
-    sparse = IndexChoice("hnsw", GraphSettings(store_n=2, ef_construction=2))
-    scores, found = IndexStore(sparse).load_or_build(lambda: sources_of(ids, vectors)).search(queries, 400)
+    sparse = index("hnsw", num_vectors=400, store_n=2, ef_construction=2)
+    scores, found = sparse.search(make()[2], 400)
     assert min(len(row) for row in found) < 400, "nothing was unreachable, so nothing was tested"
     for line, row in zip(scores, found, strict=True):
         assert len(set(row)) == len(row)
@@ -109,133 +282,130 @@ def test_what_a_graph_cannot_reach_is_left_out_not_repeated() -> None:
         assert np.isneginf(line[len(row) :]).all()
 
 
-@pytest.mark.parametrize("kind", list(SMALL))
-def test_a_saved_index_answers_the_same(kind: str, tmp_path: Path) -> None:
-    _, vectors, queries = make(num_vectors=300)
-    index, opened = saved(tmp_path / "index", kind, vectors), saved(tmp_path / "index", kind, vectors)
-    assert opened.search(queries, 10)[1] == index.search(queries, 10)[1]
-
-
-def test_a_saved_graph_is_searched_as_broadly_as_is_set_now(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ids, vectors, queries = make()
-    found = {}
+def test_a_saved_graph_is_searched_as_broadly_as_is_set_now(tmp_path: Path) -> None:
+    truth = exact(1)[1]
+    right = {}
     for breadth in (1, 512):
-        choice = IndexChoice("hnsw", GraphSettings(store_n=4, ef_search=breadth))
-        found[breadth] = (
-            IndexStore(choice, folder=tmp_path / "index")
-            .load_or_build(lambda: sources_of(ids, vectors))
-            .search(queries, 1)[1]
-        )
-    truth = ExactIndex.from_arrays(ids, vectors).search(queries, 1)[1]
-    right = {
-        breadth: sum(ours == theirs for ours, theirs in zip(rows, truth, strict=True))
-        for breadth, rows in found.items()
-    }
+        found = index("hnsw", tmp_path / "index", store_n=4, ef_search=breadth).search(make()[2], 1)[1]
+        right[breadth] = sum(ours == theirs for ours, theirs in zip(found, truth, strict=True))
     assert right[1] < right[512]
-    IndexStore(IndexChoice("hnsw", GraphSettings(store_n=8)), folder=tmp_path / "index").load_or_build(None)
-    assert "was built with store_n=4; store_n=8 has no effect on it" in caplog.text
 
 
 def test_a_quantiser_learns_the_same_from_a_stream_as_from_all_vectors() -> None:
     import faiss
 
-    ids, vectors, _ = make()
-    index = build("hnsw_sq", ids, vectors)
+    _, vectors, _ = make()
     norms = (vectors.astype(np.float64) ** 2).sum(axis=1)
     augmented = np.hstack([vectors, np.sqrt(norms.max() - norms)[:, None]]).astype(np.float32)
-    whole = faiss.IndexHNSWSQ(25, faiss.ScalarQuantizer.QT_8bit, 64)
+    whole = faiss.index_factory(DIMENSION + 1, "HNSW64,SQ8", faiss.METRIC_L2)
     whole.train(augmented)
     learned = [
         faiss.vector_to_array(faiss.downcast_index(engine.storage).sq.trained)
-        for engine in (whole, index._engine)
+        for engine in (whole, index("hnsw_sq")._engine)
     ]
     np.testing.assert_allclose(learned[1], learned[0], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["index.faiss", "ids.npy"])
-def test_a_changed_file_is_refused_before_faiss_reads_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_several_sources_are_taken_in_their_order() -> None:
+    ids, vectors, _ = make(50)
+    rows = AllRows(
+        [*sources(ids[:30], vectors[:30]), *sources([], vectors[:0], 1), *sources(ids[30:], vectors[30:])]
+    )
+    places = np.array([0, 9, 10, 29, 30, 49])
+    found, taken = rows.take(places)
+    assert [key.decode() for key in found] == [f"p{place}" for place in places]
+    assert np.array_equal(taken, vectors[places])
+    assert rows.num_rows == 50
+
+
+def test_recall_is_the_share_of_the_true_passages() -> None:
+    truth = [[f"{number}" for number in range(100)], ["a"]]
+    values = recall_values([[*truth[0][5:100], *truth[0][:5]], ["b", "a"]], truth)
+    assert values == {"recall@10": (0.5 + 1) / 2, "recall@100": 1.0}
+    kept = Recall(values, 2, {"probes": 4})
+    assert Recall.read(json.loads(json.dumps(kept.as_dict()))) == kept
+    for damaged in (None, {"questions": 2}, {"questions": 2, "breadth": {}, "values": {"recall@10": "x"}}):
+        assert Recall.read(damaged) is None
+
+
+@pytest.mark.parametrize("length", [0.01, 100.0])
+def test_estimates_of_several_lists_can_be_compared_whatever_the_length_of_the_vectors(length: float) -> None:
+    ids, vectors, queries = make()
+    vectors = (vectors + 3) * np.float32(length)
+    truth = ExactIndex.from_arrays(ids, vectors).search(queries, 100)[1]
+    reached = []
+    for probes in (8, 16, 32, 64):
+        choice = IndexChoice.of("small", {"factory": "IVF64,RaBitQ", "probes": probes}, key="")
+        found = IndexStore(choice).load_or_build(lambda: sources(ids, vectors)).search(queries, 100)[1]
+        reached.append(recall_values(found, truth)["recall@100"])
+    assert all(second > first - 0.03 for first, second in pairwise(reached)), (
+        f"more lists find no less: {reached}"
+    )
+    assert reached[-1] > 0.9, reached
+
+
+def test_a_corpus_of_no_more_passages_than_are_nominated_is_searched_exactly() -> None:
+    found = index("small", num_vectors=400, probes=1).search(make(400)[2], 100)
+    truth = exact(100, 400)
+    assert found[1] == truth[1] and np.array_equal(found[0], truth[0])
+
+
+def test_an_index_that_another_process_builds_meanwhile_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import faiss
+    index("ivf", tmp_path / "other")
+    caplog.set_level("INFO", logger="dpr")
+    take = RunLock._take
 
-    _, vectors, _ = make(num_vectors=50)
-    folder = tmp_path / "index"
-    saved(folder, "flat", vectors)
-    content = bytearray((folder / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / name).write_bytes(bytes(content))
-    monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("faiss was given a damaged file"))
-    with pytest.raises(InputError, match=f"{name}: content has changed"):
-        saved(folder, "flat", vectors)
+    def taken_late(lock: RunLock, processes: list[ProcessName]) -> str | None:
+        if (tmp_path / "other").exists():
+            (tmp_path / "other").rename(tmp_path / "index")
+            return "process 7"
+        return take(lock, processes)
 
-
-@pytest.mark.parametrize("kind", list(SMALL))
-def test_a_changed_header_with_a_new_manifest_is_refused_or_finds_the_same(kind: str, tmp_path: Path) -> None:
-    """Of a graph also bytes of its levels, links and storage: those may change what is found, but never
-    crash."""
-    _, vectors, queries = make(num_vectors=60, dimension=4)
-    folder = tmp_path / "index"
-    expected = saved(folder, kind, vectors).search(queries[:, :4], 5)[1]
-    whole, metadata = (folder / "index.faiss").read_bytes(), read_manifest(folder)["metadata"]
-    header = 45  # then the vectors come, or what differs between kinds
-    places = [*range(header), *range(header, len(whole), len(whole) // 25)]
-    accepted = 0
-    for place in places:
-        for bit in (1, 128) if place < header else (64,):
-            (folder / "index.faiss").write_bytes(
-                whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :]
-            )
-            (folder / "manifest.json").unlink()
-            write_manifest(folder, metadata)
-            try:
-                found = saved(folder, kind, vectors).search(queries[:, :4], 5)[1]
-            except InputError:
-                continue
-            accepted += 1
-            assert found == expected or place >= header, (
-                f"byte {place} of the header is accepted and changes what is found"
-            )
-    assert accepted < len(places)
+    monkeypatch.setattr(RunLock, "_take", taken_late)
+    choice = IndexChoice.of("ivf", CHOICES["ivf"], key="")
+    store = IndexStore(choice, folder=tmp_path / "index", source={"model_fingerprint": "abc"})
+    found = store.load_or_build(lambda: pytest.fail("the corpus was read"))
+    assert "another run is writing here: process 7; waiting for it" in caplog.text
+    assert found.num_passages == 1500
+    assert not (tmp_path / "index.lock").exists()
 
 
-@pytest.mark.parametrize("kind", [*SMALL, "exact"])
-def test_products_that_overflow_are_refused_by_every_index(kind: str) -> None:
-    vectors = np.full((3, 2), 1e25, dtype=np.float32)
-    choice = SMALL.get(kind, IndexChoice("exact", ExactSettings()))
-    with pytest.raises(InputError, match="too large for float32"):
-        IndexStore(choice).load_or_build(lambda: sources_of(["a", "b", "c"], vectors, 1)).search(
-            vectors[:1], 2
-        )
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_any_string_is_built_saved_and_opened_and_finds_the_same_whoever_else_asks(
+    factory: str, tmp_path: Path
+) -> None:
+    ids, vectors, queries = make()
+    store = IndexStore(IndexChoice.of("faiss", {"factory": factory}, key=""), folder=tmp_path / "index")
+    built = store.load_or_build(lambda: sources(ids, vectors), questions=lambda: queries)
+    scores, found = built.search(queries, 20)
+    opened = store.load_or_build(None)
+    again = opened.search(queries, 20)
+    assert again[1] == found and again[0].tobytes() == scores.tobytes()
+    assert [opened.search(query[None], 20)[1][0] for query in queries] == found
+    assert opened.recall == built.recall and built.recall is not None
+    assert opened.recall_in_words().endswith("measured at build")
 
 
-def test_an_index_of_other_vectors_or_another_kind_is_refused(tmp_path: Path) -> None:
-    _, vectors, _ = make(num_vectors=50)
-    folder = tmp_path / "index"
-    saved(folder, "flat", vectors)
-    with pytest.raises(InputError, match=r"model_fingerprint 'abc'.*expected 'other'"):
-        IndexStore(SMALL["flat"], folder=folder, source={"model_fingerprint": "other"}).load_or_build(None)
-    with pytest.raises(InputError, match="indexer=flat"):
-        IndexStore(SMALL["hnsw"], folder=folder).load_or_build(None)
-    (folder / "manifest.json").unlink()
-    with pytest.raises(InputError, match=r"manifest\.json"):
-        IndexStore(SMALL["flat"], folder=folder).load_or_build(None)
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("", "indexer.factory is not set"),
+        ("nonsense", "indexer.factory=nonsense, for vectors of 24 numbers: faiss says "),
+        ("IVF4096,Flat", "indexer.factory=IVF4096,Flat cannot be learned from 1,500 vectors: "),
+    ],
+)
+def test_what_faiss_cannot_make_is_one_sentence(factory: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        index("faiss", factory=factory)
+    assert message in str(error.value)
 
 
-def test_bad_vectors_and_settings_are_refused() -> None:
-    ids, vectors, queries = make(num_vectors=20)
-    with pytest.raises(InputError, match="query vectors"):
-        build("flat", ids, vectors).search(queries[:, :5], 3)
-    vectors[3, 3] = np.nan
-    for kind in SMALL:
-        with pytest.raises(InputError, match="'p3'"):
-            build(kind, ids, vectors)
+def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="ivfx"):
         index_class("ivfx")
     with pytest.raises(ConfigError, match=r"indexer\.ef_search=0 is out of range"):
         IndexChoice.of("hnsw", {"ef_search": 0}, key="indexer.")
     with pytest.raises(ConfigError, match="store_n=1: a graph of one link"):  # faiss would end the process
         IndexChoice.of("hnsw32", {"store_n": 1}, key="indexer.")
-    with pytest.raises(InputError, match="no vectors"):
-        IndexStore(SMALL["flat"]).load_or_build(list)

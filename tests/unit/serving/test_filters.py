@@ -21,7 +21,6 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.filtered import among
 from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.retrieval.fields import PassageFields
@@ -43,7 +42,7 @@ def test_a_part_is_searched_as_the_whole_with_the_rest_left_out(share: int) -> N
         (Bm25Index.build(Texts(IDS, words)), ["ka no", "vi"]),
     ):
         whole = to_rankings(index.search(asked, len(IDS)))
-        part = to_rankings(among(index, encode_ids(chosen)).search(asked, 6))
+        part = to_rankings(index.among(encode_ids(chosen)).search(asked, 6))
         assert part == [[hit for hit in ranking if hit[0] in chosen][:6] for ranking in whole]
         assert to_rankings(index.search(asked, len(IDS))) == whole, "the index itself is as before"
 
