@@ -45,12 +45,9 @@ def measure(folder: Path, system: str) -> dict[str, float]:
     lexical, dense = ([run.get(question, []) for question in asked] for run in runs)
     judged = [qrels[question] for question in asked]
     values = {"bm25": ndcg(lexical, judged), "dense": ndcg(dense, judged)}
-    for normalisation in ("minmax", "zscore"):
-        for weight in WEIGHTS:
-            fused = fusion.fuse_linear(
-                dense, lexical, weight=float(weight), k=10, normalisation=normalisation
-            )
-            values[f"{normalisation} {weight:.2f}"] = ndcg(fused, judged)
+    for weight in WEIGHTS:
+        fused = fusion.fuse_linear(dense, lexical, weight=float(weight), k=10)
+        values[f"minmax {weight:.2f}"] = ndcg(fused, judged)
     for constant in CONSTANTS:
         fusion.RRF_CONSTANT = constant
         both = [fusion.fuse_reciprocal_ranks(pair, k=10) for pair in zip(dense, lexical, strict=True)]

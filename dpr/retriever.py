@@ -17,14 +17,12 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
-from dpr.indexer.ranking import Ranking, encode_ids, is_among
-from dpr.jobs.search import StoredCorpus, search_settings
-from dpr.jobs.search_building import MemoryCorpus, Passages, add_to, build_in
+from dpr.indexer.ranking import encode_ids, is_among
+from dpr.jobs.search import MemoryCorpus, Passages, Side, StoredCorpus, add_to, build_in, search_settings
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.fields import PassageFields
 from dpr.retrieval.hits import Hit, Hits, Place
-from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRetriever
-from dpr.retrieval.retrievers import Retriever as Side
+from dpr.retrieval.passages import PassageFields
+from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
 
 
 class Retriever:
@@ -50,7 +48,7 @@ class Retriever:
 
     def _forget(self) -> None:
         self._lock = threading.RLock()
-        self._sides: dict[str, Side] = {}
+        self._sides: dict[str, Side | HybridRetriever] = {}
         self._fields: dict[tuple[tuple[str, str], ...], PassageFields] = {}
 
     @classmethod
@@ -196,50 +194,44 @@ class Retriever:
         Raises:
             ConfigError, InputError: a mode or field that there is not, files that have changed.
         """
-        questions = (
-            [question] if isinstance(question, str) or not isinstance(question, Iterable) else list(question)
-        )
-        for item in questions:
-            if not isinstance(item, str):
-                raise ConfigError(
-                    f"search() got {type(item).__name__} for a question; give a text or a list of texts"
-                )
+        is_list = isinstance(question, Iterable) and not isinstance(question, str)
+        questions = list(question) if is_list else [question]
+        if not all(isinstance(item, str) for item in questions):
+            raise ConfigError(
+                f"search() got {question!r:.100} for a question; give a text or a list of texts"
+            )
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
-        side: Side | None = self.side(mode or self.mode)
+        side: Side | HybridRetriever | None = self.side(mode or self.mode)
         if weight is not None:
-            if (
-                not isinstance(side, HybridRetriever)
-                or not isinstance(weight, int | float)
-                or not 0 <= weight <= 1
-            ):
+            is_share = isinstance(weight, int | float) and 0 <= weight <= 1
+            if not isinstance(side, HybridRetriever) or not is_share:
                 raise ConfigError(
                     f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
                     " mode='hybrid'"
                 )
-            side = HybridRetriever(
-                side.dense, side.lexical, replace(side.fusion, method="linear", weight=weight)
-            )
+            fusion = replace(side.fusion, method="linear", weight=weight)
+            side = HybridRetriever(side.dense, side.lexical, fusion)
         if where is not None or ids is not None:
             chosen = self.chosen(where, ids)
             side = self.among(side, chosen) if side and len(chosen) else None
-        hits = iter(
-            self._ranked(side, [self.corpus.asked(item) for item in questions if item.strip()], k, texts)
-        )
-        answers = [Hits(item, next(hits) if item.strip() else ()) for item in questions]
+        asked = [self.corpus.asked(item) for item in questions if item.strip()]
+        found = iter(self._ranked(side, asked, k, texts) if side and asked else [[] for _ in asked])
+        answers = [Hits(item, next(found) if item.strip() else ()) for item in questions]
         return answers[0] if isinstance(question, str) else answers
 
-    def side(self, mode: str) -> Side:
+    def side(self, mode: str) -> Side | HybridRetriever:
         """What searches by ``mode``, opened when it is first asked."""
         with self._lock:
             if self._checked_mode(mode) not in self._sides:
-                made = self.corpus.side(mode) if mode != "hybrid" else None
-                self._sides[mode] = made or HybridRetriever(
-                    self.side("dense"), self.side("bm25"), self.corpus.fusion
-                )
+                if mode == "hybrid":
+                    fusion = self.corpus.fusion
+                    self._sides[mode] = HybridRetriever(self.side("dense"), self.side("bm25"), fusion)
+                else:
+                    self._sides[mode] = self.corpus.side(mode)
             return self._sides[mode]
 
-    def among(self, side: Side, ids: np.ndarray) -> Side:
+    def among(self, side: Any, ids: np.ndarray) -> Side | HybridRetriever:
         """A side over the passages with these ids (n,), ascending and distinct, which takes every product."""
         if isinstance(side, HybridRetriever):
             return HybridRetriever(self.among(side.dense, ids), self.among(side.lexical, ids), side.fusion)
@@ -249,9 +241,7 @@ class Retriever:
                 "there is an index but not the vectors, which a filter needs; search without where and ids,"
                 " or add vectors="
             )
-        if isinstance(side, LexicalRetriever):
-            return LexicalRetriever(index.among(ids))
-        narrowed: Any = copy.copy(side)
+        narrowed: Side = copy.copy(side)
         narrowed.index = index.among(ids)
         return narrowed
 
@@ -260,9 +250,8 @@ class Retriever:
         return self.corpus.get(ids)
 
     def __len__(self) -> int:
-        side = self.side(self.mode)
-        side = side.dense if isinstance(side, HybridRetriever) else side
-        return side.index.num_passages if isinstance(side, DenseRetriever | LexicalRetriever) else 0
+        side: Any = self.side(self.mode)
+        return int((side.dense if isinstance(side, HybridRetriever) else side).index.num_passages)
 
     def __repr__(self) -> str:
         return f"Retriever({len(self):,} passages, {' or '.join(self.modes)}, by default {self.mode})"
@@ -272,13 +261,10 @@ class Retriever:
             return mode
         if mode not in ("dense", "bm25", "hybrid"):
             raise ConfigError(f"mode={mode!r} is not known; choose dense, bm25 or hybrid")
-        needed = (
-            "a model and its vectors of the passages, which dpr embed makes; name them with model= and"
-            " vectors= (--model, --vectors)"
-        )
+        other = self.modes[0]
         raise ConfigError(
-            f"mode={mode} needs {needed}, or search by words with mode={self.modes[0]} (--mode"
-            f" {self.modes[0]})"
+            f"mode={mode} needs a model and its vectors of the passages, which dpr embed makes; name them with"
+            f" model= and vectors= (--model, --vectors), or search by words with mode={other} (--mode {other})"
         )
 
     def chosen(
@@ -312,56 +298,42 @@ class Retriever:
         matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
 
-    def _ranked(self, side: Side | None, asked: list[str], k: int, texts: bool) -> list[list[Hit]]:
-        if side is None or not asked:
-            return [[] for _ in asked]
+    def _ranked(self, side: Side | HybridRetriever, asked: list[str], k: int, texts: bool) -> list[list[Hit]]:
         start = time.perf_counter()
-        sides: dict[str, list[Ranking]]
         if isinstance(side, HybridRetriever):
-            sides = dict(zip(("dense", "bm25"), side.retrieve_sides(asked, k), strict=True))
-            rankings = side.fusion.fuse(sides["dense"], sides["bm25"], k)
+            dense, lexical = side.retrieve_sides(asked, k)
+            sides = {"dense": dense, "bm25": lexical}
+            rankings = side.fusion.fuse(dense, lexical, k)
         else:
             rankings = side.retrieve(asked, k)
             sides = {"dense" if isinstance(side, DenseRetriever) else "bm25": rankings}
         ranked = time.perf_counter()
-        dense = side.dense if isinstance(side, HybridRetriever) else side
-        spent = dict(dense.seconds) if isinstance(dense, DenseRetriever) else {}
         passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
+
+        file = self.corpus.files[0] if len(self.corpus.files) == 1 else None
         answers = []
         for row, ranking in enumerate(rankings):
-            places = {
-                name: {key: Place(rank, score) for rank, (key, score) in enumerate(of[row], 1)}
-                for name, of in sides.items()
-            }
-            listed = [
-                (rank, score, passages.get(key) or Passage("", "", key))
-                for rank, (key, score) in enumerate(ranking, 1)
-            ]
-            answers.append(
-                [
-                    Hit(*hit, {name: at.get(str(hit[2].id)) for name, at in places.items()}, self.file)
-                    for hit in listed
-                ]
-            )
-        for name, seconds in {
-            **spent,
-            "search": ranked - start - sum(spent.values()),
-            "texts": time.perf_counter() - ranked,
-        }.items():
-            self.seconds[name] += seconds
-        if isinstance(dense, DenseRetriever):
-            dense.seconds.clear()
-        return answers
+            places: dict[str, dict[str, Place]] = {}
+            for name, lists in sides.items():
+                places[name] = {key: Place(rank, score) for rank, (key, score) in enumerate(lists[row], 1)}
+            hits = []
+            for rank, (key, score) in enumerate(ranking, 1):
+                passage = passages.get(key) or Passage("", "", key)
+                hits.append(
+                    Hit(rank, score, passage, {name: at.get(key) for name, at in places.items()}, file)
+                )
+            answers.append(hits)
 
-    @property
-    def file(self) -> Path | None:
-        """The corpus, where it is one file."""
-        files = (
-            [source.file for source in self.corpus.settings.passages]
-            if isinstance(self.corpus, StoredCorpus)
-            else []
-        )
-        return files[0] if len(files) == 1 else None
+        inner: Any = side.dense if isinstance(side, HybridRetriever) else side
+        spent = 0.0
+        if isinstance(inner, DenseRetriever):
+            for name, seconds in inner.seconds.items():
+                self.seconds[name] += seconds
+                spent += seconds
+            inner.seconds.clear()
+        self.seconds["search"] += ranked - start - spent
+        self.seconds["texts"] += time.perf_counter() - ranked
+        return answers
 
 
 def chosen_ids(ids: Iterable[str]) -> np.ndarray:

@@ -90,7 +90,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
         model.tensorizer,
         chunk_size=config.chunk_size,
         first_row=rows.start,
-        cache_dir=None if config.token_store == "auto" else config.token_store,
+        cache_dir="off",
     )
     num_chunks = corpus.num_chunks
     metadata = shard_metadata(model, source, config, rows)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpr.core.compute_settings import ClusterSettings, CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, require_set, setting, store_name
+from dpr.core.settings import Settings, require_set, setting
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 
 
@@ -82,10 +82,6 @@ class EmbedConfig(ForwardSettings, CudaSettings):
     chunk_size: int = setting(8192, unit="passages", least=1)
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per
     rank."""
-    token_store: str = setting("off", path="folder")
-    """auto keeps the corpus's tokens in the cache folder ($DPR_CACHE), a path keeps them there: the next
-    embedding of the same corpus with the same tokenizer, length and chunk_size reads them instead of
-    tokenising. Some 2 bytes a token; off keeps nothing."""
     out_dtype: str = setting("float32", choices=("float32", "float16", "int8", "binary"))
     """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md
     says what each loses."""
@@ -101,7 +97,6 @@ class EmbedConfig(ForwardSettings, CudaSettings):
         require_set(
             self, {"model_file": "runs/first", "ctx_src": "corpus.tsv", "out_file": "runs/first/vectors"}
         )
-        self.token_store = store_name("token_store", self.token_store)
         if self.attention == "varlen" and self.precision == "fp32":
             raise ConfigError(
                 "attention=varlen needs precision=bf16 or fp16, its kernel has no other; or leave it out"

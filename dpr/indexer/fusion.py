@@ -1,19 +1,15 @@
 """Two rankings of the same corpus made into one: a weighted sum of scores, or reciprocal ranks.
 
 Scores of a dense model and of BM25 have different scales, which also differ from question to question, so a
-weighted sum needs them normalised per question, over the passages each side listed:
-
-* ``minmax`` (default): the best passage of a list gets 1, its last 0. A passage that a side did not list gets
-  0 there: the side ranked it no higher than its last. Lists in which all scores are equal get 1.
-* ``zscore``: mean 0, standard deviation 1; a passage that a side did not list gets what the side's last one
-  has. Equal scores get 0.
+weighted sum takes them normalised per question, over the passages each side listed: the best passage of a list
+gets 1, its last 0. A passage that a side did not list gets 0 there: the side ranked it no higher than its last.
+Lists in which all scores are equal get 1.
 
 Reciprocal-rank fusion looks at ranks alone: the sum of 1 / (60 + rank), over the lists a passage is in.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,19 +31,15 @@ class FusedLists:
         list) is the c-th of them.
     """
 
-    def __init__(
-        self, first: Sequence[Ranking], second: Sequence[Ranking], *, normalisation: str = "minmax"
-    ) -> None:
-        normalised = [[_normalised(ranking, normalisation) for ranking in side] for side in (first, second)]
-        self.ids = [
-            sorted(ours.keys() | theirs.keys()) for (ours, _), (theirs, _) in zip(*normalised, strict=True)
-        ]
+    def __init__(self, first: Sequence[Ranking], second: Sequence[Ranking]) -> None:
+        normalised = [[_normalised(ranking) for ranking in side] for side in (first, second)]
+        self.ids = [sorted(ours.keys() | theirs.keys()) for ours, theirs in zip(*normalised, strict=True)]
         shape = 2, len(self.ids), max(map(len, self.ids), default=0)
         self._is_listed, self._sides = np.zeros(shape, dtype=bool), np.zeros(shape)
         for row, ids in enumerate(self.ids):
-            for side, (scores, rest) in enumerate((normalised[0][row], normalised[1][row])):
+            for side, scores in enumerate((normalised[0][row], normalised[1][row])):
                 self._is_listed[side, row, : len(ids)] = [passage in scores for passage in ids]
-                self._sides[side, row, : len(ids)] = [scores.get(passage, rest) for passage in ids]
+                self._sides[side, row, : len(ids)] = [scores.get(passage, 0.0) for passage in ids]
 
     def rankings(self, weight: float, k: int) -> list[Ranking]:
         """The ``k`` best of each question by ``weight`` times the first side plus ``1 - weight`` times the
@@ -78,15 +70,12 @@ def fuse_linear(
     *,
     weight: float,
     k: int,
-    normalisation: str = "minmax",
 ) -> list[Ranking]:
     """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 -
     weight`` times the second's."""
     fused: list[Ranking] = []
     for start in range(0, len(first), _AT_ONCE):
-        lists = FusedLists(
-            first[start : start + _AT_ONCE], second[start : start + _AT_ONCE], normalisation=normalisation
-        )
+        lists = FusedLists(first[start : start + _AT_ONCE], second[start : start + _AT_ONCE])
         fused += lists.rankings(weight, k)
     return fused
 
@@ -100,17 +89,8 @@ def fuse_reciprocal_ranks(rankings: Sequence[Ranking], *, k: int) -> Ranking:
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
 
 
-def _normalised(ranking: Ranking, how: str) -> tuple[dict[str, float], float]:
-    """Scores by passage, and what a passage that is not listed gets."""
-    if not ranking:
-        return {}, 0.0
+def _normalised(ranking: Ranking) -> dict[str, float]:
+    """Scores by passage, 0 to 1."""
     values = [score for _, score in ranking]
-    if how == "minmax":
-        low, high = min(values), max(values)
-        return {
-            passage: (score - low) / (high - low) if high > low else 1.0 for passage, score in ranking
-        }, 0.0
-    mean = math.fsum(values) / len(values)
-    deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in values) / len(values))
-    scores = {passage: (score - mean) / deviation if deviation else 0.0 for passage, score in ranking}
-    return scores, min(scores.values())
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return {passage: (score - low) / (high - low) if high > low else 1.0 for passage, score in ranking}

@@ -17,7 +17,6 @@ from dpr.core.user_classes import load_class
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
 from dpr.indexer.settings import KINDS, require_known
 
-
 DEPTH = 100
 """Passages that are compared for each question where recall is measured."""
 AT = (10, DEPTH)

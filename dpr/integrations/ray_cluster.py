@@ -1,9 +1,8 @@
 """Work on the machines of a Ray cluster: a task is one call of a function there, and is done again elsewhere
 if its worker is lost.
 
-Functions, tasks and results are small: names and numbers. Whatever is large is read from and written to files
-that all machines share, so that nothing is kept in Ray's object store, a result does not depend on who made
-it, and what one worker finished helps the next.
+Corpora, models and vectors are read from files that all machines share; what a task makes is written there, or
+is small enough to be sent back. So a result does not depend on who made it.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from dpr.core.compute_settings import ClusterSettings
@@ -28,7 +28,13 @@ from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, St
 from dpr.core.lazy import require
 from dpr.core.logs import configure_logging, get_logger
 from dpr.core.machine import launched
+from dpr.core.progress import Progress
 from dpr.core.version import __version__
+from dpr.formats.vector_shards import VectorShard
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids
+from dpr.indexer.registry import Index
+from dpr.indexer.vectors import PrefixedSource, check_queries, common_dimension
 from dpr.storage.durable import writing
 from dpr.storage.leftovers import remove, remove_leftovers, temporary_beside
 
@@ -36,10 +42,8 @@ logger = get_logger(__name__)
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-_STORE_BYTES = 80_000_000  # the smallest that Ray accepts: nothing of ours goes there
-_ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-_LOOK_S, _SILENT_S = 10.0, 40.0  # without its head, Ray ends this process after 60
 _RETRIES = 10
+_STORE_BYTES = 200_000_000  # Ray would take a third of the memory
 _KEPT = "rerun the same command, which keeps what is finished"
 
 
@@ -48,7 +52,7 @@ class _Home:
     """What a worker must have in common with the process that gives it work."""
 
     folder: str
-    mark: Path
+    mark: Path | None
     versions: tuple[str, str]
     threads: int
     has_gpu: bool
@@ -63,11 +67,10 @@ class _Home:
         """
         if not self.has_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is
-        host = os.uname().nodename if hasattr(os, "uname") else "a machine"
+        host = socket.gethostname()
         if self.versions != _versions():
-            found, expected = (
-                "dpr {} and torch {}".format(*versions) for versions in (_versions(), self.versions)
-            )
+            found = "dpr {} and torch {}".format(*_versions())
+            expected = "dpr {} and torch {}".format(*self.versions)
             raise ConfigError(
                 f"{host} of the cluster has {found}, this command {expected}; install the same on all its"
                 " machines"
@@ -75,11 +78,10 @@ class _Home:
         if not Path(self.folder).is_dir():
             hint = "start the command in a folder that all machines share"
             raise InputError(f"is not a folder on {host} of the cluster", file=self.folder, hint=hint)
-        if not self.mark.is_file():
+        if self.mark is not None and not self.mark.is_file():
             hint = "write to a folder that all machines share"
-            raise InputError(
-                f"is another folder, or none, on {host} of the cluster", file=self.mark.parent, hint=hint
-            )
+            found = f"is another folder, or none, on {host} of the cluster"
+            raise InputError(found, file=self.mark.parent, hint=hint)
         os.chdir(self.folder)
         configure_logging()
         torch.set_num_threads(self.threads)
@@ -91,7 +93,7 @@ def share_out(
     tasks: Sequence[Task],
     *,
     what: str,
-    folder: Path,
+    folder: Path | None,
     device: str | None = None,
 ) -> Iterator[tuple[Task, Result]]:
     """Calls ``function`` for each task on the cluster, and yields each with its result when it is done, in
@@ -103,17 +105,16 @@ def share_out(
     Args:
         function: defined at the top of a module, so that workers find it by its name.
         what: the name of the work, for Ray's messages.
-        folder: where the tasks write; every worker looks whether it is the same one for it.
+        folder: where the tasks write, if they do; every worker looks whether it is the same one for it.
         device: the setting: workers get no GPU where it is cpu.
 
     Raises:
         ConfigError: Ray is not installed or there is no such cluster, a device with a number, workers with
         other versions, torchrun.
         OutputError: nothing can be written to ``folder``.
-        StopRequested: SIGTERM or SIGHUP; what was started here has ended.
+        StopRequested: SIGTERM; what was started here has ended.
         DprError: what a task raised; the others are given up.
-        LostRankError: the workers of one task were lost again and again, the head has gone, or Ray did not
-        start.
+        LostRankError: the workers of one task were lost again and again.
     """
     if launched("WORLD_SIZE") > 1:
         raise ConfigError(
@@ -126,58 +127,30 @@ def share_out(
         )
     if not tasks:
         return
-    with _marked(folder) as mark, _connected(settings) as ray:
+    with nullcontext() if folder is None else _marked(folder) as mark, _connected(settings) as ray:
         gpus = _gpus(ray, settings, device)
         home = _Home(os.getcwd(), mark, _versions(), settings.cpus, gpus > 0)
-        room = {"num_cpus": settings.cpus, "num_gpus": gpus}
-        remote = ray.remote(max_retries=_RETRIES, scheduling_strategy="SPREAD", name=what, **room)(_do)
+        work = ray.put((home, function))
+        remote = ray.remote(
+            max_retries=_RETRIES,
+            scheduling_strategy="SPREAD",
+            name=what,
+            num_cpus=settings.cpus,
+            num_gpus=gpus,
+        )(_do)
         waiting = list(reversed(tasks))
         running: dict[Any, Task] = {}
-        head = Head(ray.get_runtime_context().gcs_address)
         while waiting or running:
             while waiting and len(running) < (settings.workers or len(tasks)):
                 task = waiting.pop()
-                running[remote.remote(home, function, task)] = task
-            done, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
-            head.look()
+                running[remote.remote(work, task)] = task
+            done, _ = ray.wait(list(running), num_returns=1)
             for reference in done:
                 yield running.pop(reference), _result(ray, reference)
 
 
-class Head:
-    """The process that a cluster cannot do without, at ``address``."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._looked = self._heard = time.monotonic()
-
-    def look(self) -> None:
-        """Asks now and then whether it is there.
-
-        Raises:
-            LostRankError: it has not been there for a while.
-        """
-        now = time.monotonic()
-        if now - self._looked < _LOOK_S:
-            return
-        self._looked = now
-        try:
-            _knock(self._address)
-            self._heard = now
-        except OSError as error:
-            if now - self._heard > _SILENT_S:
-                raise LostRankError(
-                    f"the cluster's head at {self._address} has gone ({error.strerror or error}); {_KEPT}"
-                ) from None
-
-
-def _knock(address: str) -> None:
-    """Raises OSError where nothing answers at host:port."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
-
-
-def _do(home: _Home, function: Callable[[Task], Result], task: Task) -> Result:
+def _do(work: tuple[_Home, Callable[[Task], Result]], task: Task) -> Result:
+    home, function = work
     home.enter()
     return function(task)
 
@@ -235,77 +208,120 @@ def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
     # likewise: it would look 20 times, 40 s each, for a cluster that has gone
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
     ray = require("ray", extra="ray", purpose="cluster=ray")
-    address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
-    cores = max(os.cpu_count() or 1, settings.workers * settings.cpus)
-    own = (
-        {"num_cpus": cores, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
-        if address == "local"
-        else {}
-    )
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    ended: list[signal.Signals] = []
+    before = signal.getsignal(signal.SIGTERM)
 
     def end(number: int, frame: object) -> None:
-        ended.append(signal.Signals(number))
         sys.exit(128 + number)
 
     try:
-        with _signals_noted() as noted:
-            _start_or_join(ray, address, own)
-        for number in _ENDING:
-            if before[number] != signal.SIG_IGN:  # as nohup leaves it
-                signal.signal(number, end)
-        if signal.SIGTERM in noted:
-            end(signal.SIGTERM, None)
+        _start_or_join(ray, settings)
+        signal.signal(signal.SIGTERM, end)
         yield ray
     except SystemExit:  # whose code Ray changes
-        number = ended[0] if ended else signal.SIGTERM
-        raise StopRequested(f"by {number.name}; {_KEPT}", exit_code=128 + number) from None
+        raise StopRequested(f"by SIGTERM; {_KEPT}", exit_code=128 + signal.SIGTERM) from None
     finally:
         ray.shutdown()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def _signals_noted() -> Iterator[list[int]]:
-    """A list that, after the block, holds the signals that came, whatever their handlers did: one of Ray's
-    may raise where nobody hears."""
-    noted: list[int] = []
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer)
+def _start_or_join(ray: ModuleType, settings: ClusterSettings) -> None:
+    """Connects to the cluster; without an address it is started on this machine."""
+    address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
     try:
-        yield noted
-    finally:
-        signal.set_wakeup_fd(before)
-        with suppress(BlockingIOError):
-            noted += os.read(reader, 512)
-        os.close(reader)
-        os.close(writer)
-
-
-def _start_or_join(ray: ModuleType, address: str, own: Mapping[str, Any]) -> None:
-    """Connects to the cluster, which is started on this machine if ``own`` has settings for it."""
-    hint = "give the head's host:port as cluster.address, or leave it out for a cluster of this machine"
-    if ":" in address:
-        try:
-            _knock(address)  # Ray would go on trying
-        except (OSError, OverflowError, ValueError) as error:
-            raise ConfigError(
-                f"no Ray cluster at {address} ({getattr(error, 'strerror', None) or error}); {hint}"
-            ) from error
-        hint += "; a cluster with tokens needs RAY_AUTH_MODE=token"
-    try:
-        ray.init(address=address, logging_level=logging.ERROR, **own)
+        if address == "local":
+            cores = max(os.cpu_count() or 1, settings.workers * settings.cpus)
+            ray.init(
+                address=address,
+                num_cpus=cores,
+                object_store_memory=_STORE_BYTES,
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+            )
+            return
+        if ":" in address:  # Ray would go on trying
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        ray.init(address=address, logging_level=logging.ERROR)
     except Exception as error:  # of many classes, among them Exception itself
         reason = " ".join(str(error).split())[:300]
-        if own:
-            raise LostRankError(
-                f"Ray could not be started on this machine ({reason}); rerun the same command"
-            ) from error
-        if "ersion mismatch" in reason:
-            hint = "install the same Python and Ray on all its machines"
-            raise ConfigError(f"the cluster at {address} cannot be used ({reason}); {hint}") from error
-        raise ConfigError(f"no Ray cluster at {address} ({reason}); {hint}") from error
+        raise ConfigError(
+            f"no Ray cluster at {address} ({reason}); give the head's host:port as cluster.address, or leave it"
+            " out for a cluster of this machine. All machines need the same Python and Ray, a cluster with"
+            " tokens RAY_AUTH_MODE=token"
+        ) from error
+
+
+class ClusterIndex(Index):
+    """Shards of vectors, each searched exactly by a worker of a cluster. Scores do not depend on what stands
+    beside a vector, so the result is that of one process, bit for bit."""
+
+    is_saved = False  # it is the vectors themselves
+
+    def __init__(self, corpus: Sequence[Any], cluster: ClusterSettings, device: str | None = None) -> None:
+        """``corpus``: shards on disk, with the prefix of their ids or without.
+
+        Raises:
+            InputError: vectors that are no shards.
+        """
+        self._shards: list[tuple[Path, str]] = []
+        for source in corpus:
+            shard = source.source if isinstance(source, PrefixedSource) else source
+            prefix = source.prefix if isinstance(source, PrefixedSource) else ""
+            if not isinstance(shard, VectorShard):
+                file = getattr(shard, "path", None)
+                hint = "search them without cluster=ray"
+                raise InputError("are no vectors of dpr embed", file=file, hint=hint)
+            if shard.num_vectors:
+                self._shards.append((shard.path, prefix))
+        self._num_passages = sum(source.num_vectors for source in corpus)
+        self._dimension = common_dimension(corpus)
+        self._cluster, self._device = cluster, device
+
+    @classmethod
+    def build(cls, corpus: Any, settings: Any, *, device: torch.device | str = "cpu") -> ClusterIndex:
+        return cls(corpus, settings)
+
+    @property
+    def num_passages(self) -> int:
+        return self._num_passages
+
+    def search(self, questions: Any, k: int) -> SearchResult:
+        queries = check_queries(questions, self._dimension)
+        best = RunningTopK(len(queries), min(k, max(self.num_passages, 1)))
+        if not len(queries):
+            return best.result()
+        progress = Progress("searching", len(self._shards), unit="shards")
+        for _, found in share_out(
+            self._cluster,
+            partial(search_shard, queries, best.k),
+            self._shards,
+            what="searching",
+            folder=None,
+            device=self._device,
+        ):
+            best.add(*found)
+            progress.advance(1, 0)
+        progress.close()
+        return best.result()
+
+
+def search_shard(
+    queries: np.ndarray, k: int, shard: tuple[Path, str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a shard, a path and the prefix of its ids, has for the queries: question, score and id of each hit.
+
+    Raises:
+        InputError: the shard is damaged, or a score overflows.
+    """
+    path, prefix = shard
+    vectors = VectorShard(path)  # verified here
+    source = PrefixedSource(vectors, prefix) if prefix else vectors
+    index = ExactIndex([source], device="cuda" if torch.cuda.is_available() else "cpu")
+    scores, ids = index.search(queries, k)
+    counts = np.array([len(listed) for listed in ids])
+    rows = np.repeat(np.arange(len(ids)), counts)
+    return (
+        rows,
+        scores[np.arange(scores.shape[1]) < counts[:, None]],
+        encode_ids([key for listed in ids for key in listed]),
+    )

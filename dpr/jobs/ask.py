@@ -108,7 +108,7 @@ def format_hit(hit: Hit, *, question: str, width: int, is_bright: bool = False) 
     """Rank, score and title; the part of the text around the question's words, these ``is_bright`` ones;
     where the passage is from and why it was found. Control characters become spaces: a corpus must not drive
     a terminal."""
-    from dpr.retrieval.explaining import QuestionWords
+    from dpr.retrieval.hits import QuestionWords
 
     words = QuestionWords(question)
     title, text, name = _printable(hit.title), _printable(hit.text), _printable(hit.id)

@@ -73,8 +73,7 @@ def run(config: EvaluateConfig) -> float | None:
         if stored.model_file and config.model_file == config.run:
             config = replace(config, model_file=stored.model_file)
         if stored.hybrid == "linear" and stored.hybrid_weight is not None:
-            normalisation, depth = stored.hybrid_normalisation, stored.hybrid_depth
-            fusion = Fusion(weight=stored.hybrid_weight, normalisation=normalisation, depth=depth)
+            fusion = Fusion(weight=stored.hybrid_weight, depth=stored.hybrid_depth)
     if config.hybrid_weight is not None:
         fusion = Fusion(weight=config.hybrid_weight)
     model = None

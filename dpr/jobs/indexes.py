@@ -22,7 +22,7 @@ from dpr.indexer.registry import Index, IndexChoice, held_back
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import PrefixedSource, RowSource
-from dpr.integrations.ray_search import ClusterIndex, ClusterSearch
+from dpr.integrations.ray_cluster import ClusterIndex
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import lexical_texts
 from dpr.retrieval.retrievers import (
@@ -59,6 +59,25 @@ def build_retriever(
                 " itself"
             )
         return LexicalRetriever(open_text_index(choice, sources, config.bm25_index_path or config.index_path))
+    dense = open_dense(config, sources, form=form, device=device, questions=questions)
+    if config.hybrid == "none":
+        return dense
+    words = index_choice(replace(config.indexer, kind="bm25"))
+    lexical = LexicalRetriever(open_text_index(words, sources, config.bm25_index_path))
+    weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
+    return HybridRetriever(dense, lexical, Fusion(config.hybrid, weight, config.hybrid_depth))
+
+
+def open_dense(
+    config: RetrievalConfig,
+    sources: Sequence[PassageSource],
+    *,
+    form: QuestionForm | None = None,
+    device: torch.device | str = "cpu",
+    questions: Sequence[str] = (),
+) -> DenseRetriever:
+    """The model of the settings in front of an index of its vectors."""
+    choice = index_choice(config.indexer)
     if not config.model_file:
         raise ConfigError(
             f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first"
@@ -72,15 +91,7 @@ def build_retriever(
         return encode_questions(model, some, agreed, batch_size=config.batch_size)
 
     index = open_vector_index(config, choice, model, sources, device, questions=asked if some else None)
-    dense = DenseRetriever(model, index, form=form, batch_size=config.batch_size)
-    if config.hybrid == "none":
-        return dense
-    words = index_choice(replace(config.indexer, kind="bm25"))
-    lexical = LexicalRetriever(open_text_index(words, sources, config.bm25_index_path))
-    weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
-    return HybridRetriever(
-        dense, lexical, Fusion(config.hybrid, weight, config.hybrid_normalisation, config.hybrid_depth)
-    )
+    return DenseRetriever(model, index, form=form, batch_size=config.batch_size)
 
 
 def index_choice(config: IndexerConfig) -> IndexChoice:
@@ -116,8 +127,7 @@ def open_vector_index(
     corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
     require_corpora(corpora, sources, file=", ".join(patterns))
     if is_shared:  # workers verify the shards that they search
-        shared = ClusterSearch(cluster_folder(config), config.cluster, config.device_or_cpu)
-        return ClusterIndex.build(vectors, shared)
+        return ClusterIndex(vectors, config.cluster, config.device_or_cpu)
     folder = Path(config.index_path) if config.index_path else None
     if folder is not None and not choice.index_class.is_saved:
         raise ConfigError(f"index_path is not for indexer={choice.kind}, which saves nothing; leave it out")
@@ -136,12 +146,6 @@ def open_vector_index(
             expected=f"the {expected} of encoded_ctx_files",
         )
     return index
-
-
-def cluster_folder(config: RetrievalConfig) -> Path:
-    """Where the machines of a cluster exchange files: beside the first output, until the command is done."""
-    first = Path(config.out_file or config.trec_run_file or config.metrics_file or "")
-    return first.with_name(f"{first.name}.searching")
 
 
 def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:

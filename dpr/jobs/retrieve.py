@@ -20,7 +20,7 @@ from dpr.formats.question_sets import read_qrels, require_judged
 from dpr.formats.results import write_results, write_trec_run
 from dpr.indexer.fusion import FusedLists
 from dpr.indexer.ranking import Ranking
-from dpr.jobs.indexes import build_retriever, cluster_folder, index_choice
+from dpr.jobs.indexes import build_retriever, index_choice
 from dpr.jobs.sources import QuestionSet, resolve_passage_sources, resolve_question_set
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.passages import require_passages
@@ -33,7 +33,6 @@ from dpr.retrieval.retrievers import (
 )
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import QuestionSetConfig, RetrievalConfig
-from dpr.storage.durable import remove_folder
 from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
@@ -88,7 +87,6 @@ def run(config: RetrievalConfig) -> float | None:
                 dense,
                 lexical,
                 metric=config.tune_metric,
-                normalisation=fusion.normalisation,
                 passages=require_passages(sources, hits),
             )
             shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
@@ -141,8 +139,6 @@ def run(config: RetrievalConfig) -> float | None:
         run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
         write_trec_run(config.trec_run_file, run)
         logger.info("run written to %s", config.trec_run_file)
-    if config.cluster.kind != "none":  # not before: a killed run finds there what was searched
-        remove_folder(cluster_folder(config))
 
     metrics = judged.metrics
     if metrics:
@@ -159,7 +155,6 @@ def weight_values(
     lexical: Sequence[Ranking],
     *,
     metric: str,
-    normalisation: str,
     passages: Mapping[str, Passage],
 ) -> dict[float, float]:
     """``metric`` of the fused rankings for each weight of a linear hybrid, the same bits as by fusing and
@@ -175,7 +170,7 @@ def weight_values(
         raise ConfigError(
             f"tune_metric={metric} is not measured here; choose one of {', '.join(names) or 'none'}"
         )
-    lists = FusedLists(dense, lexical, normalisation=normalisation)
+    lists = FusedLists(dense, lexical)
     ids = [question.id for question in evaluator.questions]
     if evaluator.qrels is None or metric.startswith("answer_"):
         flags = evaluator.matched(lists.ids, passages)
@@ -281,7 +276,6 @@ def search_settings(
         bm25_index_path=config.bm25_index_path,
         hybrid=config.hybrid,
         hybrid_weight=weight,
-        hybrid_normalisation=config.hybrid_normalisation,
         hybrid_depth=config.hybrid_depth,
         form=form,
         # A folder by its absolute path, so that it is found from anywhere.

@@ -1,30 +1,57 @@
-"""A run folder, or files named one by one -> the sides of a search, each opened when it is first asked."""
+"""Corpora that can be searched: files that a run folder names, or passages from Python, in memory or written to
+a folder with their vectors and ``search.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.offline import no_downloads
-from dpr.core.records import Passage
+from dpr.core.paths import user_path
+from dpr.core.progress import Progress
+from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.core.settings import drop_unused
-from dpr.embedding.settings import CheckpointEncoderConfig
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
+from dpr.embedding.source import PassageSource
+from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
+from dpr.formats.corpora import durable_text, first_id, has_records, read_passages, read_records
+from dpr.formats.corpus_metadata import checked_field
+from dpr.formats.origins import field_of, origin_of, origin_record
+from dpr.formats.training_records import checked_text, title_in
 from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.registry import Index, index_class
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.ranking import encode_ids
+from dpr.indexer.registry import Index, Texts, index_class
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.jobs.indexes import build_retriever, index_choice, open_vector_index
+from dpr.indexer.vectors import ArraySource
+from dpr.jobs.indexes import index_choice, open_dense, open_text_index, open_vector_index
 from dpr.jobs.sources import resolve_passage_sources
-from dpr.retrieval.fields import PassageFields
-from dpr.retrieval.passages import PassageLookup
-from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, Retriever
+from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.passages import PassageFields, PassageLookup
+from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
+from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST
+from dpr.storage.leftovers import remove
+from dpr.storage.run_lock import held, lock_of
+from dpr.storage.strict_json import describe
+
+Side = DenseRetriever | LexicalRetriever
+Record = str | Mapping[str, Any] | Passage
+Passages = str | Path | Iterable[Record]
+_ENCODED_AT_ONCE = 1024
+_EXACT = {"kind": "exact"}
 
 
 def search_settings(
@@ -48,18 +75,15 @@ def search_settings(
         settings = SearchSettings.read(folder)
         settings = replace(settings, passages=[] if corpus else settings.passages).confined(folder)
     elif folder is not None:
-        here = [
-            str(path.parent) for path in sorted(folder.glob(f"*/{MANIFEST}")) if _holds_vectors(path.parent)
-        ]
-        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=here)
+        here = [path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))]
+        vectors_here = [str(path) for path in here if _holds_vectors(path)]
+        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=vectors_here)
     if corpus:
         settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
     if model:
         settings = replace(settings, model_file=model)
     if vectors:
-        settings = replace(
-            settings, encoded_ctx_files=list(vectors), index_path=None, indexer={"kind": "exact"}
-        )
+        settings = replace(settings, encoded_ctx_files=list(vectors), index_path=None, indexer=_EXACT)
     if indexer is not None and indexer != settings.indexer.get("kind"):
         settings = replace(settings, indexer={"kind": indexer}, index_path=None)
     if weight is not None:
@@ -81,50 +105,27 @@ def _holds_vectors(folder: Path) -> bool:
         return False
 
 
-def retrieval_config(settings: SearchSettings, *, pooling: str = "cls") -> RetrievalConfig:
-    """The settings of a search as ``dpr retrieve`` has them, checked; ``pooling`` as in
-    ``CheckpointEncoderConfig``, never from a file."""
-    known = [item.name for item in fields(IndexerConfig)]
-    if unknown := sorted(settings.indexer.keys() - set(known)):
-        raise ConfigError(f"{FILE}: indexer has no setting {unknown[0]}; it has {', '.join(known)}")
-    shared = {item.name for item in fields(SearchSettings)} & {item.name for item in fields(RetrievalConfig)}
-    values: dict[str, Any] = {name: getattr(settings, name) for name in shared} | {
-        "qa_dataset": "typed",
-        "encoder": CheckpointEncoderConfig(
-            **vars(settings.text), pretrained_model_cfg=settings.pretrained_model_cfg, pooling=pooling
-        ),
-        "ctx_datasets": [str(source.file) for source in settings.passages],
-        "indexer": IndexerConfig(**settings.indexer),
-    }
-    config = RetrievalConfig(**values)
-    drop_unused(config)  # of the retrieval that the file was written by, in another mode
-    config.check()
-    return config
-
-
 @dataclass
 class StoredCorpus:
-    """Passages, vectors and indexes on disk, as ``SearchSettings`` name them."""
+    """Passages, vectors and indexes on disk, as ``SearchSettings`` name them. ``pooling``: as in
+    ``CheckpointEncoderConfig``, never from a file."""
 
     settings: SearchSettings
     device: str | None = None
     pooling: str = "cls"
-    _exact: dict[str, Index] = field(default_factory=dict)
+    _exact: Index | None = None
 
     @property
     def mode(self) -> str:
         """How the folder, or what was named, says that it is searched; whether the files for it are there is
         another matter (``modes``)."""
-        stored, kind = self.settings, str(self.settings.indexer.get("kind"))
-        if index_class(kind).reads == "texts":
+        stored = self.settings
+        if self._reads_texts:
             return "bm25"
         if stored.hybrid != "none":
             return "hybrid"
-        return (
-            "dense"
-            if stored.model_file or stored.encoded_ctx_files or stored.index_path or kind != "exact"
-            else "bm25"
-        )
+        has_dense = stored.model_file or stored.encoded_ctx_files or stored.index_path
+        return "dense" if has_dense or stored.indexer["kind"] != "exact" else "bm25"
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -132,74 +133,72 @@ class StoredCorpus:
         return SEARCH_MODES if self._has_dense else ("bm25",)
 
     @property
+    def _reads_texts(self) -> bool:
+        return index_class(self.settings.indexer["kind"]).reads == "texts"
+
+    @property
     def _has_dense(self) -> bool:
-        return bool(
-            self.settings.model_file and (self.settings.encoded_ctx_files or self.settings.index_path)
-        )
+        stored = self.settings
+        return bool(stored.model_file and (stored.encoded_ctx_files or stored.index_path))
 
     @property
     def fusion(self) -> Fusion:
         """Of a hybrid; a linear one where the folder names none."""
         stored = self.settings
         weight = DEFAULT_WEIGHT if stored.hybrid_weight is None else stored.hybrid_weight
-        return Fusion(
-            "linear" if stored.hybrid == "none" else stored.hybrid,
-            weight,
-            stored.hybrid_normalisation,
-            stored.hybrid_depth,
-        )
+        return Fusion("linear" if stored.hybrid == "none" else stored.hybrid, weight, stored.hybrid_depth)
+
+    @property
+    def files(self) -> list[Path]:
+        return [source.file for source in self.settings.passages]
 
     @cached_property
     def passages(self) -> PassageLookup:
         """Their titles and texts."""
-        for source in self.settings.passages:
-            if not source.file.is_file():
-                raise InputError("cannot be read: No such file", file=source.file)
+        for file in self.files:
+            if not file.is_file():
+                raise InputError("cannot be read: No such file", file=file)
         return PassageLookup(self.settings.passages)
 
     def asked(self, question: str) -> str:
         """The question as retrievers get it."""
         return self.settings.form.asked(question)
 
-    def side(self, mode: str) -> Retriever:
+    def side(self, mode: str) -> Side:
         """Opens ``dense`` or ``bm25``."""
-        stored = replace(self.settings, hybrid="none", hybrid_weight=None)
-        reads_texts = index_class(str(stored.indexer.get("kind"))).reads == "texts"
-        if mode == "bm25" and not reads_texts:
-            stored = replace(
-                stored, indexer=stored.indexer | {"kind": "bm25", "options": {}}, index_path=None
-            )
-        elif mode == "dense" and reads_texts:
-            if not stored.encoded_ctx_files:
-                raise ConfigError(
-                    "a run of BM25 names an index of vectors, but not the vectors; search it with mode bm25"
-                )
-            stored = replace(stored, indexer=stored.indexer | {"kind": "exact"}, index_path=None)
-        if self._has_dense or reads_texts:  # the folder's own settings are checked whatever the mode is
-            retrieval_config(self.settings, pooling=self.pooling)
-        config = retrieval_config(stored, pooling=self.pooling)
+        stored, sources = self.settings, self.settings.passages
+        if self._has_dense or self._reads_texts:  # the folder's own settings are checked whatever the mode is
+            self._config(stored)
         with no_downloads():  # of models that search.json names
-            return build_retriever(
-                config, stored.passages, form=stored.form, device=resolve_device(self.device)
-            )
+            if mode == "bm25":
+                if self._reads_texts:
+                    choice, path = index_choice(_indexer(stored)), stored.bm25_index_path or stored.index_path
+                else:
+                    words = _indexer(replace(stored, indexer=stored.indexer | {"kind": "bm25"}))
+                    choice, path = index_choice(words), stored.bm25_index_path
+                return LexicalRetriever(open_text_index(choice, sources, path))
+            if self._reads_texts:
+                if not stored.encoded_ctx_files:
+                    raise ConfigError(
+                        "a run of BM25 names an index of vectors, but not the vectors; search it with mode bm25"
+                    )
+                stored = replace(stored, indexer=_EXACT, index_path=None)
+            config = self._config(replace(stored, hybrid="none", hybrid_weight=None))
+            return open_dense(config, sources, form=stored.form, device=resolve_device(self.device))
 
-    def filterable(self, side: Retriever) -> Index | None:
+    def filterable(self, side: Side) -> Index | None:
         """An index of a side that can search a part of the passages: its own, or else exact search of the
         vectors, if they are there."""
-        index = side.index if isinstance(side, DenseRetriever | LexicalRetriever) else None
-        if not isinstance(side, DenseRetriever) or side.index.can_filter:
-            return index
-        if not self.settings.encoded_ctx_files:
-            return None
-        if "exact" not in self._exact:  # opened when it is first needed
+        if side.index.can_filter or not isinstance(side, DenseRetriever):
+            return side.index
+        if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
             stored = replace(
-                self.settings, indexer={"kind": "exact"}, index_path=None, hybrid="none", hybrid_weight=None
+                self.settings, indexer=_EXACT, index_path=None, hybrid="none", hybrid_weight=None
             )
-            config, device = retrieval_config(stored, pooling=self.pooling), side.model.device
-            self._exact["exact"] = open_vector_index(
-                config, index_choice(config.indexer), side.model, stored.passages, device
-            )
-        return self._exact["exact"]
+            config, device = self._config(stored), side.model.device
+            choice = index_choice(config.indexer)
+            self._exact = open_vector_index(config, choice, side.model, stored.passages, device)
+        return self._exact
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out."""
@@ -208,3 +207,331 @@ class StoredCorpus:
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
         """What passages can be filtered by."""
         return PassageFields.read(self.settings.passages, kinds)
+
+    def _config(self, stored: SearchSettings) -> RetrievalConfig:
+        """The settings of a search as ``dpr retrieve`` has them, checked."""
+        config = RetrievalConfig(
+            qa_dataset="typed",
+            ctx_datasets=[str(source.file) for source in stored.passages],
+            encoded_ctx_files=stored.encoded_ctx_files,
+            model_file=stored.model_file,
+            dimensions=stored.dimensions,
+            index_path=stored.index_path,
+            bm25_index_path=stored.bm25_index_path,
+            hybrid=stored.hybrid,
+            hybrid_weight=stored.hybrid_weight,
+            hybrid_depth=stored.hybrid_depth,
+            encoder=CheckpointEncoderConfig(
+                **vars(stored.text), pretrained_model_cfg=stored.pretrained_model_cfg, pooling=self.pooling
+            ),
+            indexer=_indexer(stored),
+        )
+        drop_unused(config)  # of the retrieval that the file was written by, in another mode
+        config.check()
+        return config
+
+
+def _indexer(stored: SearchSettings) -> IndexerConfig:
+    """Settings of the index; those that there are no more have no effect."""
+    known = {item.name for item in fields(IndexerConfig)}
+    return IndexerConfig(**{name: value for name, value in stored.indexer.items() if name in known})
+
+
+@dataclass
+class MemoryCorpus:
+    """Passages and their vectors in memory; searched exactly."""
+
+    model: BiEncoder | None
+    passages: dict[str, Passage] = field(default_factory=dict)
+    _records: list[Mapping[str, Any]] = field(default_factory=list)
+    _vectors: list[ArraySource] = field(default_factory=list)
+    fusion: Fusion = field(default_factory=Fusion)
+    files: Sequence[Path] = ()
+
+    @property
+    def mode(self) -> str:
+        return "bm25" if self.model is None else "dense"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return ("bm25",) if self.model is None else SEARCH_MODES
+
+    def asked(self, question: str) -> str:
+        return question
+
+    def add(self, passages: Passages) -> None:
+        """Embeds them; all or none are added."""
+        made = list(records_of(passages, known=len(self.passages)))
+        if not made:
+            raise InputError("there are no passages")
+        if again := next((passage.id for passage, _ in made if passage.id in self.passages), None):
+            raise InputError(f"the id {again!r} is in the corpus already", expected="new ids")
+        if self.model is not None:
+            texts = [passage for passage, _ in made]
+            vectors = []
+            progress = Progress("embedding", len(texts), quiet=len(texts) <= _ENCODED_AT_ONCE)
+            for start in range(0, len(texts), _ENCODED_AT_ONCE):
+                vectors.append(self.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE]))
+                progress.advance(len(vectors[-1]), 0)
+            progress.close()
+            ids = encode_ids([str(passage.id) for passage in texts])
+            self._vectors.append(ArraySource(ids, np.concatenate(vectors)))
+        self.passages |= {str(passage.id): passage for passage, _ in made}
+        self._records += [record for _, record in made]
+
+    def side(self, mode: str) -> Side:
+        if mode == "bm25":
+            texts = (f"{passage.title} {passage.text}" for passage in self.passages.values())
+            return LexicalRetriever(Bm25Index.build(Texts(list(self.passages), texts)))
+        assert self.model is not None
+        return DenseRetriever(self.model, ExactIndex(self._vectors, device=self.model.device))
+
+    def filterable(self, side: Side) -> Index | None:
+        return side.index
+
+    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
+        return {key: self.passages[key] for key in ids if key in self.passages}
+
+    def fields(self, kinds: Mapping[str, str]) -> PassageFields:
+        rows = []
+        for number, record in enumerate(self._records):
+            try:
+                rows.append(
+                    tuple(checked_field(name, kind, field_of(record, name)) for name, kind in kinds.items())
+                )
+            except ValueError as error:
+                raise InputError(f"passage {number}: {error}") from None
+        return PassageFields.of(encode_ids(list(self.passages)), kinds, rows)
+
+
+def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage, Mapping[str, Any]]]:
+    """Passages with the record that each was made of; one without an id gets its number, counted from
+    ``known``.
+
+    Raises:
+        InputError: which one cannot be used, and why; an id occurs twice.
+    """
+    seen: set[str] = set()
+    for index, (where, record) in enumerate(_given(passages)):
+        try:
+            passage = _passage(record, str(known + index))
+        except ValueError as error:
+            raise InputError(f"{where}: {error}") from None
+        if passage.id in seen:
+            raise InputError(f"{where}: the id {passage.id!r} occurs twice", expected="unique ids")
+        seen.add(str(passage.id))
+        yield passage, record if isinstance(record, Mapping) else {}
+
+
+def _given(passages: Passages) -> Iterator[tuple[str, Record]]:
+    """What was given, each with the words for where it stands."""
+    if isinstance(passages, str | Path):
+        file = user_path(passages)
+        if not file.is_file():
+            raise InputError(
+                "there is no such file",
+                file=str(passages)[:200],
+                hint="passages are a file, or a list of texts or records",
+            )
+        if has_records(file):
+            yield from ((f"{file}:{line}", record) for line, record in read_records(file))
+        else:
+            numbered = enumerate(read_passages(file), 1)
+            yield from ((f"{file}, passage {number}", passage) for number, passage in numbered)
+    elif isinstance(passages, Mapping | Passage) or not isinstance(passages, Iterable):
+        raise InputError(
+            f"passages is {describe(passages)}",
+            expected="a file, or a list of texts, dictionaries with 'text', or Passage",
+        )
+    else:
+        yield from ((f"passage {index}", record) for index, record in enumerate(passages))
+
+
+def _passage(record: Record, number: str) -> Passage:
+    if isinstance(record, str):
+        made = Passage(checked_text({"text": record}, "text"), "", number)
+    elif isinstance(record, Passage):
+        made = record if record.id else replace(record, id=number)
+    elif isinstance(record, Mapping):
+        text = checked_text(record, require_name(record, PASSAGE_TEXTS, "text"))
+        made = Passage(
+            text, title_in(record), first_id(record, PASSAGE_IDS, number), origin=origin_of(record)
+        )
+    else:
+        raise ValueError(f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage")
+    if len(str(made.id).encode(errors="replace")) > MAX_ID_BYTES or "\0" in str(made.id):
+        raise ValueError(f"its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
+    return made
+
+
+def build_in(
+    folder: Path,
+    model: BiEncoder | str | Path | None,
+    passages: Passages,
+    *,
+    mode: str | None,
+    indexer: str,
+    device: str | None,
+) -> None:
+    """Writes what a search of these passages needs, and ``search.json`` last; what is there already is kept.
+
+    Raises:
+        ConfigError, InputError: the folder holds something else; a passage cannot be used.
+    """
+    mode = mode or ("bm25" if model is None else "dense")
+    if mode not in SEARCH_MODES or (model is None and mode != "bm25"):
+        raise ConfigError(
+            f"mode={mode!r} is for a model; give one, or leave mode out"
+            if mode in SEARCH_MODES
+            else f"mode={mode!r} is not known"
+        )
+    kind = index_class(indexer)
+    if kind.reads == "texts" or indexer not in KINDS:
+        raise ConfigError(
+            f"indexer={indexer!r} is not an index over vectors; choose of"
+            f" {', '.join(KINDS.keys() - {'bm25'})}"
+        )
+    source = _source(passages, folder / "corpus.jsonl")
+    if (folder / FILE).is_file() and [
+        item.file.resolve() for item in SearchSettings.read(folder).passages
+    ] != [source.file.resolve()]:
+        raise InputError(
+            "names other passages", file=folder / FILE, hint="open the folder, or choose another one"
+        )
+    index = {"kind": "bm25"} if mode == "bm25" else {"kind": indexer}
+    made = SearchSettings(
+        passages=[source],
+        bm25_index_path=str(folder / "bm25"),
+        hybrid="linear" if mode == "hybrid" else "none",
+        indexer=index,
+    )
+    if model is not None:
+        if isinstance(model, BiEncoder):
+            loaded, file = model, folder / "model"
+            _keep_model(model, file)
+        else:
+            loaded, file = BiEncoder.load(model, device=resolve_device(device)), Path(model)
+        embed_shard(loaded, source, EmbedConfig(out_file=str(folder / "vectors")))
+        path = str(folder / "index") if kind.is_saved and mode != "bm25" else None
+        vectors = [str(folder / "vectors_0")]
+        made = replace(made, model_file=str(file), encoded_ctx_files=vectors, index_path=path)
+    made.write(folder)
+
+
+def add_to(
+    folder: Path | None, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Any]
+) -> StoredCorpus:
+    """The corpus of a folder with more passages, which are stored there; ``sides`` are those that are
+    open."""
+    if folder is None or not (folder / FILE).is_file():
+        raise ConfigError(
+            "passages are added to a folder with a search.json, or to a retriever in memory; Retriever.build"
+            " makes both"
+        )
+    with held(folder / FILE, file=lock_of(folder / FILE)):
+        old = corpus.settings
+        if SearchSettings.read(folder).passages != old.passages:
+            found = "names other passages than when it was opened"
+            raise InputError(found, file=folder / FILE, hint="open the folder again, then add")
+        names = {source.file.stem for source in old.passages}
+        number = 1
+        while f"added{number}" in names:
+            number += 1
+        file = folder / f"added{number}.jsonl"
+        vectors = folder / f"added{number}-vectors"
+        words = folder / f"bm25-{number}"
+        index = folder / f"index-{number}"
+        checksum = file.with_name(f"{file.name}.sha256")
+        parts = [file, checksum, folder / f"{vectors.name}_0", words, index]
+        for path in parts:  # of one that was killed
+            remove(path)
+        known = sum(1 for source in old.passages for _ in source.read())
+        try:
+            source = replace(old.passages[0], file=file, name=file.stem)
+            _write(file, passages, known)
+            if again := sorted(corpus.get(str(passage.id) for passage in source.read())):
+                raise InputError(f"the id {again[0]!r} is in the corpus already", expected="new ids")
+            new = replace(
+                old,
+                passages=[*old.passages, source],
+                bm25_index_path=old.bm25_index_path and str(words),
+                index_path=old.index_path and str(index),
+            )
+            if "dense" in corpus.modes:
+                dense = sides.get("dense") or corpus.side("dense")
+                embed_shard(
+                    dense.model, source, EmbedConfig(out_file=str(vectors), dimensions=old.dimensions)
+                )
+                new = replace(new, encoded_ctx_files=[*old.encoded_ctx_files, f"{vectors}_0"])
+            opened = StoredCorpus(new, corpus.device, corpus.pooling)
+            opened.side("bm25" if opened.mode == "bm25" else "dense")
+        except BaseException:
+            for path in parts:
+                remove(path)
+            raise
+        new.write(folder)
+        for replaced in {old.index_path, old.bm25_index_path} - {new.index_path, new.bm25_index_path, None}:
+            if Path(str(replaced)).parent == folder:  # another place may be somebody else's
+                remove(Path(str(replaced)))
+        return opened
+
+
+def _source(passages: Passages, file: Path) -> PassageSource:
+    """A file as it is; anything else is written to ``file``, unless the same is there."""
+    if isinstance(passages, str | Path):
+        if next(_given(passages), None) is None:
+            raise InputError("there are no passages", file=passages)
+        (source,) = resolve_passage_sources([str(passages)], {})
+        return source
+    _write(file, passages, 0)
+    return PassageSource(file, file.stem)
+
+
+def _write(file: Path, passages: Passages, known: int) -> None:
+    """A corpus of JSON lines, with the fields of its records.
+
+    Raises:
+        InputError: the file holds other passages.
+    """
+    target = file if not file.exists() else file.with_name(f"{file.stem}.new.jsonl")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with durable_text(target) as out:
+        for count, (passage, record) in enumerate(records_of(passages, known=known), 1):
+            read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)}
+            read |= {"_id", "id", "title", "text", "metadata"}
+            metadata = {key: value for key, value in record.items() if key not in read}
+            if isinstance(inner := record.get("metadata"), Mapping):
+                metadata |= inner
+            if passage.origin is not None:
+                metadata |= origin_record(passage.origin)
+            value: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
+            if metadata:
+                value["metadata"] = metadata
+            try:
+                out.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"passage {count - 1}: a field cannot be written as JSON ({error})"
+                ) from None
+        if not count:
+            raise InputError("there are no passages")
+    if target != file:
+        is_same = content_sha256(target) == content_sha256(file)
+        remove(target)
+        if not is_same:
+            raise InputError(
+                "holds other passages", file=file, hint="choose another folder, or add() to these"
+            )
+
+
+def _keep_model(model: BiEncoder, folder: Path) -> None:
+    if not folder.exists():
+        model.save(folder)
+    elif (found := BiEncoder.load(folder).fingerprint) != model.fingerprint:
+        raise InputError(
+            f"holds another model ({found!r})",
+            file=folder,
+            expected=repr(model.fingerprint),
+            hint="choose another folder",
+        )

@@ -1,15 +1,23 @@
-"""Titles and texts of retrieved passages, from the corpus files, without holding the corpus."""
+"""Titles and texts of retrieved passages, from the corpus files, without holding the corpus; and the fields by
+which a search can be filtered."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
-from dpr.indexer.ranking import HeldIds
+from dpr.formats.corpus_metadata import KINDS, read_metadata
+from dpr.indexer.ranking import HeldIds, encode_ids
 from dpr.indexer.registry import Texts
+
+_MOST_CHOICES = 100
+_LONGEST_CHOICE = 200  # characters
 
 
 def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
@@ -82,3 +90,76 @@ class PassageLookup:
         if self._held is None:
             return find_passages(self._sources, set(ids))
         return {passage_id: self._held[passage_id] for passage_id in ids if passage_id in self._held}
+
+
+class PassageFields:
+    """Of every passage the values of some fields, 4 bytes each: for equality, or one of several values, of
+    several fields at once."""
+
+    def __init__(
+        self,
+        ids: np.ndarray,
+        kinds: Mapping[str, str],
+        codes: Mapping[str, np.ndarray],
+        values: Mapping[str, dict[Any, int]],
+    ):
+        self._ids, self._kinds, self._codes, self._values = ids, dict(kinds), codes, values
+
+    @classmethod
+    def read(cls, sources: Sequence[PassageSource], kinds: Mapping[str, str]) -> PassageFields:
+        """Reads the fields ``kinds``, name -> kind, of all corpora.
+
+        Raises:
+            InputError: a corpus has no named fields, or a value is of another kind.
+        """
+        if not kinds:
+            return cls.of(np.empty(0, dtype="S1"), kinds, ())
+        ids = encode_ids([str(passage.id) for source in sources for passage in source.read()])
+        return cls.of(ids, kinds, (row for source in sources for row in read_metadata(source.file, kinds)))
+
+    @classmethod
+    def of(cls, ids: np.ndarray, kinds: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> PassageFields:
+        """Of passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of
+        ``kinds``."""
+        values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
+        codes = {name: np.full(len(ids), -1, dtype=np.int32) for name in kinds}
+        for index, row in enumerate(rows):
+            for name, value in zip(kinds, row, strict=True):
+                if value is not None:
+                    codes[name][index] = values[name].setdefault(value, len(values[name]))
+        return cls(ids, kinds, codes, values)
+
+    def matching(self, wanted: Mapping[str, Any]) -> np.ndarray:
+        """Ids (n,), ascending and distinct, of the passages whose fields have these values, or one of a list
+        of them.
+
+        Raises:
+            InputError: a field is not known, or a value is of another kind.
+        """
+        is_chosen = np.ones(len(self._ids), dtype=bool)
+        for name, given in wanted.items():
+            if name not in self._kinds:
+                known = ", ".join(self._kinds) or "none; metadata=<name> names them at the start"
+                raise InputError(f"there is no field {name[:100]!r} to filter by", expected=known)
+            kind, accepted = self._kinds[name], given if isinstance(given, list) else [given]
+            for value in accepted:
+                if not isinstance(value, KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
+                    raise InputError(f"filter by {name}={str(value)[:100]!r}", expected=kind)
+            if not self._values[name] and len(self._ids):
+                raise InputError(
+                    f"no passage has a value in the field {name[:100]!r}", expected="a field of the passages"
+                )
+            codes = [code for value in accepted if (code := self._values[name].get(value)) is not None]
+            is_chosen &= np.isin(self._codes[name], codes)
+        return np.unique(self._ids[is_chosen])
+
+    def choices(self) -> dict[str, list[Any] | None]:
+        """Of every field its values, ascending, where these are few and short enough to choose from a list,
+        else None."""
+        shown: dict[str, list[Any] | None] = {}
+        for name, values in self._values.items():
+            is_short = len(values) <= _MOST_CHOICES and all(
+                len(str(value)) <= _LONGEST_CHOICE for value in values
+            )
+            shown[name] = sorted(values) if is_short else None
+        return shown

@@ -176,13 +176,12 @@ class Fusion:
 
     method: str = "linear"
     weight: float = DEFAULT_WEIGHT
-    normalisation: str = "minmax"
     depth: int = 100
 
     def fuse(self, dense: Sequence[Ranking], lexical: Sequence[Ranking], k: int) -> list[Ranking]:
         if self.method == "rrf":
             return [fuse_reciprocal_ranks(pair, k=k) for pair in zip(dense, lexical, strict=True)]
-        return fuse_linear(dense, lexical, weight=self.weight, k=k, normalisation=self.normalisation)
+        return fuse_linear(dense, lexical, weight=self.weight, k=k)
 
 
 class HybridRetriever:

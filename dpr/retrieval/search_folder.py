@@ -42,7 +42,6 @@ class SearchSettings:
     bm25_index_path: str | None = None
     hybrid: str = "none"
     hybrid_weight: float | None = None
-    hybrid_normalisation: str = "minmax"
     hybrid_depth: int = 100
     form: QuestionForm = field(default_factory=QuestionForm)
     pretrained_model_cfg: str | None = None
@@ -163,8 +162,9 @@ def _list(value: dict[str, Any], key: str, kind: type = object) -> list[Any]:
 def _typed(made: type[Made], value: Any, key: str) -> Made:
     """An object of a dataclass, its fields compared with their types."""
     hints = get_type_hints(made)
-    if not isinstance(value, dict) or not value.keys() <= hints.keys():
+    if not isinstance(value, dict):
         raise ConfigError(f"{key.rstrip('.') or 'the file'} is not an object of {', '.join(hints)}")
+    value = {name: item for name, item in value.items() if name in hints}
     for name, item in value.items():
         check_type(key + name, item, str if hints[name] is Path else hints[name])
         is_of_file = made is PassageSource and name in ("file", "name") and _is_name(item)

@@ -160,8 +160,6 @@ class RetrievalConfig(CudaSettings):
     """Share of the dense side in hybrid=linear, 0 to 1. Absent = 0.4, with which a poor dense side costs
     little and a good one gains; a model ahead of BM25 takes 0.5 to 0.6, and tune_hybrid_weight on a dev set
     finds its own."""
-    hybrid_normalisation: str = setting("minmax", choices=("minmax", "zscore"))
-    """minmax or zscore, per question."""
     hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages taken from each side; n_docs where that is larger."""
     tune_hybrid_weight: bool = False
@@ -188,7 +186,7 @@ class RetrievalConfig(CudaSettings):
         if self.hybrid == "none":
             yield "hybrid_depth"
         if self.hybrid != "linear":
-            yield from ("hybrid_weight", "hybrid_normalisation", "tune_hybrid_weight", "tune_metric")
+            yield from ("hybrid_weight", "tune_hybrid_weight", "tune_metric")
         elif self.tune_hybrid_weight:
             yield "hybrid_weight"
         else:
@@ -230,27 +228,17 @@ class RetrievalConfig(CudaSettings):
                 raise ConfigError(
                     "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
                 )
-        if self.cluster.kind != "none":
-            self._check_cluster()
+        if self.cluster.kind != "none" and self.indexer.kind not in ("exact", "flat"):
+            raise ConfigError(
+                f"cluster=ray searches exactly; indexer={self.indexer.kind} and cluster=ray are mutually"
+                " exclusive"
+            )
         needs_texts = (
             self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
         )
         if needs_texts and not self.passage_names():
             message = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
             raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")
-
-    def _check_cluster(self) -> None:
-        if self.indexer.kind != "exact":
-            raise ConfigError(
-                f"cluster=ray searches exactly; indexer={self.indexer.kind} and cluster=ray are mutually"
-                " exclusive"
-            )
-        if not (self.out_file or self.trec_run_file or self.metrics_file):
-            message = "a cluster exchanges files beside the output"
-            raise ConfigError(
-                f"{message}; set out_file, trec_run_file or metrics_file, e.g."
-                " trec_run_file=runs/first/run.trec"
-            )
 
     def _check_judging(self) -> None:
         if self.match == "qrels" and not self.qrels:

@@ -26,8 +26,7 @@ from starlette.requests import ClientDisconnect
 from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.version import __version__
-from dpr.retrieval.explaining import EXCERPT, QuestionWords
-from dpr.retrieval.hits import Hits
+from dpr.retrieval.hits import EXCERPT, Hits, QuestionWords
 from dpr.serving.engine import Engine, ServedIndex
 from dpr.serving.settings import LimitSettings, ServeSettings
 

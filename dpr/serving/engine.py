@@ -24,8 +24,8 @@ from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens
 from dpr.jobs.search import StoredCorpus
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
-from dpr.retrieval.fields import PassageFields
 from dpr.retrieval.hits import Hits
+from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, QuestionForm, question_batch
 from dpr.retrieval.search_folder import FILE as SEARCH_FILE
 from dpr.retriever import Retriever

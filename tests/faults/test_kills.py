@@ -110,7 +110,7 @@ def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
     "same command again: equal weights, which every command reads",
 )
 def test_a_sharded_run_is_killed(case: Case, workshop: Workshop) -> None:
-    sharded = ("train.sharding=fsdp2", "train.sharded_checkpoints=true", "train.grad_cache_tokens=60")
+    sharded = ("train.sharding=fsdp2", "train.grad_cache_tokens=60")
     points = ("before the rename", "after the rename", "while pruning")
     for trial in case.trials(len(points), fast=1):
         with trial:

@@ -1,5 +1,4 @@
-"""Embedding with kept tokens: the same vectors, nothing tokenised twice, and nothing used that is damaged or
-of something else."""
+"""Kept tokens of a corpus: nothing is tokenised twice, and nothing used that is damaged or of something else."""
 
 from __future__ import annotations
 
@@ -10,28 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.embedding import corpus_tokens
 from dpr.embedding.corpus_tokens import CorpusTokens
 from dpr.embedding.encode import tokenize_passages
-from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.jobs.embed import run
-from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import sentence, tiny_model
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A corpus, and two checkpoints of one tokenizer."""
-    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    for seed in (0, 1):
-        with durable_folder(tmp_path / f"model-{seed}") as target:
-            tiny_model(tmp_path / "encoder", dtype=torch.float32, seed=seed).write_to(target)
+def folder(tmp_path: Path) -> Path:
+    """A corpus."""
     rng = random.Random(0)
     rows = (
         Passage(sentence(rng, rng.randint(0, 30)), sentence(rng, row % 3), f"p{row}") for row in range(20)
@@ -40,17 +30,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def embedded(folder: Path, out: str, *, model: int = 0, **options: Any) -> dict[str, bytes]:
-    settings = {"chunk_size": 8, "batch_tokens": 200, "no_cuda": True, **options}
-    paths = {
-        "model_file": str(folder / f"model-{model}"),
-        "ctx_src": str(folder / "corpus.tsv"),
-        "out_file": str(folder / out),
-    }
-    config = EmbedConfig(**paths, **settings)
-    config.check()
-    report = run(config)
-    return {path.name: path.read_bytes() for path in report.folder.iterdir()}
+def corpus(folder: Path, cache: str = "kept") -> CorpusTokens:
+    tensorizer = tiny_model(folder / "encoder").tensorizer
+    source = PassageSource(folder / "corpus.tsv")
+    return CorpusTokens(source, 20, tensorizer, chunk_size=8, cache_dir=folder / cache)
+
+
+def tokens_in(folder: Path, cache: str = "kept") -> list[list[int]]:
+    return [chunk.tokens.tokens.tolist() for chunk in corpus(folder, cache).read([0, 1, 2])]
 
 
 def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -65,36 +52,23 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("setting", ["auto", "path"])
-def test_vectors_are_the_same_bits_and_another_checkpoint_tokenises_nothing(
-    folder: Path, setting: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("damage", ["none", "changed", "cut", "lost", "no proof", "empty"])
+def test_tokens_are_kept_and_a_damaged_chunk_is_made_again(
+    folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = setting if setting == "auto" else str(folder / "kept")
-    expected = [embedded(folder, f"plain-{model}", model=model) for model in (0, 1)]
-    assert expected[0] != expected[1]
     sizes = tokenised(monkeypatch)
-    assert embedded(folder, "first", token_store=setting) == expected[0]
+    expected = tokens_in(folder)
     assert sizes == [8, 8, 4]
-    assert embedded(folder, "second", model=1, token_store=setting) == expected[1]
-    assert embedded(folder, "third", model=1, token_store=setting, encoder_type="ctx") == expected[1]
-    assert sizes == [8, 8, 4]
-
-
-@pytest.mark.parametrize("damage", ["changed", "cut", "lost", "no proof", "empty"])
-def test_a_damaged_chunk_is_made_again(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = embedded(folder, "first", token_store="auto")
-    (kept,) = (folder / "cache").glob("corpus-tokens-*")
+    (kept,) = (folder / "kept").glob("corpus-tokens-*")
     file = kept / ("step-00001.json" if damage == "no proof" else "chunk-000001/tokens.npy")
     content = file.read_bytes()
     if damage in ("lost", "no proof"):
         file.unlink()
-    else:
+    elif damage != "none":
         file.write_bytes({"changed": content[:-2] + b"\x09\x00", "cut": content[:-2], "empty": b""}[damage])
-    sizes = tokenised(monkeypatch)
-    assert embedded(folder, "second", token_store="auto") == expected
-    assert len(sizes) == 1
-    assert embedded(folder, "third", token_store="auto") == expected
-    assert len(sizes) == 1
+    for _ in range(2):
+        assert tokens_in(folder) == expected
+    assert len(sizes) == (3 if damage == "none" else 4)
 
 
 def test_other_texts_or_lengths_have_tokens_of_their_own(
@@ -139,14 +113,6 @@ def test_only_some_rows_of_a_corpus_are_kept_under_their_own_name(folder: Path) 
 
 def test_where_nothing_can_be_written_nothing_is_kept(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "file").write_text("")
-    expected = embedded(folder, "plain")
     with caplog.at_level(logging.WARNING):
-        assert embedded(folder, "second", token_store=str(folder / "file" / "x")) == expected
+        assert tokens_in(folder, "file/x") == tokens_in(folder)
     assert caplog.text.count("tokens are not kept") == 1
-
-
-def test_yaml_s_off_is_off_and_nonsense_is_refused(folder: Path) -> None:
-    assert embedded(folder, "plain", token_store="false") == embedded(folder, "again")
-    assert not list((folder / "cache").glob("corpus-tokens-*"))
-    with pytest.raises(ConfigError, match="token_store='True' is neither auto"):
-        embedded(folder, "x", token_store="True")

@@ -16,13 +16,11 @@ import numpy as np
 import pytest
 
 from dpr.core.compute_settings import ClusterSettings
-from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested
+from dpr.core.errors import ConfigError, InputError, StopRequested
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.vectors import PrefixedSource
-from dpr.integrations import ray_cluster, ray_search
-from dpr.integrations.ray_cluster import Head, share_out
-from dpr.integrations.ray_search import ClusterIndex, ClusterSearch
+from dpr.integrations.ray_cluster import ClusterIndex, share_out
 from tests.helpers.stores import vectors, write_inputs
 
 
@@ -48,8 +46,8 @@ class StandIn(types.ModuleType):
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": {"CPU": 2}}]
 
-    def get_runtime_context(self) -> types.SimpleNamespace:
-        return types.SimpleNamespace(gcs_address="127.0.0.1:1")
+    def put(self, value: Any) -> Any:
+        return value
 
     def remote(self, **_: Any) -> Callable[[Callable[..., Any]], types.SimpleNamespace]:
         return lambda function: types.SimpleNamespace(remote=lambda *given: (function, given))
@@ -103,39 +101,18 @@ def test_a_machine_that_sees_another_folder_does_nothing(
         shared(monkeypatch, StandIn(before=elsewhere), tmp_path)
 
 
-def test_a_search_by_shards_is_exact_whatever_an_earlier_one_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many scores tie, over shards too. An earlier search with more, fewer or other passages was killed
-    before its work was removed."""
+def test_a_search_by_shards_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many scores tie, over shards too."""
     monkeypatch.setitem(sys.modules, "ray", StandIn())
     write_inputs(tmp_path)
     shards = open_shards([tmp_path / "vectors_*"])
     prefixed = [PrefixedSource(shard, prefix) for shard, prefix in zip(shards, "cab", strict=True)]
-    settings, queries = ClusterSearch(tmp_path / "work", ClusterSettings(kind="ray")), vectors(40, 16)
-    for corpus, k, asked in [
-        (shards, 30, queries),
-        (shards, 200, queries),
-        (prefixed, 70, queries),
-        (shards[::-1], 70, queries[::-1]),
-    ]:
-        scores, ids = ClusterIndex(corpus, settings).search(asked, k)
-        exact_scores, exact_ids = ExactIndex(corpus).search(asked, k)
+    settings, queries = ClusterSettings(kind="ray"), vectors(40, 16)
+    for corpus, k in [(shards, 30), (shards, 200), (prefixed, 70)]:
+        scores, ids = ClusterIndex(corpus, settings).search(queries, k)
+        exact_scores, exact_ids = ExactIndex(corpus).search(queries, k)
         assert ids == exact_ids
         np.testing.assert_array_equal(scores, exact_scores)
-    given: list[Any] = []
-    monkeypatch.setattr(
-        ray_search, "share_out", lambda settings, function, tasks, **_: given.extend(tasks) or iter(())
-    )
-    assert ClusterIndex(shards, settings).search(queries, 30)[1] == ExactIndex(shards).search(queries, 30)[1]
-    assert not given, "a shard that was searched is not searched again"
-
-
-def unheard() -> None:
-    """As where Ray calls Python from C++."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    os.kill(os.getpid(), signal.SIGTERM)
-    signal.signal(signal.SIGTERM, before)
 
 
 def with_another_code() -> None:
@@ -145,13 +122,8 @@ def with_another_code() -> None:
         sys.exit(1)
 
 
-@pytest.mark.parametrize(
-    "when", [{"starting": unheard}, {"before": with_another_code}], ids=["starting", "working"]
-)
-def test_sigterm_ends_it_with_its_code(
-    when: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray, before = StandIn(**when), signal.getsignal(signal.SIGTERM)
+def test_sigterm_ends_it_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, before = StandIn(before=with_another_code), signal.getsignal(signal.SIGTERM)
     with pytest.raises(StopRequested, match="by SIGTERM; rerun the same command") as caught:
         shared(monkeypatch, ray, tmp_path)
     assert caught.value.exit_code == 143
@@ -160,54 +132,24 @@ def test_sigterm_ends_it_with_its_code(
 
 
 def mismatch() -> None:
-    raise RuntimeError(
-        "Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.10.2\nThis process"
-        " on node ..."
-    )
+    raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.10.2")
 
 
 @pytest.mark.parametrize(
-    ("error", "starting", "message"),
+    ("starting", "message"),
     [
-        (
-            ConfigError,
-            lambda: None,
-            "no Ray cluster at 127.0.0.1:{closed} \\(Connection refused\\); give the head's",
-        ),
-        (ConfigError, mismatch, "Ray: 2.50.0 Python: 3.10.2 .*install the same Python and Ray"),
-        (
-            ConfigError,
-            lambda: socket.create_connection(("127.0.0.1", 0)),
-            "no Ray cluster at .*RAY_AUTH_MODE=token",
-        ),
+        (lambda: None, "no Ray cluster at 127.0.0.1:{closed} .*Connection refused.*give the head's"),
+        (mismatch, "Ray: 2.50.0 Python: 3.10.2.*same Python and Ray"),
     ],
-    ids=["closed", "versions", "token"],
+    ids=["closed", "versions"],
 )
 def test_a_cluster_that_cannot_be_used_is_one_sentence(
-    error: type[DprError],
-    starting: Callable[[], None],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    starting: Callable[[], None], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         if "{closed}" in message:
             server.close()
-        with pytest.raises(error, match=message.format(closed=port)) as caught:
+        with pytest.raises(ConfigError, match=message.format(closed=port)) as caught:
             shared(monkeypatch, StandIn(starting=starting), tmp_path, f"127.0.0.1:{port}")
     assert "\n" not in str(caught.value)
-
-
-def test_a_head_that_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(ray_cluster.time, "monotonic", lambda: now[0])
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        head = Head(f"127.0.0.1:{server.getsockname()[1]}")
-        now[0] = 100.0
-        head.look()  # it is there
-    now[0] = 130.0
-    head.look()  # it may come back
-    now[0] = 141.0
-    with pytest.raises(LostRankError, match=r"the cluster's head at .* has gone .*rerun the same command"):
-        head.look()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dpr.retrieval.explaining import QuestionWords
+from dpr.retrieval.hits import QuestionWords
 
 FILLER = "Nothing of this matters here at all. "
 

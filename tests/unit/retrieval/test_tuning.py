@@ -62,15 +62,12 @@ def test_every_weight_has_the_value_of_fusing_and_judging_with_it(k: int) -> Non
         }
 
 
-def values(
-    made: dict[str, Any], evaluator: Evaluator, metric: str, normalisation: str = "minmax"
-) -> dict[float, float]:
+def values(made: dict[str, Any], evaluator: Evaluator, metric: str) -> dict[float, float]:
     return weight_values(
         evaluator,
         made["dense"],
         made["lexical"],
         metric=metric,
-        normalisation=normalisation,
         passages=made["passages"],
     )
 
@@ -78,8 +75,8 @@ def values(
 def test_with_answers_alone_their_accuracy_is_compared() -> None:
     made = world(20, 10)
     evaluator = Evaluator(made["questions"], None, "string", 5)
-    found = values(made, evaluator, "accuracy@5", "zscore")
-    fused = fuse_linear(made["dense"], made["lexical"], weight=0.5, k=5, normalisation="zscore")
+    found = values(made, evaluator, "accuracy@5")
+    fused = fuse_linear(made["dense"], made["lexical"], weight=0.5, k=5)
     assert found[0.5] == evaluator.evaluate(fused, made["passages"]).metrics["accuracy@5"]
     with pytest.raises(
         ConfigError, match="tune_metric=mrr@10 is not measured here; choose one of accuracy@1"

@@ -23,7 +23,7 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import Texts
-from dpr.retrieval.fields import PassageFields
+from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.serving import served, wait_until
 from tests.unit.retrieval.conftest import World
