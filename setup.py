@@ -52,7 +52,7 @@ setup(
         "numpy>=2",
         "hydra-core>=1.3.6,<1.5",
         "jinja2>=3.1",
-        "faiss-cpu>=1.13",
+        "faiss-cpu>=1.15",
         "bm25s>=0.3",
         "pytrec-eval-terrier>=0.5.11",
         "pyyaml>=6",

@@ -24,7 +24,7 @@ from dpr.indexer.registry import DEPTH, Index, IndexChoice, recall_values
 from dpr.indexer.store import IndexStore
 from dpr.models.biencoder import BiEncoder
 
-KINDS = ("exact", "hnsw", "hnsw_sq", "hnsw32", "ivf", "small")
+KINDS = ("exact", "flat", "hnsw", "hnsw_sq", "hnsw32", "ivf", "small")
 _ROUNDS, _ALONE = 3, 100
 
 

@@ -13,7 +13,6 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.precision import autocast
 from dpr.core.records import Passage
-from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.models.biencoder import BiEncoder
 
@@ -111,13 +110,8 @@ def encode_within_memory(
             raise
 
     while (vectors := vectors_or_none()) is None:
-        lengths = tokens.lengths.cpu().numpy()
-        longest, batches = (
-            int(lengths.max()),
-            plan_token_batches(lengths, budget.tokens, batch_size or len(lengths)),
-        )
-        used = max(len(rows) * int(lengths[rows[0]]) for rows in batches)
-        if used <= longest:
+        longest = int(tokens.lengths.max())
+        if budget.tokens <= longest:
             raise InputError(
                 f"one sequence of {longest} tokens does not fit into the memory of device {model.device}",
                 hint=(
@@ -125,7 +119,8 @@ def encode_within_memory(
                     " model"
                 ),
             )
-        budget.tokens = max(used // 2, longest)
+        most = min(batch_size or len(tokens.lengths), len(tokens.lengths)) * longest  # that a pass can fill
+        budget.tokens = max(min(budget.tokens, most) // 2, longest)
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
     if budget.tokens < asked:

@@ -5,10 +5,11 @@ block.
 a number (RaBitQ), whose best passages ``small`` scores again from the vectors themselves, so that its scores
 are those of exact search, bit for bit.
 
-``hnsw``, ``hnsw32`` and ``hnsw_sq`` are graphs. They find the smallest L2 distance, not the largest dot product.
-As in DPR, phi is the largest squared norm of all passage vectors; a passage gets the extra coordinate
-sqrt(phi - |x|^2), a query 0. Then all passages are equally long and both orders agree. Scores returned are dot
-products of the query with the stored vector (for ``hnsw_sq`` the one that 8 bits could hold), not distances.
+``flat`` takes all products. ``hnsw``, ``hnsw32`` and ``hnsw_sq`` are graphs. They find the smallest L2 distance,
+not the largest dot product. As in DPR, phi is the largest squared norm of all passage vectors; a passage gets the
+extra coordinate sqrt(phi - |x|^2), a query 0. Then all passages are equally long and both orders agree. Scores
+returned are dot products of the query with the stored vector (for ``hnsw_sq`` the one that 8 bits could hold), not
+distances.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.seeding import generator_for
+from dpr.core.settings import Settings
 from dpr.formats.arrays import PackedIds, pack_ids
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import DEPTH, Index, recall_values
@@ -47,9 +49,6 @@ TARGET_RECALL, _NEARLY = 0.95, 0.005
 _ADDED_AT_ONCE = 50_000
 _MOST_LISTS = 1 << 16
 _SAMPLED_PER_LIST, _LEAST_SAMPLE = 64, 1 << 14
-_ASKED_AT_ONCE = 16
-"""faiss compares fewer than 20 questions with centres one by one, so that what is found does not depend on who
-else asks."""
 _QUESTION_TO_CENTRE = 4.0
 _LONGEST = float(np.sqrt(np.finfo(np.float32).max))
 _DECISIVE = "d metric_type metric_arg code_size by_residual nlist qb qtype bits M nbits ksub nb_bits".split()
@@ -61,6 +60,9 @@ class FaissIndex(Index):
     Settings = FactorySettings
     _codes: ClassVar[str] = ""
     """What lists hold where ``indexer.factory`` is not set."""
+    _asked_at_once: ClassVar[int] = 16
+    """faiss compares fewer than 20 questions with centres one by one, so that what is found does not depend on
+    who else asks."""
 
     def __init__(self, engine: Any, ids: PackedIds, settings: Any) -> None:
         import faiss
@@ -143,8 +145,8 @@ class FaissIndex(Index):
         """
         queries = check_queries(questions, self.dimension)
         best = RunningTopK(len(queries), min(k, self.num_passages) if k >= 1 else k)
-        for start in range(0, len(queries), _ASKED_AT_ONCE):
-            tile = queries[start : start + _ASKED_AT_ONCE]
+        for start in range(0, len(queries), self._asked_at_once):
+            tile = queries[start : start + self._asked_at_once]
             longest = float(np.sqrt(_squared_norms(tile).max()))
             refuse_overflow(longest * _LONGEST * self.dimension)
             scores, places = self._nominated(tile, best.k)
@@ -327,7 +329,27 @@ class SmallIndex(FaissIndex):
         return paired_dots(tile, rows, self._vectors.take(distinct)[1], columns)
 
 
-class HnswIndex(FaissIndex):
+class FlatIndex(FaissIndex):
+    """All products, in memory. faiss chooses the passages by float32 products; where scores differ by less than
+    their rounding it may choose others than exact search does where the list is cut off. What is listed is
+    scored and ordered exactly."""
+
+    Settings = Settings
+    _asked_at_once = 256
+
+    @classmethod
+    def _factory(cls, settings: Any, num_vectors: int) -> str:
+        return "Flat"
+
+    def _scored(
+        self, tile: np.ndarray, rows: np.ndarray, places: np.ndarray, scores: np.ndarray
+    ) -> np.ndarray:
+        distinct, columns = np.unique(places, return_inverse=True)
+        stored = self._engine.reconstruct_batch(distinct)[:, : self.dimension]
+        return paired_dots(tile, rows, stored, columns)
+
+
+class HnswIndex(FlatIndex):
     """An index in memory that follows a graph."""
 
     Settings = GraphSettings
@@ -391,13 +413,6 @@ class HnswIndex(FaissIndex):
         self._engine.hnsw.efSearch = max(self._settings.ef_search, depth)
         scores, places = self._engine.search(np.hstack([tile, np.zeros((len(tile), 1), np.float32)]), depth)
         return scores, places
-
-    def _scored(
-        self, tile: np.ndarray, rows: np.ndarray, places: np.ndarray, scores: np.ndarray
-    ) -> np.ndarray:
-        distinct, columns = np.unique(places, return_inverse=True)
-        stored = self._engine.reconstruct_batch(distinct)[:, : self.dimension]
-        return paired_dots(tile, rows, stored, columns)
 
 
 class Hnsw32Index(HnswIndex):

@@ -76,7 +76,7 @@ class IndexKind:
 
 KINDS = {
     "exact": IndexKind("dpr.indexer.exact:ExactIndex", Settings, needs_vectors=True),
-    "flat": IndexKind("dpr.indexer.exact:ExactIndex", Settings, needs_vectors=True),
+    "flat": IndexKind("dpr.indexer.faiss_index:FlatIndex", Settings),
     "hnsw": IndexKind("dpr.indexer.faiss_index:HnswIndex", GraphSettings),
     "hnsw_sq": IndexKind("dpr.indexer.faiss_index:HnswSqIndex", GraphSettings),
     "hnsw32": IndexKind("dpr.indexer.faiss_index:Hnsw32Index", GraphSettings),
@@ -85,7 +85,7 @@ KINDS = {
     "small": IndexKind("dpr.indexer.faiss_index:SmallIndex", SmallSettings, needs_vectors=True),
     "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings),
 }
-"""Any other kind is an import path, ``module:Class``. ``flat`` is DPR's name of exact search."""
+"""Any other kind is an import path, ``module:Class``."""
 
 
 def require_known(kind: str) -> None:

@@ -232,24 +232,21 @@ def paired_dots(
     places, numbers = np.unique(columns * len(queries) + rows, return_inverse=True)
     columns, rows = np.divmod(places, len(queries))
     first = np.flatnonzero(np.diff(columns, prepend=-1))  # where the pairs of a vector begin
-    scores, at_once = np.empty(len(rows), dtype=np.float32), max(1, _WIDE_VALUES // max(queries.shape[1], 1))
-    for start in range(0, len(first), at_once):
-        starts = np.append(first, len(rows))[start : start + at_once + 1]
-        part = slice(starts[0], starts[-1])
-        wide = torch.from_numpy(vectors[columns[starts[:-1]]].astype(np.float64))
-        scores[part] = _sampled_products(
-            wide, wide_queries, torch.from_numpy(starts - starts[0]), torch.from_numpy(rows[part])
-        )
-    return scores[numbers]
-
-
-def _sampled_products(left: Tensor, right: Tensor, starts: Tensor, columns: Tensor) -> np.ndarray:
-    """Products of the rows of two matrices: those of row i of ``left`` with the rows
-    ``columns[starts[i]:starts[i + 1]]`` of ``right``."""
+    scores = np.empty(len(rows), dtype=np.float32)
+    at_once = max(1, _WIDE_VALUES // max(queries.shape[1], 1))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        values = torch.zeros(len(columns), dtype=left.dtype)
-        wanted = torch.sparse_csr_tensor(
-            starts, columns, values, (len(left), len(right)), check_invariants=False
-        )
-    return torch.sparse.sampled_addmm(wanted, left, right.T, beta=0.0).values().numpy()
+        for start in range(0, len(first), at_once):
+            starts = np.append(first, len(rows))[start : start + at_once + 1]
+            part = slice(starts[0], starts[-1])
+            wide = torch.from_numpy(vectors[columns[starts[:-1]]].astype(np.float64))
+            wanted = torch.sparse_csr_tensor(
+                torch.from_numpy(starts - starts[0]),
+                torch.from_numpy(rows[part]),
+                torch.zeros(int(starts[-1] - starts[0]), dtype=torch.float64),
+                (len(wide), len(queries)),
+                check_invariants=False,
+            )
+            products = torch.sparse.sampled_addmm(wanted, wide, wide_queries.T, beta=0.0)
+            scores[part] = products.values().numpy()
+    return scores[numbers]

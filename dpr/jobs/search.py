@@ -391,7 +391,13 @@ def build_in(
             f"indexer={indexer!r} is not an index over vectors; choose of"
             f" {', '.join(KINDS.keys() - {'bm25'})}"
         )
-    source = _source(passages, folder / "corpus.jsonl")
+    if isinstance(passages, str | Path):  # a file as it is
+        if next(_given(passages), None) is None:
+            raise InputError("there are no passages", file=passages)
+        (source,) = resolve_passage_sources([str(passages)], {})
+    else:
+        source = PassageSource(folder / "corpus.jsonl", "corpus")
+        _write(source.file, passages, 0)
     if (folder / FILE).is_file() and [
         item.file.resolve() for item in SearchSettings.read(folder).passages
     ] != [source.file.resolve()]:
@@ -408,7 +414,15 @@ def build_in(
     if model is not None:
         if isinstance(model, BiEncoder):
             loaded, file = model, folder / "model"
-            _keep_model(model, file)
+            if not file.exists():
+                model.save(file)
+            elif (found := BiEncoder.load(file).fingerprint) != model.fingerprint:
+                raise InputError(
+                    f"holds another model ({found!r})",
+                    file=file,
+                    expected=repr(model.fingerprint),
+                    hint="choose another folder",
+                )
         else:
             loaded, file = BiEncoder.load(model, device=resolve_device(device)), Path(model)
         embed_shard(loaded, source, EmbedConfig(out_file=str(folder / "vectors")))
@@ -476,17 +490,6 @@ def add_to(
         return opened
 
 
-def _source(passages: Passages, file: Path) -> PassageSource:
-    """A file as it is; anything else is written to ``file``, unless the same is there."""
-    if isinstance(passages, str | Path):
-        if next(_given(passages), None) is None:
-            raise InputError("there are no passages", file=passages)
-        (source,) = resolve_passage_sources([str(passages)], {})
-        return source
-    _write(file, passages, 0)
-    return PassageSource(file, file.stem)
-
-
 def _write(file: Path, passages: Passages, known: int) -> None:
     """A corpus of JSON lines, with the fields of its records.
 
@@ -523,15 +526,3 @@ def _write(file: Path, passages: Passages, known: int) -> None:
             raise InputError(
                 "holds other passages", file=file, hint="choose another folder, or add() to these"
             )
-
-
-def _keep_model(model: BiEncoder, folder: Path) -> None:
-    if not folder.exists():
-        model.save(folder)
-    elif (found := BiEncoder.load(folder).fingerprint) != model.fingerprint:
-        raise InputError(
-            f"holds another model ({found!r})",
-            file=folder,
-            expected=repr(model.fingerprint),
-            hint="choose another folder",
-        )

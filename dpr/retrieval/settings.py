@@ -38,7 +38,7 @@ class _IndexKind(Settings):
     kind: str = "exact"
     """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
     number, fast), small (one bit a number, scored again from the vectors), faiss (whatever indexer.factory
-    names); flat (exact), hnsw, hnsw_sq (DPR's names); bm25 (words, no model); or a user-defined subclass of
+    names); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
     dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
@@ -181,7 +181,7 @@ class RetrievalConfig(CudaSettings):
             yield from _OF_VECTORS
         elif self.hybrid == "none":
             yield from ("bm25_index_path", "indexer.k1", "indexer.b")
-        if kind in ("exact", "flat"):
+        if kind == "exact":
             yield "index_path"
         if self.hybrid == "none":
             yield "hybrid_depth"
@@ -228,7 +228,7 @@ class RetrievalConfig(CudaSettings):
                 raise ConfigError(
                     "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
                 )
-        if self.cluster.kind != "none" and self.indexer.kind not in ("exact", "flat"):
+        if self.cluster.kind != "none" and self.indexer.kind != "exact":
             raise ConfigError(
                 f"cluster=ray searches exactly; indexer={self.indexer.kind} and cluster=ray are mutually"
                 " exclusive"

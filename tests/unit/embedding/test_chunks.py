@@ -24,7 +24,6 @@ from dpr.models.biencoder import BiEncoder
 from dpr.storage import steps
 from dpr.storage.durable import durable_folder
 from tests.helpers.jobs import embed as main
-from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 
 CHUNKS, SIZE = 6, 8
@@ -116,29 +115,6 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
     assert not (tmp_path / "X_0" / "manifest.json").exists()
     assert main(arguments) == 0
     assert contents(tmp_path / "X_0") == contents(tmp_path / "whole_0")
-
-
-def test_the_last_write_of_a_rank_that_fails_stops_all(folder: Path, tmp_path: Path) -> None:
-    outcomes = run_on_ranks(_outcome_where_the_last_write_fails, 2, folder, tmp_path / "X")
-    assert "cannot be written (No space left" in outcomes[1]
-    assert "another rank stopped while embedding" in outcomes[0]
-    assert not (tmp_path / "X_0" / "manifest.json").exists()
-
-
-def _outcome_where_the_last_write_fails(folder: Path, out: Path) -> str:
-    real = steps.durable_file
-
-    def full(target: Path, mode: str = "w") -> Any:
-        if f"-{CHUNKS - 1:05d}.npy" in target.name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(target, mode)
-
-    steps.durable_file = full  # type: ignore[assignment]
-    try:
-        embed(folder, out)
-    except Exception as error:
-        return str(error)
-    return "no error"
 
 
 @pytest.mark.parametrize("dtype", ["int8", "binary"])

@@ -247,14 +247,9 @@ def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"settings": EmbedConfig(chunk_size=9)}, "chunk_size"),
         ({"settings": EmbedConfig(chunk_size=8, encoder_type="question")}, "encoder_type"),
         ({"settings": EmbedConfig(chunk_size=8, out_dtype="float16")}, "dtype"),
-        ({"settings": EmbedConfig(chunk_size=8, precision="bf16")}, "precision"),
-        ({"source": {"id_prefix": "wiki:"}}, "id_prefix"),
         ({"source": {"normalize": True}}, "normalize"),
-        ({"source": {"text_col": 2, "title_col": 1}}, "text_col"),
-        ({"source": {"title_col": 3}}, "title_col"),
         ({"source": {"passage_prefix": "ba "}}, "passage_prefix"),
         ({"num_shards": 2}, "end_row"),
     ],

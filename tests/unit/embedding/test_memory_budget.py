@@ -13,16 +13,10 @@ import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
-from dpr.core.records import Passage
 from dpr.embedding.encode import TokenBudget, encode_tokens, encode_within_memory
-from dpr.embedding.job import embed_shard
-from dpr.embedding.settings import EmbedConfig
-from dpr.embedding.source import PassageSource
-from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import sentence, tiny_model
+from tests.helpers.tiny import tiny_model
 
 CPU = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
@@ -95,38 +89,3 @@ def test_other_errors_of_the_model_are_not_taken_for_it(
     limit_memory(monkeypatch, 1, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         encode_within_memory(model, batch(24, 5), TokenBudget(4096))
-
-
-def test_each_rank_comes_down_by_itself(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    write_passages(tmp_path / "c.tsv", (Passage(sentence(rng, 12), "", f"p{row}") for row in range(64)))
-    tiny_model(tmp_path / "encoder", dtype=torch.float32)
-    warnings = run_on_ranks(_warnings_of_an_uneven_group, 2, tmp_path)
-    assert [len(lines) for lines in warnings] == [0, 1]
-    whole = _embed(tmp_path, "whole")
-    many = np.load(tmp_path / "many_0" / "vectors-00003.npy")
-    np.testing.assert_allclose(many, np.load(whole / "vectors-00003.npy"), atol=1e-6)
-
-
-def _embed(folder: Path, name: str) -> Path:
-    torch.set_num_threads(1)
-    model = tiny_model(folder / "encoder", dtype=torch.float32)
-    return embed_shard(
-        model,
-        PassageSource(folder / "c.tsv"),
-        EmbedConfig(out_file=str(folder / name), chunk_size=16, batch_tokens=8192),
-    ).folder
-
-
-def _warnings_of_an_uneven_group(folder: Path) -> list[str]:
-    import os
-
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dpr.embedding.encode").addHandler(handler)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if os.environ["RANK"] == "1":
-            limit_memory(monkeypatch, 60)
-        _embed(folder, "many")
-    return lines

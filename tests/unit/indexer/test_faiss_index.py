@@ -26,6 +26,7 @@ from dpr.storage.run_lock import RunLock
 
 DIMENSION = 24
 CHOICES: dict[str, dict[str, Any]] = {
+    "flat": {},
     "hnsw": {"store_n": 32, "ef_search": 512},
     "hnsw_sq": {"store_n": 32, "ef_search": 512},
     "ivf": {"factory": "IVF16,SQ8", "probes": 16},
@@ -88,7 +89,7 @@ def test_it_finds_what_exact_search_finds(kind: str, tmp_path: Path) -> None:
         assert recall_values(found, truth)["recall@10"] > 0.97
         np.testing.assert_allclose(found_scores, scores, rtol=0.02, atol=0.5)
         assert (np.diff(found_scores, axis=1) <= 0).all()
-        if kind == "small":
+        if kind in ("flat", "small"):
             assert found == truth
             assert found_scores.tobytes() == scores.tobytes()
     ids, vectors, queries = make()

@@ -75,7 +75,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "retrieve, hybrid": lambda folder: ["retrieve", *retrieval(folder, "hybrid=rrf")],
     "retrieve, faiss": lambda folder: [
         "retrieve",
-        *retrieval(folder, "indexer=flat", f"index_path={folder / 'index'}"),
+        *retrieval(folder, "indexer=hnsw", f"index_path={folder / 'index'}"),
     ],
     "search": lambda folder: ["search", str(folder), "ba be"],
     "search, dense": lambda folder: ["search", str(folder), "ba be", "--mode", "dense"],
