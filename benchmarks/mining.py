@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.near_duplicates import NEAR_DUPLICATE
+from dpr.data.words import NEAR_DUPLICATE
 from dpr.formats.corpora import read_passages, write_passages
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShardWriter

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,10 +112,7 @@ class Study:
         """Of each line of the second table the same."""
         yield "the transformer", self.transformer, self.transformer
         start = {**_STATIC, "encoder.pretrained_model_cfg": self.out / "static"}
-        rows = {
-            "encoder.pretrained_model_cfg": self.rows(),
-            "encoder.token_frequencies": self.out / "encoder",
-        }
+        rows = {"encoder.pretrained_model_cfg": self.rows()}
         by_name: dict[str, tuple[str, str | Path, Settings]] = {
             "labels": ("the labels alone", self.labels, {**start, **_LABELS_OF_STATIC}),
             "pairs": ("pairs of the texts alone", self.corpus, {**start, "train.num_train_epochs": 8}),
@@ -150,6 +148,7 @@ class Study:
             model.use_static_questions()
             model.question_model.backbone.save_pretrained(str(made))
             model.tensorizer.save(made)
+            shutil.copy(self.out / "encoder" / "token_frequencies.json", made)
         return made
 
     def judge(self, questions: Path, passages: Path) -> dict[str, Measured]:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.core.records import Passage as Passage
     from dpr.core.records import Question as Question
     from dpr.core.records import TrainingSample as TrainingSample
-    from dpr.data.pseudo_pairs import PairMaker as PairMaker
-    from dpr.data.pseudo_pairs import PseudoPairs as PseudoPairs
+    from dpr.data.pairs import PairMaker as PairMaker
+    from dpr.data.pairs import PseudoPairs as PseudoPairs
     from dpr.data.settings import DataSetSettings as DataSetSettings
     from dpr.data.training_data import TrainingData as TrainingData
     from dpr.evaluation.ranking_metrics import evaluate_questions as evaluate_questions
@@ -73,7 +73,7 @@ _MODULES = {
     ),
     "dpr.core.records": "Origin Passage Question TrainingSample",
     "dpr.data.settings": "DataSetSettings",
-    "dpr.data.pseudo_pairs": "PairMaker PseudoPairs",
+    "dpr.data.pairs": "PairMaker PseudoPairs",
     "dpr.data.training_data": "TrainingData",
     "dpr.evaluation.ranking_metrics": "evaluate_questions format_table mean_metrics",
     "dpr.evaluation.significance": "paired_test",

@@ -144,11 +144,9 @@ class StoredPassage:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class StoredSample:
-    """A row of a token store. ``question`` holds token ids, without special tokens and not truncated;
-    ``facts`` are the store's."""
+    """A row of a token store. ``question`` holds token ids, without special tokens and not truncated."""
 
     question: list[int]
     positives: tuple[StoredPassage, ...]
     hard_negatives: tuple[StoredPassage, ...]
     other_negatives: tuple[StoredPassage, ...]
-    facts: StoreFacts

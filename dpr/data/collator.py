@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,13 +13,12 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_hash
-from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, StoredSample
+from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
-from dpr.data.presentation import check_room
-from dpr.data.settings import Augmentation, DataSetSettings, TextSettings
+from dpr.data.settings import Augmentation, DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import decorate_passage, normalize_passage, plain
+from dpr.data.text import check_room, decorate_passage, normalize_passage, plain
 from dpr.data.training_data import AnyPassage, AnySample
 
 Identity = tuple[int, int]
@@ -99,8 +97,6 @@ class Collator:
     ) -> None:
         self.tensorizer, self.num_hard, self.num_other, self.seed = tensorizer, num_hard, num_other, seed
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
-        self._prefix_lengths: dict[str, int] = {}
-        self._agreed: dict[int, tuple[Any, ...]] = {}
         if self._augmentation.crop_tokens:
             check_room(
                 tensorizer.tokenizer,
@@ -167,11 +163,8 @@ class Collator:
 
         Raises:
             InputError: it has no positive.
-            ConfigError: it comes from a token store that was made with other options.
         """
         sample, options = row.sample, row.options
-        if isinstance(sample, StoredSample):
-            self._refuse_other_facts(sample, row)
         if not sample.positives:
             raise InputError(
                 f"{row.namespace}: row {row.number} has no positive passage",
@@ -192,24 +185,6 @@ class Collator:
             shuffle_positives=options.shuffle_positives,
             exclude_gold=options.exclude_gold,
         )
-
-    def _refuse_other_facts(self, sample: StoredSample, row: DataRow) -> None:
-        if self._agreed.get(row.dataset) == (
-            asked := (row.namespace, row.options, sample.facts)
-        ):  # the same objects for all rows of a set
-            return
-        facts = row.options.stored_facts(row.namespace, self.tensorizer.text)
-        # as usual, where a store does not have them
-        unstated = (
-            "passage_prefix",
-            *(item.name for item in fields(TextSettings)),
-        )
-        for key, value in (dict.fromkeys(unstated) | facts).items():
-            if (stored := sample.facts.get(key)) != value:
-                raise ConfigError(
-                    f"the tokens of {row.namespace} were stored with {key}={stored!r}, not {value!r}"
-                )
-        self._agreed[row.dataset] = asked
 
     def _question_tokens(self, rows: Sequence[DataRow], width: int) -> tuple[list[list[int]], list[int]]:
         """Token ids of the questions and where the vector of each is read, by the options of each set."""
@@ -260,9 +235,8 @@ class Collator:
         augment = self._augmentation
         limit = min(augment.crop_tokens or self.tensorizer.sequence_length, self.tensorizer.sequence_length)
         if augment.crop_tokens:
-            tokens = self.tensorizer.cropped_passage_tokens(
-                passage, limit, generator, head=self._prefix_length(prefix)
-            )
+            head = len(self.tensorizer.bare_tokens([prefix.strip()])[0]) if prefix else 0
+            tokens = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=head)
         else:
             tokens = self.tensorizer.passage_tokens([passage])[0]
         return (
@@ -270,14 +244,6 @@ class Collator:
             if augment.mask_probability
             else tokens
         )
-
-    def _prefix_length(self, prefix: str | None) -> int:
-        """Tokens of a passage prefix, which stays when the text behind it is cropped."""
-        if not prefix:
-            return 0
-        if prefix not in self._prefix_lengths:
-            self._prefix_lengths[prefix] = len(self.tensorizer.bare_tokens([prefix.strip()])[0])
-        return self._prefix_lengths[prefix]
 
 
 def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:

@@ -28,14 +28,6 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (longer, shorter) if first > second else (shorter, longer)
 
 
-def crop_window(title: int, text: int, room: int, generator: np.random.Generator) -> tuple[int, slice]:
-    """Tokens kept of the title, at most half of ``room``, and a random window of the text for the rest."""
-    kept_title = min(title, room // 2)
-    window = room - kept_title
-    start = int(generator.integers(max(text - window, 0) + 1))
-    return kept_title, slice(start, start + window)
-
-
 @dataclass(frozen=True, slots=True)
 class JoinRule:
     """The special tokens around one sequence and around a pair; ``cut_start`` where a tokenizer cuts from the
@@ -77,11 +69,13 @@ class JoinRule:
         head: int = 0,
     ) -> list[int]:
         """As ``join``, with a random window of the text in place of its beginning; without a title its first
-        ``head`` tokens stay."""
+        ``head`` tokens stay. Of these, or of the title, at most half of what fits is kept."""
         room = max(max_length - sum(map(len, self.single if title is None else self.pair)), 0)
         first, rest = (text[:head], text[head:]) if title is None else (title, text)
         if len(first) + len(rest) > room:
-            kept, window = crop_window(len(first), len(rest), room, generator)
+            kept = min(len(first), room // 2)
+            start = int(generator.integers(max(len(rest) - (room - kept), 0) + 1))
+            window = slice(start, start + room - kept)
             title, text = (
                 (None, [*first[:kept], *rest[window]]) if title is None else (first[:kept], rest[window])
             )

@@ -4,11 +4,10 @@ state."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -17,7 +16,6 @@ from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, DprError
-from dpr.core.records import Passage, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, one_encoder_type
@@ -35,7 +33,6 @@ from dpr.data.settings import DataSetSettings
 from dpr.data.training_data import OpenedSets, SampleSource, is_drawn, known_document
 
 Item = TypeVar("Item")
-_LISTS = ("positives", "hard_negatives", "other_negatives")
 
 
 def data_row(
@@ -96,12 +93,7 @@ def cut_into_pools(
     sampling = with_weights_of_sets(sampling or Sampling(), sets)
     num_rows, names = [len(source) for source in sources], [source.name for source in sources]
     features = None
-    if sampling.group_by_length:
-        features = [
-            row_lengths(source, num_hard=collator.num_hard, num_other=collator.num_other)
-            for source in sources
-        ]
-    elif sampling.group_by_words:
+    if sampling.group_by_words:
         from dpr.data.word_groups import row_words  # most runs do not group by words
 
         features = [row_words(source) for source in sources]
@@ -124,47 +116,6 @@ def cut_into_pools(
         ]
         iterator = MultiSetDataIterator(parts, seed=seed, sampling=sampling, names=names)
     return PoolDataset(sets, iterator, collator)
-
-
-def row_lengths(source: SampleSource, *, num_hard: int, num_other: int) -> np.ndarray:
-    """Characters that a row brings into a pool, (N,) int64: its question, the positive and the negatives it
-    draws, each of average length.
-
-    Rows are grouped by them. Tokens would differ between text and stored tokens; characters do not.
-    """
-    questions, passages = (
-        source.character_counts() if hasattr(source, "character_counts") else counts_by_row(source)
-    )
-    positive, hard, other = (passages[name] for name in _LISTS)
-    # As in drawing: the other negatives stand in where a row has no hard ones.
-    hard = np.where(hard[:, 1:] > 0, hard, other)
-    return questions + _expected(positive, 1) + _expected(hard, num_hard) + _expected(other, num_other)
-
-
-def _expected(counts: np.ndarray, drawn: int) -> np.ndarray:
-    """Characters of up to ``drawn`` passages of a list, rounded down; whole numbers are the same on every
-    machine."""
-    characters, number = counts[:, 0], counts[:, 1]
-    lengths: np.ndarray = characters * np.minimum(number, drawn) // np.maximum(number, 1)
-    return lengths
-
-
-def counts_by_row(source: SampleSource) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Characters of each row's question (N,), and by list the characters (titles included) and number of its
-    passages (N, 2)."""
-    questions = np.zeros(len(source), dtype=np.int64)
-    passages = {name: np.zeros((len(source), 2), dtype=np.int64) for name in _LISTS}
-    for row in range(len(source)):
-        sample = source[row]
-        assert isinstance(sample, TrainingSample)  # token stores count characters by their text
-        questions[row] = len(sample.question)
-        for name in _LISTS:
-            listed: Sequence[Passage] = getattr(sample, name)
-            passages[name][row] = (
-                sum(len(passage.text) + len(passage.title) for passage in listed),
-                len(listed),
-            )
-    return questions, passages
 
 
 def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:

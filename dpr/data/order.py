@@ -16,10 +16,6 @@ from dpr.core.seeding import generator_for
 # Keys that separate the streams of random numbers.
 ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT, MIXTURE, LENGTHS, PAIRS = range(8)
 
-WINDOW_POOLS = 50
-"""Pools whose rows are sorted by length together: enough that a pool's rows are similar, few enough that
-other rows meet in each lap."""
-
 WINDOW_ROWS = 1 << 16
 """Rows among which those nearest by words are looked for: of many more, each pool would take long to find."""
 
@@ -69,22 +65,15 @@ def group(features: np.ndarray, pool_size: int, generator: np.random.Generator) 
     """Places of shuffled rows in a new order, in which pools hold rows that are alike and follow each other
     at random.
 
-    1. Windows of whole pools, in the order given. 2. Inside a window the rows are cut into pools: sorted by
-       their lengths, where
-    ``features`` (N,) are numbers, or each a row and those nearest to it by words (``WORDS``). 3. All pools
-    are shuffled, and the rows inside each, since ranks take consecutive slices. The number of rows is a
-    multiple of ``pool_size``.
+    1. Windows of whole pools, in the order given. 2. Inside a window the rows are cut into pools, each a row
+       and those nearest to it by words (``features`` (N,) of ``WORDS``). 3. All pools are shuffled, and the
+       rows inside each, since ranks take consecutive slices. The number of rows is a multiple of
+       ``pool_size``.
     """
-    by_words = features.dtype.names is not None
-    window = max(1, WINDOW_ROWS // pool_size) * pool_size if by_words else WINDOW_POOLS * pool_size
+    window = max(1, WINDOW_ROWS // pool_size) * pool_size
     starts = range(0, len(features), window)
-    parts = [features[start : start + window] for start in starts]
-    orders = [
-        nearest_together(part, pool_size) if by_words else np.argsort(part, kind="stable") for part in parts
-    ]
-    places = np.concatenate(
-        [start + order for start, order in zip(starts, orders, strict=True)] or [np.empty(0, dtype=np.int64)]
-    )
+    orders = [start + nearest_together(features[start : start + window], pool_size) for start in starts]
+    places = np.concatenate(orders or [np.empty(0, dtype=np.int64)])
     pools = generator.permuted(places.reshape(-1, pool_size), axis=1)
     return pools[generator.permutation(len(pools))].reshape(-1)
 

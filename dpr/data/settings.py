@@ -149,17 +149,8 @@ class SamplingSettings(Settings):
     """Pools of an epoch; 0 = as many as the sets have together."""
     mixed: bool = setting(False, on_resume=IDENTITY)
     """Draw every pool from all sets together; false: every pool from one set."""
-    group_by_length: bool = setting(False, on_resume=IDENTITY)
-    """Make pools of rows of similar length."""
     group_by_words: bool = setting(False, on_resume=IDENTITY)
     """Make pools of rows that share words, whose in-batch negatives are harder."""
-
-    def check_together(self, prefix: str) -> None:
-        if self.group_by_length and self.group_by_words:
-            raise ConfigError(
-                f"{prefix}group_by_length=true and {prefix}group_by_words=true are mutually exclusive; leave"
-                " one of them out"
-            )
 
     def check_shares(self, rates: Sequence[float] | None) -> None:
         """Raises ConfigError where several settings determine the sets' shares, or no share is above 0."""
@@ -224,11 +215,7 @@ class DataSetSettings(Settings):
     """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
     pairs: Any = None
     """The file is a corpus, and the set is pairs that are cut from its passages: mixed, or crops, sentence,
-    first, title, heading, question, neighbours, module:Class, a list of these, or weights by name
-    (docs/without_labels.md)."""
-    drop_words: float = setting(0.4, least=0, below=1)
-    """Probability with which a word of a question cut from a passage is dropped, in three of five
-    questions."""
+    title, module:Class, a list of these, or weights by name (docs/without_labels.md)."""
     held_back: float = setting(0.0, least=0, below=1)
     """Share of the documents that no pairs are cut from, or with held_only, that all are cut from."""
     held_only: bool = False

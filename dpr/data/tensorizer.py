@@ -14,14 +14,17 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, warn_once
-from dpr.core.offline import reading
 from dpr.core.records import Passage, StoredPassage
-from dpr.data.joining import JoinRule, crop_window
-from dpr.data.presentation import PresentedPassage, check_room, presented, split_tokens, tokens_before
+from dpr.data.joining import JoinRule
 from dpr.data.settings import TextSettings, check_selector_type
-from dpr.data.special_tokens import append_end_token, with_special_tokens
-from dpr.data.text import decorate_question
-from dpr.data.tokenizer_files import TOKENIZER, check_tokenizer_files
+from dpr.data.text import (
+    PresentedPassage,
+    check_room,
+    decorate_question,
+    presented,
+    split_tokens,
+)
+from dpr.data.tokenizer_files import append_end_token, load_tokenizer, with_special_tokens
 
 logger = get_logger(__name__)
 
@@ -37,7 +40,6 @@ _LONG_TITLE = 4  # characters, in units of the sequence length
 _LOST_WORDS = 0.02  # share of a vocabulary; one that was made of lower-cased texts has hardly any
 SHARE_SAID, _SHARE_REFUSED = 0.05, 0.5  # of unknown tokens
 _LEAST_TOKENS = 50  # fewer tell nothing about a language
-_UNUSUAL = "\ue000 \u4e00"  # characters that few vocabularies have
 
 
 class Tensorizer:
@@ -308,7 +310,10 @@ class Tensorizer:
         texts: list[list[tuple[int, PresentedPassage]]] = [[], []]
         for row, passage in enumerate(passages):
             if isinstance(passage, StoredPassage):
-                result[row] = self._rule().join(*self._stored_parts(passage), self.sequence_length)
+                title, text = passage.tokens()[:2]
+                if self.text.title_template:
+                    title, text = None, [*(title or ()), *text]
+                result[row] = self._rule().join(title, text, self.sequence_length)
                 continue
             shown = presented(passage, self.text)
             if len(shown.title) > _LONG_TITLE * self.sequence_length and self.join_rule is not None:
@@ -349,10 +354,6 @@ class Tensorizer:
         title_tokens = dict(zip(titles, self.bare_tokens(list(titles)), strict=True))
         return [(title_tokens.get(each.title), text) for each, text in zip(shown, texts, strict=True)]
 
-    def _stored_parts(self, passage: StoredPassage) -> tuple[Sequence[int] | None, Sequence[int]]:
-        title, text = passage.tokens()[:2]
-        return (None, [*(title or ()), *text]) if self.text.title_template else (title, text)
-
     def cropped_passage_tokens(
         self,
         passage: Passage | StoredPassage,
@@ -370,33 +371,13 @@ class Tensorizer:
         if prompt := self.text.passage_prompt.strip():
             head += len(self.bare_tokens([prompt])[0])
         if isinstance(passage, StoredPassage):
-            if self.text.title_template and (title := passage.tokens().title) is not None:
-                head = len(title)
-            return (
-                self._rule().crop(*self._stored_parts(passage), max_tokens, generator, head=head)
-                or self.empty_tokens
-            )
-        shown = presented(passage, self.text)
-        pair = (shown.title, shown.text) if shown.title else (shown.text,)
-        encoding = self._tokenize(
-            *([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False
-        ).encodings[0]
-        tokens, segments = encoding.ids, encoding.sequence_ids
-        if len(tokens) <= max_tokens:
-            return list(tokens) or self.empty_tokens
-        head = tokens_before(encoding, shown.head) if shown.head else head
-        of_text = [index for index, segment in enumerate(segments) if segment == len(pair) - 1]
-        of_title = [index for index, segment in enumerate(segments) if len(pair) == 2 and segment == 0]
-        num_special = len(tokens) - len(of_text) - len(of_title)
-        if len(pair) == 1:
-            of_title, of_text = of_text[:head], of_text[head:]
-        kept_title, window = crop_window(len(of_title), len(of_text), max_tokens - num_special, generator)
-        kept = {
-            *of_title[:kept_title],
-            *of_text[window],
-            *(index for index, segment in enumerate(segments) if segment is None),
-        }
-        return [token for index, token in enumerate(tokens) if index in kept] or self.empty_tokens
+            title, text = passage.tokens()[:2]
+        else:
+            title, text = self.passage_parts([passage])[0]
+        if self.text.title_template:
+            head = len(title) if title is not None else head
+            title, text = None, [*(title or ()), *text]
+        return self._rule().crop(title, text, max_tokens, generator, head=head) or self.empty_tokens
 
     def masked(self, tokens: list[int], probability: float, generator: np.random.Generator) -> list[int]:
         """Replaces ordinary tokens by the mask token, each with the given probability."""
@@ -458,7 +439,10 @@ class Tensorizer:
 
     def _rule(self) -> JoinRule:
         if self.join_rule is None:
-            raise ConfigError("this tokenizer cannot join tokens of a token store; set train.token_store=off")
+            raise ConfigError(
+                "this tokenizer puts special tokens between those of a text, so that texts are neither cropped"
+                " (set train.augment.crop_tokens=0) nor stored as tokens (train.token_store=off)"
+            )
         return self.join_rule
 
     def _state(self) -> Any:
@@ -496,59 +480,3 @@ class Tensorizer:
             )
             result += encoded["input_ids"]
         return result
-
-
-def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
-    """The tokenizer of a Hugging Face model or folder; a folder is read without the network. Code in it is
-    never run.
-
-    Raises:
-        InputError: there is none, or it is damaged.
-    """
-    from transformers import AutoTokenizer
-    from transformers.utils import has_file
-
-    if Path(name_or_folder).exists():
-        check_tokenizer_files(Path(name_or_folder))
-    try:
-        with reading(name_or_folder):
-            tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
-            # which one whose unknown token is not in its vocabulary cannot
-            tokenizer(_UNUSUAL, verbose=False)
-    except (
-        BaseException
-    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        hint = (
-            "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the"
-            " Hugging Face cache"
-        )
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        found, name = f"no tokenizer could be loaded ({reason})", str(name_or_folder)
-        if "/" in name and not Path(name).exists():
-            is_path = name.startswith((".", "/")) or name.count("/") > 1
-            found = (
-                "no such folder"
-                if is_path
-                else f"no such folder, and {found.replace('loaded', 'loaded by that name', 1)}"
-            )
-        raise InputError(found, file=name_or_folder, hint=hint) from error
-    if not isinstance(tokenizer.model_max_length, int | float):
-        raise InputError(
-            "model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json"
-        )
-    files = [
-        TOKENIZER,
-        *tokenizer.vocab_files_names.values(),
-        *tokenizer.init_kwargs.get("fast_tokenizer_files", ()),
-    ]
-    # else transformers makes one of nothing
-    is_read = any(has_file(str(name_or_folder), file, local_files_only=True) for file in files)
-    if not is_read or len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise InputError(
-            "has no vocabulary",
-            file=name_or_folder,
-            expected="tokenizer.json or vocab.txt beside config.json",
-        )
-    return tokenizer

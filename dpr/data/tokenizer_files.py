@@ -1,19 +1,18 @@
-"""Checks the files of a model folder before libraries read them, which panic or take all memory over some
-damage, and follow links and names to anywhere."""
+"""The tokenizer of a model folder: its files checked before libraries read them, which panic or take all memory
+over some damage, and follow links and names to anywhere; loaded, and given special tokens of DPR in unused slots
+of the vocabulary or an end token behind every text."""
 
 from __future__ import annotations
 
-import base64
-import binascii
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.offline import reading
 from dpr.core.settings import listed
 from dpr.storage.durable import read_json
 from dpr.storage.inside import inside, leads_inside
@@ -30,6 +29,7 @@ _OBJECTS = (
     "vocab.json",
 )
 _MAX_ID = 1 << 24
+_UNUSUAL = "\ue000 \u4e00"  # characters that few vocabularies have
 # Patterns of settings that count parts, and the largest value allowed; a config of 100 bytes could ask for
 # all memory.
 _MOST = {
@@ -37,7 +37,6 @@ _MOST = {
     r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000,
     r".*": 1 << 31,
 }
-_NODES_AT_ONCE = 4096
 _MIB = 1 << 20
 # The files of a folder that models and tokenizers are read from, with the largest size of each kind; of
 # weights, None.
@@ -47,7 +46,6 @@ _READ: dict[str, int | None] = {
     r"(tokenizer_config|added_tokens|special_tokens_map|.*\.index)\.json": 32 * _MIB,
     r"(.*config.*|modules)\.json|chat_template\..*": _MIB,
 }
-_LONGEST_TEXT = 1 << 14
 
 
 def check_files(folder: Path, *, within: Path | None = None) -> None:
@@ -88,7 +86,7 @@ def _check_index(file: Path) -> None:
 
 def check_tokenizer_files(folder: Path) -> None:
     """Raises InputError as ``check_files``, and for files that are not JSON objects, an unknown kind of
-    vocabulary, names of files elsewhere, and tables that point outside themselves."""
+    vocabulary, and names of files elsewhere."""
     check_files(folder)
     for name in _OBJECTS:
         if (folder / name).is_file():
@@ -106,8 +104,12 @@ def check_tokenizer_files(folder: Path) -> None:
                     )
             for file in listed(state.get("fast_tokenizer_files")):
                 inside(folder, file, stated_in=name)
-            if name == TOKENIZER and (found := _fault(state)):
-                raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
+            if name == TOKENIZER and not _has_vocabulary(state):
+                raise InputError(
+                    "its model has no vocabulary of tokens and their numbers",
+                    file=folder / name,
+                    hint="copy the tokenizer's files again",
+                )
 
 
 def check_numbers(values: Any, file: str | Path) -> None:
@@ -124,88 +126,131 @@ def check_numbers(values: Any, file: str | Path) -> None:
                 raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
 
 
-def _fault(state: dict[str, Any]) -> str | None:
+def _has_vocabulary(state: dict[str, Any]) -> bool:
     model = state.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
-        is_sound = all(type(number) is int and 0 <= number < _MAX_ID for number in vocabulary.values())
-    else:
-        is_sound = isinstance(vocabulary, list) and all(
-            isinstance(entry, list) and len(entry) == 2 for entry in vocabulary
-        )
-    if not is_sound:
-        return "its model has no vocabulary of tokens and their numbers"
-    if not all(map(_is_sound, _charsmaps(state.get("normalizer")))):
-        return "the precompiled_charsmap of its normalizer is damaged"
-    steps = [
-        state.get(name)
-        for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
-    ]
-    is_long = any(len(text) > _LONGEST_TEXT for text in _texts(steps))
-    return (
-        f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary"
-        if is_long
-        else None
+        return all(type(number) is int and 0 <= number < _MAX_ID for number in vocabulary.values())
+    return isinstance(vocabulary, list) and all(
+        isinstance(entry, list) and len(entry) == 2 for entry in vocabulary
     )
 
 
-def _charsmaps(normalizer: Any) -> Iterator[Any]:
-    waiting = [normalizer]
-    while waiting:
-        step = waiting.pop()
-        if isinstance(step, dict):
-            if step.get("type") == "Precompiled":
-                yield step.get("precompiled_charsmap")
-            waiting += step["normalizers"] if isinstance(step.get("normalizers"), list) else []
+def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
+    """The tokenizer of a Hugging Face model or folder; a folder is read without the network. Code in it is
+    never run.
 
-
-def _texts(steps: list[Any]) -> Iterator[str]:
-    """The texts that steps of a tokenizer put in, or look for; a table of characters is none."""
-    for step in steps:  # which grows
-        if isinstance(step, str):
-            yield step
-        elif isinstance(step, dict | list):
-            values = (
-                {key: value for key, value in step.items() if key != "precompiled_charsmap"}.values()
-                if isinstance(step, dict)
-                else step
-            )
-            steps += values
-
-
-def _is_sound(charsmap: Any) -> bool:
-    """Whether no text can lead the look-up outside the table.
-
-    The table is the size of a double array (4 bytes), the array's units of 4 bytes, then texts that end with
-    NUL. A unit holds the byte it stands for, the offset to its children, and whether a value, the place of a
-    text, is the first of them.
+    Raises:
+        InputError: there is none, or it is damaged.
     """
+    from transformers import AutoTokenizer
+    from transformers.utils import has_file
+
+    if Path(name_or_folder).exists():
+        check_tokenizer_files(Path(name_or_folder))
     try:
-        data = base64.b64decode(charsmap, validate=True)
-        size = int.from_bytes(data[:4], "little")
-        texts = data[4 + size :]
-        texts.decode()
-        units = np.frombuffer(data, dtype="<u4", count=size // 4, offset=4).astype(np.int64)
-    except (TypeError, ValueError, binascii.Error):
-        return False
-    offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
-    starts = np.array([byte & 0xC0 != 0x80 for byte in texts] + [True])  # of characters, and the end
-    seen = np.zeros(len(units), dtype=bool)
-    waiting = offsets[:1] if size % 4 == 0 else np.empty(0, dtype=np.int64)
-    if not len(waiting):
-        return False
-    while len(waiting):
-        nodes, waiting = waiting[:_NODES_AT_ONCE], waiting[_NODES_AT_ONCE:]
-        if (nodes | 0xFF).max() >= len(units):
-            return False
-        seen[nodes] = True
-        places = nodes[:, None] ^ np.arange(1, 256)
-        places = places[(units[places] & (1 << 31 | 0xFF)) == np.arange(1, 256)[None, :]]
-        children = places ^ offsets[places]
-        if children.size and children.max() >= len(units):
-            return False
-        values = units[children[(units[places] >> 8) & 1 == 1]] & ((1 << 31) - 1)
-        if values.size and (values.max() > len(texts) or not starts[values].all()):
-            return False
-        waiting = np.concatenate([waiting, np.unique(children[~seen[children]])])
-    return True
+        with reading(name_or_folder):
+            tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
+            # which one whose unknown token is not in its vocabulary cannot
+            tokenizer(_UNUSUAL, verbose=False)
+    except (
+        BaseException
+    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        hint = (
+            "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the"
+            " Hugging Face cache"
+        )
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        found, name = f"no tokenizer could be loaded ({reason})", str(name_or_folder)
+        if "/" in name and not Path(name).exists():
+            is_path = name.startswith((".", "/")) or name.count("/") > 1
+            found = (
+                "no such folder"
+                if is_path
+                else f"no such folder, and {found.replace('loaded', 'loaded by that name', 1)}"
+            )
+        raise InputError(found, file=name_or_folder, hint=hint) from error
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise InputError(
+            "model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json"
+        )
+    files = [
+        TOKENIZER,
+        *tokenizer.vocab_files_names.values(),
+        *tokenizer.init_kwargs.get("fast_tokenizer_files", ()),
+    ]
+    # else transformers makes one of nothing
+    is_read = any(has_file(str(name_or_folder), file, local_files_only=True) for file in files)
+    if not is_read or len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise InputError(
+            "has no vocabulary",
+            file=name_or_folder,
+            expected="tokenizer.json or vocab.txt beside config.json",
+        )
+    return tokenizer
+
+
+def with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:
+    """Gives token i the vocabulary slot of ``[unused i]``, so that the embedding table keeps its size and old
+    checkpoints their rows."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = state["model"].get("vocab")
+    for index, token in enumerate(special_tokens):
+        slot = f"[unused{index}]"
+        if not isinstance(vocabulary, dict) or (slot not in vocabulary and token not in vocabulary):
+            found = f"the vocabulary has no slot {slot} for {token!r}"
+            raise ConfigError(
+                f"special_tokens: {found}; use a model with [unusedN] slots or fewer special tokens"
+            )
+        if token not in vocabulary:
+            vocabulary[token] = vocabulary.pop(slot)
+        entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        if not any(added["content"] == token for added in state["added_tokens"]):
+            state["added_tokens"].append({"id": vocabulary[token], "content": token, **entry})
+    return type(tokenizer)(tokenizer_object=type(tokenizer.backend_tokenizer).from_str(json.dumps(state)))
+
+
+def append_end_token(tokenizer: Any) -> None:
+    """Makes a fast tokenizer end every text and every pair with its end token, where it does not so far. The
+    token counts towards the length, and what is cut is the text.
+
+    Raises:
+        ConfigError: it has no end token.
+    """
+    if tokenizer.eos_token is None:
+        raise ConfigError(
+            "encoder.append_eos=true, but the tokenizer has no end token (eos_token); set it to false"
+        )
+    end: int = tokenizer.eos_token_id
+    if tokenizer("1", verbose=False)["input_ids"][-1:] == [end]:
+        return
+    backend = tokenizer.backend_tokenizer
+    state = json.loads(backend.to_str())
+    state["post_processor"] = _ending(state["post_processor"], tokenizer.eos_token, end)
+    backend.post_processor = type(backend).from_str(json.dumps(state)).post_processor
+
+
+def _ending(processor: dict[str, Any] | None, token: str, number: int) -> dict[str, Any]:
+    """A post-processor with the token at the end of its template; templates one after the other would panic,
+    so there is one."""
+    parts = [processor] if processor is not None else []
+    if processor is not None and processor["type"] == "Sequence":
+        parts = processor["processors"]
+    others = [part for part in parts if part["type"] != "TemplateProcessing"]
+    if strange := [part["type"] for part in others if part["type"] != "ByteLevel"]:
+        raise ConfigError(
+            f"encoder.append_eos=true, but this tokenizer adds special tokens by {strange[0]}; set it to"
+            " false"
+        )
+    template = next((part for part in parts if part["type"] == "TemplateProcessing"), _plain_template())
+    for kind in ("single", "pair"):
+        template[kind] = [*template[kind], {"SpecialToken": {"id": token, "type_id": 0}}]
+    template["special_tokens"] |= {token: {"id": token, "ids": [number], "tokens": [token]}}
+    return {"type": "Sequence", "processors": [*others, template]}
+
+
+def _plain_template() -> dict[str, Any]:
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {"type": "TemplateProcessing", "single": [first], "pair": [first, second], "special_tokens": {}}

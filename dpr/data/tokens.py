@@ -1,14 +1,19 @@
 """A training set's tokens, stored once by several processes; batches are exactly those made from the text.
+Of a corpus, the tokens that pairs are cut from.
 
 Questions are stored with their prompt, prefix and suffix, passages as title and text apart (normalised and
 with a prefix if the set asks for it, after the model's prompt), nothing cut off and without special tokens.
 So one store serves every sequence length, and what is random in training (negatives, cropping, masking) is
 drawn as from the text.
+
+A row of a corpus's store has one positive, the passage, and as its question the numbers that tell its words
+(docs/file_formats.md).
 """
 
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +26,23 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.machine import usable_cores
 from dpr.core.progress import Progress
-from dpr.core.records import PassageTokens, StoredPassage, StoredSample, StoreFacts, TrainingSample
+from dpr.core.records import (
+    KnownDocument,
+    PassageTokens,
+    StoredPassage,
+    StoredSample,
+    StoreFacts,
+    TrainingSample,
+)
+from dpr.core.seeding import generator_for
 from dpr.data.collator import as_encoded, encoded_text, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
-from dpr.data.pair_tokens import StoredPairs, TokensOfWordsError, why_cut_from_text
-from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.data.order import PAIRS
+from dpr.data.pairs import Cut, PseudoPairs, Words, draw
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.training_data import known_document
+from dpr.data.words import written_spans
 from dpr.formats.token_store import (
     LAYOUT_VERSION,
     TokenPartWriter,
@@ -45,18 +60,38 @@ logger = get_logger(__name__)
 _BLOCKS_PER_PART = 4  # a part is some 16 MB of text: some seconds of work, which is what a killed build loses
 _ROWS_AT_ONCE = 256
 _COMPARED_ROWS = 16
+# A number tells how many tokens a word has, and by this bit that a sentence begins with it.
+_STARTS = 1 << 14
+_LENGTH = _STARTS - 1
 
 
-class StoredTokens:
-    """A training set whose rows come as tokens, in place of the set it was made of. Pickles as paths."""
+class _Stored:
+    """A set whose rows come as tokens, in place of the set ``text`` it was made of. Pickles as paths."""
 
-    def __init__(self, text: TrainingSet, folder: Path, facts: StoreFacts) -> None:
+    def __init__(self, text: Any, folder: Path, facts: StoreFacts) -> None:
         self.text, self.name, self.fingerprint = text, text.name, text.fingerprint
         self._folder, self._facts = folder, facts
         self._store = TokenStore(folder, facts)
 
     def __len__(self) -> int:
         return len(self._store)
+
+    def equals_text(self, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
+        """Compares some rows, spread over the set, with the tokens of their text."""
+        rows = np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist()
+        return all(self._row_equals(row, tensorizer, options) for row in rows)
+
+    def _row_equals(self, row: int, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.text, self._folder, self._facts))
+
+
+class StoredTokens(_Stored):
+    """A training set whose rows come as tokens."""
+
+    text: TrainingSet
 
     def __getitem__(self, row: int) -> StoredSample:
         return self._store[row]
@@ -69,24 +104,20 @@ class StoredTokens:
             for passage in self._store[other].positives
         )
 
-    def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        return self.text.character_counts()
-
-    def equals_text(self, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-        """Compares some rows, spread over the set, with the tokens of their text."""
-        for row in np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist():
-            sample, text = self[row], self.text[row]
-            if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens(
-                [text.question], **options.of_questions
-            ):
+    def _row_equals(self, row: int, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
+        sample, text = self[row], self.text[row]
+        if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens(
+            [text.question], **options.of_questions
+        ):
+            return False
+        for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
+            given = [as_encoded(passage, options) for passage in theirs]
+            if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens(given):
                 return False
-            for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
-                given = [as_encoded(passage, options) for passage in theirs]
-                if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens(given):
-                    return False
-                identities = [judgement_identity(passage, self.name) for passage in theirs]
-                if [passage.identity for passage in ours] != identities:
-                    return False
+            if [passage.identity for passage in ours] != [
+                judgement_identity(passage, self.name) for passage in theirs
+            ]:
+                return False
         return True
 
     @staticmethod
@@ -108,8 +139,147 @@ class StoredTokens:
             positives, hard, other = ([part.numbers[passage] for passage in passages] for passages in lists)
             part.add_row(question, positives, hard, other, scores=scores)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (StoredTokens, (self.text, self._folder, self._facts))
+
+class TokensOfWordsError(ConfigError):
+    """A tokenizer does not keep words apart."""
+
+
+def why_cut_from_text(pairs: PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings) -> str:
+    """What in the settings changes texts after they are cut, so that the tokens of the corpus are of no use;
+    empty where nothing does."""
+    if pairs.makers:
+        return "since a class of the user's makes them"
+    if tensorizer.text.plain_apostrophes:
+        return "since apostrophes of questions are changed (encoder.plain_apostrophes)"
+    changed = (
+        options.normalize,
+        options.passage_prefix,
+        tensorizer.text.passage_prompt,
+        any(options.of_questions.values()),
+    )
+    return (
+        "since they get a prompt or are normalised"
+        if any(changed) or tensorizer.text.question_prompt(None)
+        else ""
+    )
+
+
+class TokenRow:
+    """A passage as its tokens."""
+
+    def __init__(self, sample: StoredSample) -> None:
+        (self._passage,) = sample.positives
+        num_title, num_tokens, *rest = sample.question
+        self._title = rest[:num_tokens]
+        lengths = rest[num_tokens : num_tokens + num_title]
+        codes = rest[num_tokens + num_title :]
+        self._title_ends = [0, *accumulate(lengths)]
+        self._ends = [0, *accumulate(code & _LENGTH for code in codes)]
+        sentences = [word for word, code in enumerate(codes) if code & _STARTS]
+        self.words = Words(num_title, len(codes), sentences)
+
+    @property
+    def document(self) -> int:
+        return self._passage.identity[0]
+
+    def sample(self, cut: Cut, identity: tuple[int, int]) -> StoredSample:
+        title, text = self._passage.tokens()[:2]
+        question: list[int] = []
+        for word in cut.title:
+            question += self._title[self._title_ends[word] : self._title_ends[word + 1]]
+        for word in cut.question:
+            question += text[self._ends[word] : self._ends[word + 1]]
+        part: list[int] = []
+        for start, end in cut.passage:
+            part += text[self._ends[start] : self._ends[end]]
+        made = PassageTokens(None if cut.title else title, part, identity, False)
+        passage = StoredPassage(self._passage.part, self._passage.number, _read=made)
+        return StoredSample(question, (passage,), (), ())
+
+
+class StoredPairs(_Stored):
+    """``PseudoPairs`` whose rows come as tokens."""
+
+    text: PseudoPairs
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __getitem__(self, row: int) -> StoredSample:
+        return self.drawn(row, generator_for(PAIRS, 0, 0, 0, row))
+
+    def drawn(self, row: int, generator: np.random.Generator) -> StoredSample:
+        sample: StoredSample = draw(self.text, self.row, row, generator)
+        return sample
+
+    def row(self, number: int) -> TokenRow:
+        """A passage of the corpus."""
+        return TokenRow(self._store[number])
+
+    def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
+        return (known_document(self[row]),)
+
+    def _row_equals(self, row: int, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
+        ours, theirs = self[row], self.text[row]
+        return tensorizer.question_tokens([ours.question]) == tensorizer.question_tokens(
+            [theirs.question]
+        ) and tensorizer.passage_tokens(ours.positives) == tensorizer.passage_tokens(theirs.positives)
+
+    @staticmethod
+    def add_rows(
+        part: TokenPartWriter,
+        text: PseudoPairs,
+        rows: range,
+        tensorizer: Tensorizer,
+        options: DataSetSettings,
+    ) -> None:
+        """Stores passages of a corpus, a row each (docs/file_formats.md has the numbers that stand in place of
+        a question).
+
+        Raises:
+            TokensOfWordsError: the tokens of a text are not those of its words.
+        """
+        found = list(text.passages(rows.start, rows.stop))
+        passages = [row.passage for row in found]
+        titles = _tokens_of_words([passage.title for passage in passages], tensorizer)
+        texts = _tokens_of_words([passage.text.strip() for passage in passages], tensorizer)
+        # By a title template, what is put before a text may change how it is tokenised.
+        parts = tensorizer.passage_parts(passages) if tensorizer.text.title_template else None
+        for index, (row, (plain, lengths), (tokens, codes)) in enumerate(
+            zip(found, titles, texts, strict=True)
+        ):
+            words = row.words
+            for word in words.sentences:
+                codes[word] |= _STARTS
+            title, body = parts[index] if parts else (plain if row.passage.title else None, tokens)
+            if any([len(body) != len(tokens), len(plain) > _LENGTH, words.title > _LENGTH]):
+                raise TokensOfWordsError("the tokens of a text are not those of its words")
+            number = part.add_passage(PassageTokens(title, body, (row.document, 0), False))
+            part.add_row([words.title, len(plain), *plain, *lengths, *codes], [number], [], [])
+
+
+def _tokens_of_words(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], list[int]]]:
+    """The tokens of each text, and how many each of its words has."""
+    encoded: Any = tensorizer.tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
+    counted = []
+    for text, encoding in zip(texts, encoded.encodings, strict=True):
+        spans = written_spans(text)
+        places = (
+            np.searchsorted(
+                [start for start, _ in spans], [start for start, _ in encoding.offsets], side="right"
+            )
+            - 1
+        )
+        if any(
+            place < 0 or end > spans[place][1]
+            for place, (_, end) in zip(places.tolist(), encoding.offsets, strict=True)
+        ):
+            raise TokensOfWordsError("a token reaches over two words")
+        lengths = np.bincount(places, minlength=len(spans))
+        if lengths.size and lengths.max() > _LENGTH:
+            raise TokensOfWordsError("a word has too many tokens")
+        counted.append((list(encoding.ids), lengths.tolist()))
+    return counted
 
 
 def open_tokens(
@@ -186,7 +356,7 @@ def store_facts(
     """Everything that decides what a store holds."""
     is_corpus = isinstance(text, PseudoPairs)
     return {
-        "kind": "token store of a corpus" if is_corpus else "token store",
+        "kind": "tokens of a corpus" if is_corpus else "token store",
         "layout": LAYOUT_VERSION,
         "text": text.corpus_fingerprint if isinstance(text, PseudoPairs) else text.fingerprint,
         "rows": text.block_ends()[-1],

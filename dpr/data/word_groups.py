@@ -16,9 +16,9 @@ import numpy as np
 
 from dpr.core.hashes import text_hash
 from dpr.core.records import CutPassage, StoredSample, TrainingSample
-from dpr.data.near_duplicates import words_of
 from dpr.data.order import WORDS
 from dpr.data.training_data import SampleSource
+from dpr.data.words import words_of
 
 _WIDTH = WORDS["vector"].shape[0]
 _PLACES = 8

@@ -1,4 +1,4 @@
-"""The words of a text, in scripts that are written without spaces, too.
+"""The words of a text, in scripts that are written without spaces, too; and which texts nearly repeat others.
 
 In Chinese, Japanese, Thai, Lao, Khmer, Burmese and their like no space tells where a word ends, and Korean
 joins endings to its words. There each two neighbouring characters are a word, as in Lucene's analyser of
@@ -8,11 +8,17 @@ question and a text alike wherever their clauses begin.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
+import numpy as np
 import regex
+
+from dpr.core.errors import ConfigError
 
 WORDS_VERSION = 2
 """Of this rule. What holds words of another one, such as a saved index, is not to be searched with these."""
@@ -75,3 +81,75 @@ def joined(text: str, spans: Sequence[tuple[int, int]]) -> str:
             parts.append(" ")
         parts.append(text[start:end])
     return "".join(parts)
+
+
+NEAR_DUPLICATE = 0.8
+"""Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
+_WORD = re.compile(r"\w+")
+_Member = TypeVar("_Member")
+
+
+def words_of(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(split_words(text.casefold(), _WORD))
+
+
+def jaccard(first: frozenset[_Member], second: frozenset[_Member]) -> float:
+    """Common members as a share of all; 0 for two empty sets."""
+    common = len(first & second)
+    return common / (len(first) + len(second) - common) if common else 0.0
+
+
+def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> list[int | None]:
+    """For each text, the index of the earliest kept text it nearly repeats, or ``None`` where it is kept
+    itself.
+
+    A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard
+    similarity of their sets reaches ``threshold``. The search is exact, not sampled: two sets that similar
+    must share one of their rarest members (prefix filtering as in Bayardo, Ma and Srikant, "Scaling up all
+    pairs similarity search", WWW 2007), so a text is compared only with the kept ones that share a member of
+    its prefix, the ``n - ceil(threshold * n) + 1`` rarest of its ``n`` members. Copies never enter the
+    register, so a thousand copies cost a thousand comparisons, not a million.
+
+    A text of ten or more words with one word changed is always found at the default threshold. Texts without
+    any word are kept.
+
+    Raises:
+        ConfigError: ``threshold`` is not in (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise ConfigError(f"threshold={threshold} is out of range; it must be above 0 and at most 1")
+    original: list[int | None] = []
+    register: defaultdict[int, list[int]] = defaultdict(list)
+    kept: dict[int, frozenset[int]] = {}
+    for index, members in enumerate(_members_from_rare_to_common(texts)):
+        own = frozenset(members)
+        # The small number: 0.7 * 10 is a little above 7, and a prefix one too short would miss a pair exactly
+        # at the threshold.
+        prefix = members[: len(members) - math.ceil(threshold * len(members) - 1e-9) + 1]
+        candidates = {other for member in prefix for other in register.get(member, ())}
+        match = min(
+            (other for other in candidates if jaccard(own, kept[other]) >= threshold - 1e-9), default=None
+        )
+        original.append(match)
+        if match is None:
+            kept[index] = own
+            for member in prefix:
+                register[member].append(index)
+    return original
+
+
+def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
+    """The set of each text, its members as numbers that grow with the number of texts they occur in."""
+    numbers: dict[str | tuple[str, str], int] = {}
+    sets = []
+    for text in texts:
+        words = split_words(text.casefold(), _WORD)
+        found: list[str | tuple[str, str]] = [*words, *pairwise(words)]
+        sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in found]))
+    counts = np.zeros(len(numbers), dtype=np.int64)
+    for members in sets:
+        counts[members.astype(np.int64)] += 1
+    rank = np.empty_like(counts)
+    rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
+    return [np.sort(rank[members.astype(np.int64)]).tolist() for members in sets]

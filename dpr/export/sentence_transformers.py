@@ -20,8 +20,8 @@ import torch
 from dpr.core.lazy import require, version_of
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
-from dpr.data.presentation import presented
 from dpr.data.settings import TextSettings
+from dpr.data.text import presented
 from dpr.export.checking import Format, Texts, in_order
 from dpr.export.onnx_graph import STATES, GraphEncoder, write_precisions, write_states_graph
 from dpr.export.tower_files import (
@@ -176,7 +176,7 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
         pooled_by = "mean" if is_table else standard_pooling(model)
         write_module(
             folder / name,
-            pooling_settings(pooled_by, backbone.config.hidden_size, include_prompt=settings.pool_prompts),
+            pooling_settings(pooled_by, backbone.config.hidden_size),
             {},
         )
     if (dense := _dense(model, tower)) is not None:

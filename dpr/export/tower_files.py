@@ -67,7 +67,6 @@ def refuse_token_weights(model: BiEncoder, source: str) -> None:
     reason = f"its pooling ({model.settings.pooling}) weights tokens"
     problems = {
         reason: weights_tokens(model),
-        "its pooling leaves out the tokens of prompts": not model.settings.pool_prompts,
     }
     refuse(problems, source, hint="to=sentence-transformers writes most such models, to=onnx all")
 

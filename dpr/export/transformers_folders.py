@@ -14,8 +14,8 @@ import torch
 
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
-from dpr.data.presentation import presented
 from dpr.data.settings import TextSettings
+from dpr.data.text import presented
 from dpr.export.checking import Format, in_order, token_batches
 from dpr.export.tower_files import (
     refuse,
@@ -39,7 +39,6 @@ _POOLED = {
     "last": "states[range(len(states)), tokens.attention_mask.sum(1) - 1]",
     "mean": "(states * mask).sum(1) / mask.sum(1)",
     "max": "states.masked_fill(mask == 0, float('-inf')).amax(1)",
-    "mean_sqrt": "(states * mask).sum(1) / mask.sum(1).sqrt()",
     "weighted_mean": "(states * mask.cumsum(1) * mask).sum(1) / (mask.cumsum(1) * mask).sum(1)",
 }
 
@@ -128,8 +127,6 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
 def pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) -> torch.Tensor:
     """States (N, L, H) pooled: (N, V); ``pooling`` by its name here, ``attention_mask`` (N, L) 1 at real
     tokens."""
-    if "+" in pooling:
-        return torch.cat([pooled(states, attention_mask, part) for part in pooling.split("+")], dim=1)
     if pooling == "cls":
         return states[:, 0]
     if pooling == "last":
@@ -138,8 +135,7 @@ def pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) -> 
     if pooling == "max":
         return states.masked_fill(mask == 0, -torch.inf).amax(1)
     weights = mask.cumsum(1) * mask if pooling == "weighted_mean" else mask
-    count = weights.sum(1)
-    return (states * weights).sum(1) / (count.sqrt() if pooling == "mean_sqrt" else count)
+    return (states * weights).sum(1) / weights.sum(1)
 
 
 def usage(model: BiEncoder) -> str:
@@ -153,7 +149,7 @@ def usage(model: BiEncoder) -> str:
             "",
         )
     scaled = "torch.nn.functional.normalize(vectors, dim=-1)" if settings.normalize else "vectors"
-    loads, parts = _class(model), [_POOLED[name] for name in standard_pooling(model).split("+")]
+    loads = _class(model)
     return f"""import torch
 from transformers import {loads}, AutoTokenizer
 
@@ -164,7 +160,7 @@ def encode(folder, length, texts, *titled):
     with torch.no_grad():
         states = model(**tokens).last_hidden_state
     mask = tokens.attention_mask[..., None]
-    vectors = {parts[0] if len(parts) == 1 else f"torch.cat([{', '.join(parts)}], dim=1)"}
+    vectors = {_POOLED[standard_pooling(model)]}
     vectors = vectors[:, :{model.dimension}]
     return {scaled}
 

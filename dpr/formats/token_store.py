@@ -185,7 +185,6 @@ class TokenPart:
             tuple(passages[:positives]),
             tuple(passages[positives:end]),
             tuple(passages[end:]),
-            self._facts,
         )
 
     def _refuse(self, name: str, number: int) -> NoReturn:

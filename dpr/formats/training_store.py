@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
@@ -117,18 +116,6 @@ class RowStore(MappedBatches):
             )
         )
 
-    def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Characters of each row's question (N,); per kind of passage, characters (titles included) and
-        number of each row's (N, 2)."""
-        questions = [
-            pc.utf8_length(batch.column("question")).to_numpy(zero_copy_only=False) for batch in self.batches
-        ]
-        passages = {
-            name: np.concatenate([_passage_characters(batch.column(name)) for batch in self.batches])
-            for name in _LISTS
-        }
-        return np.concatenate(questions).astype(np.int64), passages
-
     def rows_with_same_question(self, row: int) -> list[int]:
         """Other rows whose question is exactly that of ``row``, in order."""
         index = int(np.searchsorted(self._duplicate_rows, row))
@@ -137,17 +124,6 @@ class RowStore(MappedBatches):
         leader = self._leaders[index]
         low, high = np.searchsorted(self._leaders_in_order, [leader, leader + 1])
         return [int(member) for member in self._rows_by_leader[low:high] if member != row]
-
-
-def _passage_characters(listed: pa.ListArray) -> np.ndarray:
-    """Characters and number of the passages of each row, (N, 2)."""
-    offsets = listed.offsets.to_numpy(zero_copy_only=False)
-    lengths = sum(
-        pc.utf8_length(listed.values.field(name)).to_numpy(zero_copy_only=False).astype(np.int64)
-        for name in ("text", "title")
-    )
-    ends = np.concatenate([[0], np.cumsum(lengths)])[offsets]
-    return np.stack([np.diff(ends), np.diff(offsets)], axis=1).astype(np.int64)
 
 
 def _passages(batch: pa.RecordBatch, column: str, index: int) -> tuple[Passage, ...]:

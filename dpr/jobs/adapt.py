@@ -165,7 +165,7 @@ def require_model(key: str, name: str | None) -> None:
     Raises:
         ConfigError: there is none.
     """
-    from dpr.models.pretrained import read_config
+    from dpr.models.backbones import read_config
 
     if name is None:
         return

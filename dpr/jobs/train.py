@@ -13,16 +13,15 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.seeding import seed_everything
-from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import TextSettings
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.catalogue import warn_of_lost_space
 from dpr.jobs.sources import NamedSource, resolve_training_files
 from dpr.losses.protocol import Loss
-from dpr.models.backbones import is_without_weights
+from dpr.models.backbones import is_without_weights, read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.pretrained import read_config
 from dpr.models.sentence_transformers import MODULES
 from dpr.models.settings import (
     EncoderSettings,
@@ -144,7 +143,6 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         do_lower_case=config.do_lower_case,
         special_tokens=config.special_tokens or (),
         options=options,
-        token_frequencies=encoder.token_frequencies,
     )
 
 
@@ -243,8 +241,13 @@ def open_pairs(source: NamedSource) -> PseudoPairs:
             f"{key}.file names {len(source.files)} files, but pairs are cut from one corpus; make an entry of"
             " each"
         )
-    cut = {name: getattr(given, name) for name in ("drop_words", "held_back", "held_only")}
-    return PseudoPairs(source.files[0], name=source.name, kinds=given.pairs, **cut)
+    return PseudoPairs(
+        source.files[0],
+        name=source.name,
+        kinds=given.pairs,
+        held_back=given.held_back,
+        held_only=given.held_only,
+    )
 
 
 def build_trainer(

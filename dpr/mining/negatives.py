@@ -12,8 +12,8 @@ from typing import Protocol
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.core.seeding import generator_for
-from dpr.data.near_duplicates import jaccard, words_of
 from dpr.data.text import plain
+from dpr.data.words import jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.indexer.ranking import Ranking
 from dpr.mining.settings import MiningSettings

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpr.core.errors import CheckpointError, ConfigError, InputError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.lazy import require
-from dpr.core.offline import no_downloads
-from dpr.models.backbones import distinct_weights, is_without_weights, load_backbone
+from dpr.models.backbones import base_model, distinct_weights, is_without_weights, load_backbone
 from dpr.models.settings import EncoderSettings, TowerOptions
 from dpr.models.trials import layers_of
 
@@ -172,21 +171,13 @@ def load_base(stored: BaseModel, source: Path, given: str | None = None, **dropo
     Raises:
         CheckpointError: it is not here, or its weights are not those that the adapters were trained with.
     """
-    hint = "set encoder.pretrained_model_cfg=<folder of that model>"
-    try:
-        with nullcontext() if given else no_downloads():
-            backbone = load_backbone(given or stored.name, **dropout)
-    except InputError as error:
-        if given:
-            raise
-        raise CheckpointError(
-            f"its adapters belong to {stored.name}, which is not on this machine", file=source, hint=hint
-        ) from error
+    with base_model(given, stored.name, source) as name:
+        backbone = load_backbone(name, **dropout)
     if stored.fingerprint and weights_fingerprint(backbone) != stored.fingerprint:
         raise CheckpointError(
-            f"its adapters belong to {stored.name}; {given or stored.name} has other weights",
+            f"its adapters belong to {stored.name}; {name} has other weights",
             file=source,
-            hint=hint,
+            hint="set encoder.pretrained_model_cfg=<folder of that model>",
         )
     return backbone
 

@@ -1,22 +1,267 @@
-"""Backbones: Hugging Face encoders without their poolers, from files or from a config, with a given
-dropout."""
+"""Backbones: third-party models, read by transformers from a folder or by a name that a person typed; encoders
+without their poolers, with a given dropout.
+
+A folder decides what the model is: sizes, weights, vocabulary. It does not decide how it is run: attention,
+kernels, quantisation, parallel plans and code that a config names are dropped. Folders are read without
+network access.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpr.core.errors import CheckpointError, InputError
-from dpr.models.pretrained import CONFIG, load_weights, read_config, without_running
-from dpr.storage.durable import MANIFEST, read_manifest
+from dpr.core.distributed import current_ranks
+from dpr.core.errors import CheckpointError, InputError, first_line
+from dpr.core.offline import no_downloads, overlapping, reading
+from dpr.data.tokenizer_files import check_files, check_numbers
+from dpr.storage.durable import MANIFEST, read_json, read_manifest
+from dpr.storage.strict_json import describe
+
+CONFIG = "config.json"
+HINT = (
+    "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face"
+    " cache"
+)
+# Keys of a config that decide how a model is run, not what it is.
+_RUNNING = re.compile(
+    r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
+    r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
+    r"|transformers_weights|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
+)
+_MAX_SIZE = {
+    "num_attention_heads": 1 << 12,
+    "hidden_size": 1 << 17,
+    "vocab_size": 1 << 24,
+    "intermediate_size": 1 << 20,
+}
+_MAX_POSITIONS = 1 << 24
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The settings in a file; empty where there is none. CheckpointError for what is not an object."""
+    found = read_json(file) if os.path.lexists(file) else {}  # what is there must be a file
+    if not isinstance(found, dict):
+        raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
+    return found
+
+
+@contextmanager
+def base_model(given: str | None, stored: str, file: Path) -> Iterator[str]:
+    """The name of a model that another file builds on: ``given`` by a person, else the one ``stored`` in the
+    file, which is only sought on this machine, so that no file can cause a download.
+
+    Raises:
+        CheckpointError: the stored one is not here, or cannot be loaded.
+    """
+    try:
+        with nullcontext() if given else no_downloads():
+            yield given or stored
+    except (InputError, OSError) as error:  # OSError: a name of a thousand letters
+        if given:
+            raise
+        reason = error.found if isinstance(error, InputError) else first_line(error)
+        raise CheckpointError(
+            f"it builds on {stored[:100]}, which cannot be loaded on this machine ({reason})",
+            file=file,
+            hint="set encoder.pretrained_model_cfg=<folder of that model, with config.json and tokenizer>",
+        ) from error
+
+
+def read_config(source: str | Path) -> Any:
+    """The config of a model, without what decides how it is run.
+
+    Raises:
+        InputError: there is none, it is damaged, or it asks for a model of impossible size.
+    """
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    import dpr.models.static  # noqa: F401 (makes its family known to transformers)
+
+    folder = Path(source)
+    if folder.is_file():
+        raise InputError("is a file", file=source, expected="the folder of a model, or the name of one")
+    file: str | Path = folder / CONFIG if folder.is_dir() else source
+    try:
+        if folder.is_dir():
+            check_files(folder)
+            values = read_json(folder / CONFIG)
+        else:
+            with reading(source):
+                values = PretrainedConfig.get_config_dict(str(source))[0]
+        check_numbers(values, file)
+        values = without_running(values)
+        if values.get("model_type") not in list(CONFIG_MAPPING.keys()):
+            raise InputError(
+                f"model_type is {describe(values.get('model_type'))}",
+                file=file,
+                expected="a family that transformers knows",
+            )
+        config = CONFIG_MAPPING[values["model_type"]].from_dict(values, name_or_path=str(source))
+    except InputError:
+        raise
+    except Exception as error:  # transformers checks some values and fails on others
+        is_missing = (
+            str(source).startswith((".", "/")) or str(source).count("/") > 1
+        ) and not folder.exists()
+        reason = "there is no such folder" if is_missing else first_line(error)
+        raise InputError(f"no model config could be loaded ({reason})", file=file, hint=HINT) from error
+    refuse_impossible_sizes(config, {}, file)
+    return config
+
+
+def without_running(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a config, nested ones included, without what decides how a model is run."""
+    kept = {name: value for name, value in values.items() if not _RUNNING.fullmatch(name)}
+    return {
+        name: without_running(value) if isinstance(value, dict) else value for name, value in kept.items()
+    }
+
+
+def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], file: str | Path) -> None:
+    """InputError if a config asks for a larger model than the weights beside it, so that no file of a few
+    bytes can take all memory."""
+    most = max((size for shape in shapes.values() for size in shape), default=0)
+    limits = {name: most or limit for name, limit in _MAX_SIZE.items()}
+    limits |= {"num_hidden_layers": len(shapes) or 1000, "max_position_embeddings": max(most, _MAX_POSITIONS)}
+    for name, limit in limits.items():
+        value = getattr(config, name, 1)
+        # a static encoder (dpr.models.static)
+        least = 0 if name == "num_hidden_layers" and config.model_type == "openai-gpt" else 1
+        if value is not None and (type(value) is not int or not least <= value <= limit):
+            limited = ", the size of the weights" if shapes else ""
+            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"1 to {limit}{limited}")
+
+
+def load_weights(model_class: Any, source: str | Path, config: Any, **options: Any) -> Any:
+    """A model of ``model_class`` (one of transformers' Auto classes) in fp32 with the weights of ``source``.
+
+    Raises:
+        InputError: weights are damaged, missing, or of another shape than in ``config``.
+    """
+    folder = Path(source)
+    if folder.is_dir() and (shapes := weight_shapes(folder)):
+        refuse_impossible_sizes(config, shapes, folder / CONFIG)
+    try:
+        with reading(source), _quiet_loading(), _without_adapters():
+            model, info = model_class.from_pretrained(
+                str(source),
+                config=config,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **options,
+            )
+    except Exception as error:
+        if (
+            type(error).__name__ == "UnpicklingError"
+        ):  # torch's words would be advice to run whatever the file holds
+            found = (
+                "its weights are a damaged pickle, or hold more than tensors, which torch's restricted reader"
+                " refuses"
+            )
+            hint = "save the model as safetensors, with save_pretrained of a recent transformers"
+            raise InputError(found, file=source, hint=hint) from error
+        raise InputError(f"the weights could not be loaded ({first_line(error)})", file=source) from error
+    missing = sorted(info["missing_keys"])
+    if missing or info.get("mismatched_keys"):
+        found = (
+            f"{len(missing)} weights of {type(model).__name__} are missing or of another shape (first:"
+            f" {', '.join(missing[:3])})"
+        )
+        raise InputError(found, file=source, expected="a file with all weights of that model")
+    return model
+
+
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by name in the safetensors files of a folder; InputError if a file is damaged or holds quantised
+    weights."""
+    from safetensors import SafetensorError, safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(str(file), "pt") as opened:
+                parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dictionary)
+                shapes |= {name: tuple(part.get_shape()) for name, part in parts.items()}
+                kinds = {
+                    str(part.get_dtype())
+                    for name, part in parts.items()
+                    if name.endswith((".weight", ".bias"))
+                }
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"cannot be read ({first_line(error)})", file=file, expected="a safetensors file"
+            ) from error
+        if other := kinds - {"F64", "F32", "F16", "BF16"}:
+            expected = "F32, F16, BF16 or F64; quantised models are not read"
+            raise InputError(f"holds weights of type {min(other)}", file=file, expected=expected)
+    return shapes
+
+
+def check_safetensors(folder: Path) -> None:
+    """CheckpointError if a folder has no safetensors file; pickled weights are not read. InputError as
+    ``check_files``."""
+    check_files(folder)
+    if not any(folder.glob("*.safetensors")):
+        found = "has no model.safetensors" + (
+            "; its pytorch_model.bin is a pickle" if any(folder.glob("*.bin")) else ""
+        )
+        raise CheckpointError(
+            found, file=folder, hint="save the model again with save_pretrained of a recent transformers"
+        )
+
+
+@overlapping
+@contextmanager
+def _without_adapters() -> Iterator[None]:
+    """A block in which transformers follows no ``adapter_config.json``, which names a base model to look up.
+
+    It does wherever peft is installed, and has no option against it; so in this block peft is not.
+    """
+    from transformers.integrations import peft
+    from transformers.models.auto import auto_factory
+
+    modules: tuple[Any, ...] = (peft, auto_factory)
+    originals = [module.is_peft_available for module in modules]
+    try:
+        for module in modules:
+            module.is_peft_available = lambda: False
+        yield
+    finally:
+        for module, original in zip(modules, originals, strict=True):
+            module.is_peft_available = original
+
+
+@overlapping
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """A block in which transformers reports only errors, and only the main rank has a progress bar.
+
+    Otherwise its report names the pooler, which towers leave out on purpose. ``output_loading_info`` still
+    lists missing weights.
+    """
+    from transformers.utils import logging
+
+    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not current_ranks().is_main:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bar:
+            logging.enable_progress_bar()
 
 
 def load_backbone(

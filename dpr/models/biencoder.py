@@ -34,7 +34,7 @@ from dpr.models.backbones import (
 from dpr.models.encoder import Encoder
 from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
 from dpr.models.encoding import TextEncoding
-from dpr.models.parts import build_towers, new_tensorizer
+from dpr.models.parts import begin_with_idf, build_towers, new_tensorizer, table_beside
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 from dpr.models.trials import is_static
@@ -62,10 +62,6 @@ class BiEncoder(TextEncoding):
         options: TowerOptions | None = None,
     ) -> None:
         super().__init__()
-        if not settings.pool_prompts:
-            from dpr.models.special_poolings import leave_prompts_out
-
-            question_model, ctx_model = leave_prompts_out(question_model, ctx_model, tensorizer)
         self.question_model, self.ctx_model = question_model, ctx_model
         self.tensorizer, self.settings = tensorizer, settings
         options = options or TowerOptions()
@@ -210,12 +206,26 @@ class BiEncoder(TextEncoding):
             self.settings = replace(self.settings, dimensions=dimensions)
 
     def use_static_questions(self) -> None:
-        """Replaces the question tower by a table of token vectors; raises what ``table_of_questions``
-        does."""
-        from dpr.models.static_questions import table_of_questions
+        """Replaces the question tower by a table of token vectors. A token's row begins as the vector of that
+        token alone, by the tower so far, so tokens that no question of the training data holds have their
+        place too.
 
-        settings = replace(self.settings, shared=False, static_questions=True)
-        self.question_model, self.settings = table_of_questions(self, settings, self.options), settings
+        Raises:
+            ConfigError: the tower of passages has no layers, or the weights are adapters.
+        """
+        if self.ctx_model.adapter is not None:
+            raise ConfigError(
+                "encoder.static_questions=true, but the model has adapters; merge them first (dpr export"
+                " to=model)"
+            )
+        table = table_beside(self.ctx_model, self.settings, self.options)
+        words = table.backbone.get_input_embeddings().weight
+        sequences = self.tensorizer.question_tokens([[token] for token in range(len(words))])
+        vectors = self.encode_batch(TokenBatch.from_lists(sequences), encoder_type="question")
+        with torch.no_grad():
+            words[:, : vectors.shape[1]] = vectors.to(words)
+        self.question_model = table.to(self.device, vectors.dtype).train(self.training)
+        self.settings = replace(self.settings, shared=False, static_questions=True)
 
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
         """Copies weights in. A model that does not learn its temperature takes a learned one as its fixed
@@ -293,19 +303,20 @@ class BiEncoder(TextEncoding):
         """
         from dpr.models.model_folders import open_model  # readers of every library's folders
 
-        of_file: dict[str, Any] = {"special_tokens": special_tokens, "trailing_sep": trailing_sep}
         opened = open_model(
             user_path(path),
             settings,
-            options,
+            options or TowerOptions(),
             text=text,
             dropout=dropout,
             base=pretrained_model_cfg,
-            **of_file,
+            special_tokens=special_tokens,
+            trailing_sep=trailing_sep,
         )
-        model = cls(*opened.towers, opened.tensorizer, opened.settings, opened.options)
-        model.load_weights(opened.weights, source=opened.source)
-        model.stored_temperature = opened.temperature
+        parts = opened.parts
+        model = cls(*opened.towers, parts.tensorizer, parts.settings, opened.options)
+        model.load_weights(parts.weights, source=opened.source)
+        model.stored_temperature = parts.stored_temperature
         return model.to(device or "cpu").eval()
 
     @classmethod
@@ -327,16 +338,10 @@ class BiEncoder(TextEncoding):
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
-        token_frequencies: str | None = None,
     ) -> BiEncoder:
         """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
-        weights.
-
-        ``token_frequencies`` names the folder whose frequencies the weights of ``idf`` pooling begin with, by
-        default the encoder's.
+        weights. The weights of ``idf`` pooling begin with the frequencies in the encoder's folder.
         """
-        from dpr.models.token_weights import begin_with_idf  # what stored models do not need
-
         name_or_folder = with_home(name_or_folder)
         settings, options = settings or EncoderSettings(), options or TowerOptions()
         for name, given, kind in (
@@ -345,15 +350,20 @@ class BiEncoder(TextEncoding):
         ):
             if not isinstance(given, kind):
                 raise ConfigError(f"{name} is of type {type(given).__name__}; give dpr.{kind.__name__}")
-        replace(settings, pooling="cls").check_values("encoder.")  # make_pooling knows joined ones, too
+        settings.check_values("encoder.")
         has_table, settings = settings.static_questions, replace(settings, static_questions=False)
         # one tower, which the table begins as
         settings = replace(settings, shared=True) if has_table else settings
-        dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
-        make = partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts)
+        make = partial(
+            load_backbone,
+            name_or_folder,
+            pretrained=pretrained,
+            dropout=dropout,
+            attention_dropout=options.attention_dropout,
+        )
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):
-            begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder))
+            begin_with_idf(tower.pooling, Path(name_or_folder))
         tensorizer, settings = new_tensorizer(
             name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens
         )

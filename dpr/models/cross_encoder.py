@@ -17,9 +17,8 @@ from dpr.core.paths import user_path
 from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
-from dpr.data.tensorizer import load_tokenizer
-from dpr.models.backbones import check_vocabulary
-from dpr.models.pretrained import CONFIG, check_safetensors, load_weights, read_config
+from dpr.data.tokenizer_files import load_tokenizer
+from dpr.models.backbones import CONFIG, check_safetensors, check_vocabulary, load_weights, read_config
 from dpr.models.trials import FAILURES, first_position
 from dpr.storage.durable import describe_file
 

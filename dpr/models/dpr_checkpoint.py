@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from dpr.core.errors import CheckpointError, InputError
-from dpr.core.offline import no_downloads
+from dpr.core.errors import CheckpointError
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.original.checkpoints import DprCheckpoint, read_dpr_checkpoint
+from dpr.models.backbones import base_model, read_config
 from dpr.models.parts import ModelParts
-from dpr.models.pretrained import read_config
 from dpr.models.settings import EncoderSettings
 
 TOWERS = ("question_model", "ctx_model")
@@ -66,23 +64,16 @@ def read_model_parts(
 def _backbone_parts(
     path: Path, stored: DprCheckpoint, override: str | None, special_tokens: Sequence[str]
 ) -> tuple[Any, Tensorizer]:
-    name = override or stored.pretrained_model_cfg
-    if not name:
+    if not override and not stored.pretrained_model_cfg:
         raise CheckpointError("names no encoder", file=path, hint=f"set {OVERRIDE}")
-    try:
-        with nullcontext() if override else no_downloads():
-            config = read_config(name)
-            tensorizer = Tensorizer.load(
-                name,
-                sequence_length=stored.sequence_length,
-                do_lower_case=stored.do_lower_case,
-                special_tokens=special_tokens,
-            )
-    except InputError as error:
-        if override:
-            raise
-        found = f"its encoder is {name!r}, whose config and tokenizer are not on this machine"
-        raise CheckpointError(found, file=path, hint=f"set {OVERRIDE}") from error
+    with base_model(override, stored.pretrained_model_cfg or "", path) as name:
+        config = read_config(name)
+        tensorizer = Tensorizer.load(
+            name,
+            sequence_length=stored.sequence_length,
+            do_lower_case=stored.do_lower_case,
+            special_tokens=special_tokens,
+        )
     return config, tensorizer
 
 

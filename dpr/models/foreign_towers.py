@@ -7,38 +7,33 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError, InputError
-from dpr.core.logs import get_logger
-from dpr.data.special_tokens import append_end_token
-from dpr.data.tensorizer import Tensorizer, load_tokenizer
+from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
-from dpr.data.tokenizer_files import check_files
+from dpr.data.tokenizer_files import append_end_token, check_files, load_tokenizer
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import distinct_weights, load_backbone
-from dpr.models.parts import ModelParts, present
-from dpr.models.pretrained import (
+from dpr.models.backbones import (
     CONFIG,
     check_safetensors,
+    distinct_weights,
+    load_backbone,
     read_config,
+    read_object,
     refuse_impossible_sizes,
     weight_shapes,
 )
+from dpr.models.parts import ModelParts, present
 from dpr.models.settings import EncoderSettings
-from dpr.models.trials import first_position, steady_length
-from dpr.storage.durable import read_json
-
-logger = get_logger(__name__)
+from dpr.models.trials import first_position
 
 QUESTION, CTX = "question_encoder", "ctx_encoder"
 DPR_PAIR = (
@@ -100,22 +95,12 @@ def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
     positions, longest = getattr(backbone.config, "max_position_embeddings", None), None
     if isinstance(positions, int) and positions > 0:
         longest = positions - (first_position(backbone) or 0)
-        if (steady := steady_length(backbone, longest)) < longest:
-            found = (
-                "%s: texts are cut to %d tokens; beyond, a text would change how the others of its batch are"
-                " encoded"
-            )
-            logger.warning(found, backbone.name_or_path or type(backbone).__name__, steady)
-            longest = steady
     return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
 
 
 def is_dpr(folder: Path) -> bool:
     """Whether a folder is that of one of these classes."""
-    if not (folder / CONFIG).is_file():
-        return False
-    config = read_json(folder / CONFIG)
-    return isinstance(config, dict) and config.get("model_type") == "dpr"
+    return (folder / CONFIG).is_file() and read_object(folder / CONFIG).get("model_type") == "dpr"
 
 
 def is_dpr_pair(folder: Path) -> bool:
@@ -173,9 +158,7 @@ def _dpr_tower(folder: Path, name: str) -> ForeignTower:
 def _dpr_tokenizer(folder: Path) -> Any:
     """The tokenizer, as BERT's where its class is one of DPR's: some of these lower-case every text, whatever
     their file says."""
-    file = folder / "tokenizer_config.json"
-    stated = read_json(file) if os.path.lexists(file) else {}
-    kind = stated.get("tokenizer_class", "DPR") if isinstance(stated, dict) else ""
+    kind = read_object(folder / "tokenizer_config.json").get("tokenizer_class", "DPR")
     return load_tokenizer(folder, **({"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}))
 
 
@@ -247,29 +230,6 @@ def joined(
         for name, tensor in tower.weights.items()
     }
     return ModelParts(settings, question.config, tensorizer, weights, stated=stated, base=question.base)
-
-
-def table_of_questions(question: ForeignTower, ctx: ForeignTower) -> ForeignTower:
-    """A static tower of questions in the form of ``encoder.static_questions`` beside ``ctx``: linear layers
-    are multiplied into its rows.
-
-    Raises:
-        CheckpointError: an activation follows it.
-    """
-    rows = question.weights["backbone.words.weight"].double()
-    if question.settings.get("projection_activation", "none") != "none":
-        raise CheckpointError(
-            "an activation follows the table of questions",
-            file=question.source,
-            expected="linear layers alone",
-        )
-    if "encode_proj.weight" in question.weights:
-        rows = (
-            rows @ question.weights["encode_proj.weight"].double().T
-            + question.weights["encode_proj.bias"].double()
-        )
-    weights = {"backbone.words.weight": rows.float(), "pooling.token_weights": torch.ones(len(rows))}
-    return question._replace(config=ctx.config, settings=ctx.settings, base=ctx.base, weights=weights)
 
 
 def _model_name(name: str, side: str, tower: ForeignTower) -> str:

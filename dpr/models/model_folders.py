@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from dpr.core.errors import CheckpointError, ConfigError, DprError, InputError
-from dpr.data.presentation import SPACED_TITLE
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import SPACED_TITLE
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, check_start, load_base
-from dpr.models.backbones import backbone_from_config
+from dpr.models.backbones import CONFIG, backbone_from_config, read_config, refuse_impossible_sizes
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder
 from dpr.models.foreign_towers import (
@@ -33,12 +33,10 @@ from dpr.models.foreign_towers import (
     is_dpr_pair,
     joined,
     marks_segments,
-    table_of_questions,
 )
 from dpr.models.parts import ModelParts, build_towers
 from dpr.models.peft_folders import adapter_folders, adapter_towers
 from dpr.models.pooling import is_user_defined
-from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
 from dpr.models.sentence_modules import projected, static_tower
 from dpr.models.sentence_transformers import (
     MODULES,
@@ -46,12 +44,11 @@ from dpr.models.sentence_transformers import (
     STATIC,
     Tower,
     described_settings,
-    has_table,
     read_towers,
     stated_length,
     tokenizer_length,
 )
-from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions, pooling_kinds
+from dpr.models.settings import POOLINGS, EncoderSettings, GivenTextSettings, TowerOptions
 from dpr.storage.strict_json import describe
 
 EXPECTED = (
@@ -62,22 +59,18 @@ EXPECTED = (
 
 
 class OpenedModel(NamedTuple):
-    """What ``BiEncoder`` is made with, and the stored ``weights`` that its towers do not have yet;
-    ``temperature`` is the stored one."""
+    """What ``BiEncoder`` is made with; ``parts`` with the stored weights that its towers do not have yet."""
 
     towers: tuple[Encoder, Encoder]
-    tensorizer: Tensorizer
-    settings: EncoderSettings
+    parts: ModelParts
     options: TowerOptions
-    weights: dict[str, Tensor]
     source: Path
-    temperature: float | None
 
 
 def open_model(
     path: Path,
     settings: EncoderSettings | None,
-    options: TowerOptions | None,
+    options: TowerOptions,
     *,
     text: GivenTextSettings | None,
     dropout: float | None,
@@ -93,36 +86,34 @@ def open_model(
         does not have.
     """
     if path.is_file():  # of the original DPR: models of this toolkit and of other libraries are folders
-        source, parts = (
-            path,
-            read_model_parts(
-                path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep
-            ),
+        source = path
+        parts = read_model_parts(
+            path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep
         )
     else:
         source = checkpoints.resolve_checkpoint(path)
         checkpoints.warn_of_verdict(source)
         parts = _folder_parts(source, path, settings or EncoderSettings(), base)
     check_start(settings, parts.settings)
-    settings, options, weights = parts.present(text, path), options or TowerOptions(), dict(parts.weights)
-    stored = parts.learned_temperature or parts.temperature
+    parts = parts._replace(settings=parts.present(text, path))
     if options.temperature is None:
-        options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)
+        stored = parts.temperature if options.learn_temperature else parts.stored_temperature
+        options = replace(options, temperature=stored)
     else:
-        weights.pop("log_temperature", None)
+        parts.weights.pop("log_temperature", None)
     make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
     if parts.base is not None:
         make = partial(load_base, parts.base, source, base)
     make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
     try:
-        towers = build_towers(make, settings, options, parts.base or BaseModel(str(source), ""))
+        towers = build_towers(make, parts.settings, options, parts.base or BaseModel(str(source), ""))
     except DprError:
         raise
     except Exception as error:  # model classes raise anything for an inconsistent config
         raise CheckpointError(
             f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source
         ) from error
-    return OpenedModel(towers, parts.tensorizer, settings, options, weights, source, stored)
+    return OpenedModel(towers, parts, options, source)
 
 
 def is_backbone(folder: Path) -> bool:
@@ -206,11 +197,15 @@ def _temperature(value: Any, file: Path) -> float | None:
 
 def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
     """The stored settings with their types checked; unknown ones, of newer versions, are left out."""
+    if stored.get("pool_prompts") is False:
+        raise CheckpointError(
+            "its vectors leave the tokens of prompts out, which this version does not", file=file
+        )
     known = {key: value for key, value in stored.items() if key in EncoderSettings.__dataclass_fields__}
     for key, value in known.items():
         default = getattr(EncoderSettings(), key)
         is_valid = type(value) is type(default) and (not isinstance(value, int) or 0 <= value <= 1 << 20)
-        is_known = not is_valid or key != "pooling" or is_user_defined(value) or bool(pooling_kinds(value))
+        is_known = not is_valid or key != "pooling" or is_user_defined(value) or value in POOLINGS
         is_known &= key != "projection_activation" or value in ("none", "tanh")
         if not is_valid or not is_known or (key == "sequence_length" and value < 3):
             raise CheckpointError(
@@ -262,14 +257,12 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
             # As everyone does who encodes titles with the library; a pair would have token types.
             settings = replace(settings, title_template=SPACED_TITLE)
     (question, _), (ctx, _) = (read[module] for module in modules)
-    if has_table(modules):
-        question, settings = table_of_questions(question, ctx), replace(settings, static_questions=True)
     lengths = [
         read[each][1] or stated_length(each.body, side) or read[each][0].longest
         for each, side in zip(modules, SIDES, strict=True)
     ]
-    width = question.config.hidden_size * max(len(pooling_kinds(settings.pooling)), 1)
-    if settings.dimensions >= question.settings.get("projection_dim", width):  # where there is nothing to cut
+    width = question.settings.get("projection_dim", question.config.hidden_size)
+    if settings.dimensions >= width:  # where there is nothing to cut
         settings = replace(settings, dimensions=0)
     return joined(question, ctx, settings, lengths=(lengths[0], lengths[1]), stated=stated, own_text=True)
 

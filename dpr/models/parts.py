@@ -6,16 +6,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from dpr.data.presentation import SPACED_TITLE
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import SPACED_TITLE
+from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.models.adapters import BaseModel, add_adapters
 from dpr.models.encoder import Encoder
-from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions, pooling_kinds
+from dpr.models.pooling import IdfPooling, Pooling, RootIdfPooling
+from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
+from dpr.models.trials import is_static
+
+logger = get_logger(__name__)
 
 
 class ModelParts(NamedTuple):
@@ -34,6 +43,11 @@ class ModelParts(NamedTuple):
     base: BaseModel | None = None
     """Where the weights are adapters: the model they belong to."""
     stated: frozenset[str] = frozenset()
+
+    @property
+    def stored_temperature(self) -> float | None:
+        """The learned temperature, else the fixed one."""
+        return self.learned_temperature or self.temperature
 
     def present(self, given: GivenTextSettings | None, source: Any) -> EncoderSettings:
         """The settings with the prompts, title template and apostrophe rule of ``given``, which the
@@ -79,7 +93,7 @@ def new_tensorizer(
         special_tokens=special_tokens,
         append_eos=settings.append_eos,
     )
-    if any(kind.needs_end_token for kind in pooling_kinds(settings.pooling)):
+    if settings.pooling == "last":
         tensorizer.check_end_token()
     return tensorizer, present(tensorizer, settings)
 
@@ -89,16 +103,15 @@ def build_towers(
 ) -> tuple[Encoder, Encoder]:
     """The question and the context tower, which are the same object if shared.
     ``base`` is what ``make_backbone`` loads."""
-    names = (
-        "pooling",
-        "projection_dim",
-        "projection_activation",
-        "normalize",
-        "dimensions",
-    )
-    made_as: dict[str, Any] = {name: getattr(settings, name) for name in names}
-    make_tower: Callable[..., Encoder] = partial(
-        Encoder, **made_as, packed=options.packed, attention=options.attention
+    make_tower = partial(
+        Encoder,
+        pooling=settings.pooling,
+        projection_dim=settings.projection_dim,
+        projection_activation=settings.projection_activation,
+        normalize=settings.normalize,
+        dimensions=settings.dimensions,
+        packed=options.packed,
+        attention=options.attention,
     )
     if settings.adapter != "none":
         backbone = make_backbone()
@@ -106,8 +119,6 @@ def build_towers(
         towers = [make_tower(backbone, adapter=adapters[0])]
         towers += [make_tower(backbone, adapter=adapter, fast=towers[0].fast) for adapter in adapters[1:]]
     elif settings.static_questions:
-        from dpr.models.static_questions import table_beside
-
         ctx = make_tower(make_backbone())
         towers = [table_beside(ctx, settings, options), ctx]
     else:
@@ -115,3 +126,52 @@ def build_towers(
         backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
         towers = [make_tower(backbone) for backbone in backbones]
     return towers[0], towers[-1]
+
+
+def table_beside(ctx: Encoder, settings: EncoderSettings, options: TowerOptions) -> Encoder:
+    """A tower of questions without layers: a row for each token of ``ctx``, as wide as the vectors of that
+    before they are cut, and the pooling ``idf``.
+
+    Raises:
+        ConfigError: ``ctx`` has no layers either.
+    """
+    # a family that transformers learns of when it is imported; most models have no table
+    from dpr.models.static import StaticBackbone, StaticConfig
+
+    if is_static(ctx.backbone):
+        raise ConfigError(
+            "encoder.static_questions=true, but the model of the passages is static itself; leave it out"
+        )
+    width = ctx.pooled_width if ctx.encode_proj is None else ctx.encode_proj.out_features
+    return Encoder(
+        StaticBackbone(StaticConfig(int(ctx.config.vocab_size), width, ctx.config.pad_token_id)),
+        pooling="idf",
+        normalize=settings.normalize,
+        packed=options.packed,
+        dimensions=settings.dimensions,
+    )
+
+
+@torch.no_grad()
+def begin_with_idf(pooling: Pooling, folder: Path) -> None:
+    """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder``
+    was made for, divided by their mean, so that weights are of the size of 1, as rates of learning expect it.
+
+    Without frequencies the weights stay 1, with a warning.
+
+    Raises:
+        InputError: the frequencies are damaged or those of another vocabulary.
+    """
+    if not isinstance(pooling, IdfPooling):
+        return
+    frequencies = TokenFrequencies.read(folder, vocab_size=len(pooling.token_weights))
+    if frequencies is None:
+        logger.warning(
+            "%s has no %s, so all token weights of encoder.pooling=idf begin with 1",
+            folder,
+            TOKEN_FREQUENCIES_FILE,
+        )
+        return
+    idf = torch.from_numpy(frequencies.idf())
+    start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
+    pooling.token_weights.copy_(start / start.mean())

@@ -6,21 +6,17 @@ from __future__ import annotations
 import math
 import re
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from dpr.core.errors import CheckpointError, InputError, first_line
-from dpr.core.offline import no_downloads
-from dpr.data.tensorizer import load_tokenizer
-from dpr.data.tokenizer_files import check_files
+from dpr.core.errors import CheckpointError, InputError
+from dpr.data.tokenizer_files import check_files, load_tokenizer
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import load_backbone
+from dpr.models.backbones import base_model, load_backbone, read_object
 from dpr.models.foreign_towers import ForeignTower, backbone_facts
-from dpr.storage.durable import read_json
 from dpr.storage.strict_json import describe
 
 WEIGHTS = "adapter_model.safetensors"
@@ -83,27 +79,17 @@ def _tower(folder: Path, given: str | None) -> ForeignTower:
         raise CheckpointError(
             found, file=folder / _CONFIG, expected=f"numbers; the weights have rank {sorted(ranks)}"
         )
-    name = given or stated.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
+    stored = stated.get("base_model_name_or_path")
+    if not given and (not isinstance(stored, str) or not stored):
         raise CheckpointError(
             "names no base model",
             file=folder / _CONFIG,
             hint="set encoder.pretrained_model_cfg=<folder of that model>",
         )
-    try:
-        with nullcontext() if given else no_downloads():
-            backbone: Any = load_backbone(name)
-            tokenizer = load_tokenizer(
-                folder if any((folder / file).is_file() for file in _TOKENIZER_FILES) else name
-            )
-    except (InputError, OSError) as error:  # OSError: a name of a thousand letters
-        if given:
-            raise
-        reason = error.found if isinstance(error, InputError) else first_line(error)
-        found = f"its adapter belongs to {name[:100]}, which cannot be loaded on this machine ({reason})"
-        raise CheckpointError(
-            found, file=folder, hint="set encoder.pretrained_model_cfg=<folder of that model>"
-        ) from error
+    with base_model(given, str(stored), folder) as name:
+        backbone: Any = load_backbone(name)
+        has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
+        tokenizer = load_tokenizer(folder if has_tokenizer else name)
     settings = {
         "adapter": "lora",
         "lora_rank": rank,
@@ -117,9 +103,7 @@ def _tower(folder: Path, given: str | None) -> ForeignTower:
 
 def _stated(folder: Path) -> dict[str, Any]:
     file = folder / _CONFIG
-    stated = read_json(file)
-    if not isinstance(stated, dict):
-        raise CheckpointError(f"is {describe(stated)}", file=file, expected="an object")
+    stated = read_object(file)
     odd = [name for name in _OTHERS if stated.get(name)] + (
         ["bias"] if stated.get("bias", "none") != "none" else []
     )

@@ -3,7 +3,7 @@ ones."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.user_classes import create_object, load_class
 from dpr.models.settings import POOLINGS as POOLINGS
-from dpr.models.settings import pooling_kinds
 
 _SETTING = "encoder.pooling"
 
@@ -93,31 +92,11 @@ class MaxPooling(MeanPooling):
         return hidden.masked_fill(~mask[:, :, None], -torch.inf).amax(1)
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        largest: Tensor = _Largest.apply(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), lengths)
-        return largest
-
-
-class _Largest(torch.autograd.Function):
-    """The largest value of each dimension over sequences laid end to end. Equal ones share the gradient, as
-    with ``amax``: a token that occurs twice in a text without layers ties with itself, and each copy would
-    get all of a negative gradient of ``segment_reduce``."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, lengths: Tensor) -> Tensor:
-        owner = owners(lengths, len(hidden))
-        nothing = hidden.new_zeros(len(lengths), hidden.shape[1])
-        largest = nothing.scatter_reduce(
-            0, owner[:, None].expand_as(hidden), hidden, "amax", include_self=False
-        )
-        ctx.save_for_backward(hidden, owner, largest)
-        return largest
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        hidden, owner, largest = ctx.saved_tensors
-        is_largest = hidden == largest.index_select(0, owner)
-        ties = torch.zeros_like(largest).index_add_(0, owner, is_largest.to(largest.dtype))
-        return (gradients[0] / ties).index_select(0, owner).masked_fill_(~is_largest, 0.0), None
+        # Equal values share the gradient, as with amax; segment_reduce would give each all of it.
+        states = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        least = states.new_full((len(lengths), states.shape[1]), -torch.inf)
+        owner = owners(lengths, len(states))[:, None].expand_as(states)
+        return least.scatter_reduce(0, owner, states, "amax")
 
 
 class WeightedMeanPooling(MeanPooling):
@@ -222,31 +201,49 @@ def is_user_defined(name: str) -> bool:
 
 
 def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling, int]:
-    """The pooling of a name, of several joined by ``+``, or of an import path ``module:Class``, and the width
-    of its vectors.
+    """The pooling of a name or of an import path ``module:Class``, and the width of its vectors.
 
     Raises:
         ConfigError: the name is not known, or a user-defined pooling does not keep its promises.
     """
-    kinds = pooling_kinds(name)
-    if not kinds and not is_user_defined(name):
+    if name in POOLINGS:
+        return load_class(POOLINGS[name].path, Pooling, setting=_SETTING)(
+            hidden_size, vocab_size
+        ), hidden_size
+    if not is_user_defined(name):
         raise ConfigError(
             f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class"
         )
-    if kinds:
-        parts: list[Pooling] = [
-            load_class(kind.path, Pooling, setting=_SETTING)(hidden_size, vocab_size) for kind in kinds
-        ]
-        if len(parts) > 1:
-            parts = [
-                load_class("dpr.models.special_poolings:JoinedPooling", Pooling, setting=_SETTING)(parts)
-            ]
-        return parts[0], len(kinds) * hidden_size
-    from dpr.models.pooling_trial import width_of
-
     pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size, vocab_size))
     try:
-        return pooling, width_of(pooling, hidden_size, vocab_size)
+        return pooling, _width_of(pooling, hidden_size, vocab_size)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         found = f"does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
         raise ConfigError(f"{_SETTING}={name} {found}") from error
+
+
+@torch.no_grad()
+def _width_of(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
+    """Width of the vectors of a pooling whose two sides agree on three random sequences.
+
+    Raises:
+        ValueError: they do not; or it raises anything itself.
+    """
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 4, hidden_size, generator=generator)
+    tokens = torch.randint(0, vocab_size, (3, 4), generator=generator)
+    lengths, position = torch.tensor([3, 1, 4]), torch.zeros(3, dtype=torch.int64)
+    mask = torch.arange(4)[None] < lengths[:, None]
+    read = pooling.token_read(lengths, position)
+    padded = pooling.padded(hidden, tokens, mask, position)
+    packed = pooling.packed(hidden[mask], tokens[mask], lengths, position)
+    if padded.dim() != 2 or len(padded) != 3:
+        raise ValueError(f"its vectors of 3 sequences are of shape {tuple(padded.shape)}")
+    if packed.shape != padded.shape or not torch.allclose(packed, padded, rtol=1e-4, atol=1e-5):
+        raise ValueError("packed and padded give different vectors")
+    if read is not None:
+        rows = torch.arange(3)
+        one_each = pooling.packed(hidden[rows, read], tokens[rows, read], torch.ones_like(lengths), position)
+        if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
+            raise ValueError("it reads other tokens than token_read states")
+    return int(padded.shape[1])

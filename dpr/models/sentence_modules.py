@@ -15,8 +15,8 @@ from torch import Tensor
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats import checkpoints
+from dpr.models.backbones import CONFIG, check_safetensors, read_object
 from dpr.models.foreign_towers import ForeignTower
-from dpr.models.pretrained import CONFIG, check_safetensors
 from dpr.models.static import StaticConfig
 from dpr.storage.durable import read_json
 from dpr.storage.strict_json import describe
@@ -25,7 +25,12 @@ LONGEST = 1 << 17
 """The length of texts where the tokenizer's file cuts none: the library reads them to the end."""
 _TOKENIZER = "tokenizer.json"
 _EMPTY = "<|empty|>"
-_INPUT = "sentence_embedding"
+# What would make a Dense anything but a linear layer of the pooled vector.
+_PLAIN_DENSE = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+    "use_residual": False,
+}
 _TANH = "torch.nn.modules.activation.Tanh"
 _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "none", _TANH: "tanh"}
 _TABLE, _WEIGHT, _BIAS = "embedding.weight", "linear.weight", "linear.bias"
@@ -152,41 +157,31 @@ def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
 
 
 def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
-    """Matrix and bias in fp64, and what follows. A residual connection without activation is added to the
-    matrix: it is linear too."""
-    stated = read_json(folder / CONFIG)
-    if not isinstance(stated, dict):
-        raise CheckpointError(f"is {describe(stated)}", file=folder / CONFIG, expected="an object")
-    for name in ("module_input_name", "module_output_name"):
-        if (given := stated.get(name) or _INPUT) != _INPUT:
-            raise CheckpointError(
-                f"{name} of this Dense is {describe(given)}",
-                file=folder / CONFIG,
-                expected=f"{_INPUT}, behind the pooling",
-            )
+    """Matrix and bias in fp64, and what follows."""
+    file = folder / CONFIG
+    stated = read_object(file)
+    if not stated:
+        raise CheckpointError("is missing or empty", file=file, expected="the settings of a Dense")
+    for name, usual in _PLAIN_DENSE.items():
+        if (stated.get(name) or usual) != usual:
+            found = f"{name} of this Dense is {describe(stated[name])}"
+            raise CheckpointError(found, file=file, expected=f"{usual}, a linear layer behind the pooling")
     function = stated.get("activation_function", _TANH)
     activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
-    if activation is None or (activation != "none" and stated.get("use_residual")):
-        beside = " with use_residual" if activation else ""
-        found = f"activation_function of this Dense is {describe(function)}{beside}"
-        raise CheckpointError(found, file=folder / CONFIG, expected="Identity, or Tanh without use_residual")
+    if activation is None:
+        found = f"activation_function of this Dense is {describe(function)}"
+        raise CheckpointError(found, file=file, expected="Identity or Tanh")
     check_safetensors(folder)
-    file = folder / checkpoints.MODEL_FILE
-    stored = {
-        name: tensor.double()
-        for name, tensor in checkpoints.read_tensors(folder, checkpoints.MODEL_FILE).items()
-    }
-    weight = stored.pop(_WEIGHT, None)
-    if weight is None or weight.dim() != 2:
-        raise CheckpointError(f"has no {_WEIGHT}", file=file, expected="a matrix")
-    bias, residual = stored.pop(_BIAS, weight.new_zeros(len(weight))), stored.pop("residual.weight", None)
-    if stated.get("use_residual"):
-        residual = torch.eye(len(weight), dtype=weight.dtype) if residual is None else residual
-    fits = bias.shape == weight.shape[:1] and (residual is None or residual.shape == weight.shape)
-    if stored or not fits:
-        found = f"{min(stored)} is not known" if stored else "its tensors do not fit each other"
-        raise CheckpointError(found, file=file, expected="one linear layer")
-    return weight if residual is None else weight + residual, bias, activation
+    stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
+    weight, bias = stored.get(_WEIGHT), stored.get(_BIAS)
+    is_linear = weight is not None and weight.dim() == 2 and stored.keys() <= {_WEIGHT, _BIAS}
+    if weight is None or not is_linear or (bias is not None and bias.shape != weight.shape[:1]):
+        found = f"holds {', '.join(sorted(stored))[:100] or 'nothing'}"
+        raise CheckpointError(
+            found, file=folder / checkpoints.MODEL_FILE, expected="the matrix and bias of one linear layer"
+        )
+    weight = weight.double()
+    return weight, weight.new_zeros(len(weight)) if bias is None else bias.double(), activation
 
 
 def write_dense(folder: Path, weight: Tensor, bias: Tensor | None, activation: str) -> None:

@@ -6,7 +6,6 @@ Each is applied or refused: a folder whose vectors would be others than the libr
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +17,8 @@ from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
 from dpr.data.tokenizer_files import check_files
 from dpr.formats.checkpoints import write_json_file
-from dpr.models.pretrained import CONFIG
-from dpr.models.settings import POOLINGS, EncoderSettings, pooling_kinds
+from dpr.models.backbones import CONFIG, read_object
+from dpr.models.settings import POOLINGS, EncoderSettings
 from dpr.storage.durable import read_json
 from dpr.storage.inside import inside
 from dpr.storage.strict_json import describe
@@ -45,8 +44,7 @@ _PACKAGE = "sentence_transformers."
 _LIBRARY = "config_sentence_transformers.json"
 _ROUTER = "router_config.json"
 _LONGEST_CONTEXT = 1 << 17
-# The keys of earlier versions, each with a boolean, in place of ``pooling_mode``; several are joined in this
-# order.
+# The keys of earlier versions, each with a boolean, in place of ``pooling_mode``.
 _OLD_KEY = "pooling_mode_"
 _OLD_POOLINGS = (
     "cls_token",
@@ -66,8 +64,6 @@ def _mode(key: str) -> str:
 _POOLINGS = {
     _mode(kind.sentence_transformers): name for name, kind in POOLINGS.items() if kind.sentence_transformers
 }
-# Of prompts that do not count, other poolings read the place of a token, which the library moves.
-_WITHOUT_PROMPT = {"mean", "max", "mean_sqrt"}
 _CHAIN = f"{TRANSFORMER}|({TRANSFORMER} {POOLING}|{STATIC})( {DENSE})*( {NORMALIZE})?"
 _EXPECTED = (
     f"{TRANSFORMER} and {POOLING} ({', '.join(_POOLINGS)}) or {STATIC}, then perhaps {DENSE}, and"
@@ -117,7 +113,7 @@ def read_towers(folder: Path) -> tuple[Tower, Tower]:
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError("is not a list of modules", file=file)
     chain = [(str(module.get("type")), _inside(folder, module.get("path"), file)) for module in modules]
-    if not chain or _kind(chain[0][0]) not in (ROUTER, "Asym"):
+    if not chain or _kind(chain[0][0]) != ROUTER:
         return (tower := _tower(chain, file)), tower
     routes = _routes(chain[0][1])
     question, ctx = (_tower([*route, *chain[1:]], file) for route in routes)
@@ -127,18 +123,10 @@ def read_towers(folder: Path) -> tuple[Tower, Tower]:
     return question, ctx
 
 
-def has_table(towers: tuple[Tower, Tower]) -> bool:
-    """Whether questions pass a table of token vectors, as the toolkit writes it (a GPT without layers), and
-    passages pass layers."""
-    kinds = [_read_object(tower.body / CONFIG) if tower.kind == TRANSFORMER else {} for tower in towers]
-    is_table = [kind.get("model_type") == "openai-gpt" and kind.get("n_layer") == 0 for kind in kinds]
-    return is_table == [True, False] and towers[1].kind == TRANSFORMER
-
-
 def _routes(folder: Path) -> tuple[list[tuple[str, Path]], ...]:
     """The types and folders of the modules of queries, and those of documents."""
-    file = next((folder / name for name in (_ROUTER, CONFIG) if (folder / name).is_file()), folder / _ROUTER)
-    stated = _read_object(file)
+    file = folder / _ROUTER
+    stated = read_object(file)
     types, structure, parameters = (stated.get(name) or {} for name in ("types", "structure", "parameters"))
     if not all(isinstance(part, dict) for part in (types, structure, parameters)):
         raise CheckpointError("types, structure and parameters are not objects", file=file)
@@ -184,17 +172,11 @@ def described_settings(
         CheckpointError: it states what the toolkit's towers cannot do.
     """
     question, ctx = towers
-    library, file = _read_object(folder / _LIBRARY), folder / _LIBRARY
+    library, file = read_object(folder / _LIBRARY), folder / _LIBRARY
     has_cosine = _similarity(library, file) == "cosine"
     normalize = settings.normalize or question.normalize or has_cosine
-    poolings = [_pooling(tower, settings.pooling, scaled=normalize and not tower.dense) for tower in towers]
-    if has_table(towers) and poolings[0] == "mean":
-        poolings[0] = poolings[1]
-    pools_prompts = [_pools_prompts(tower, pooling) for tower, pooling in zip(towers, poolings, strict=True)]
-    if (poolings[0], pools_prompts[0]) != (
-        poolings[1],
-        pools_prompts[1],
-    ) or question.normalize != ctx.normalize:
+    pooling, of_ctx = (_pooling(tower, settings.pooling) for tower in towers)
+    if pooling != of_ctx or question.normalize != ctx.normalize:
         found = "pools or normalises questions and passages differently"
         raise CheckpointError(
             found, file=folder, expected="the same on both sides; the toolkit's towers share these settings"
@@ -207,12 +189,6 @@ def described_settings(
     for tower in dict.fromkeys(towers):
         if tower.kind == TRANSFORMER:
             _check_body(tower.body)
-    if not pools_prompts[0] and text.pop("prompts", None):
-        logger.warning(
-            "%s: its named prompts are not read, since their tokens do not count in the vector; give one as"
-            " query_prompt",
-            file,
-        )
     width = library.get("truncate_dim") or 0
     if type(width) is not int or width < 0 or (width and question.normalize and not has_cosine):
         expected = (
@@ -225,40 +201,15 @@ def described_settings(
             " unscaled",
             folder,
         )
-    vectors: dict[str, Any] = {
-        "pooling": poolings[0],
-        "normalize": normalize,
-        "dimensions": width or settings.dimensions,
-    }
-    vectors["pool_prompts"] = pools_prompts[0]
-    return replace(settings, **vectors, **text), frozenset(text)
-
-
-def _pools_prompts(tower: Tower, pooling: str) -> bool:
-    """Whether tokens of prompts count in the vector. CheckpointError where they do not, and the pooling reads
-    a token by its place."""
-    if (
-        tower.pooling is None
-        or pooling == "last"
-        or _read_object(tower.pooling / CONFIG).get("include_prompt") is not False
-    ):
-        return True
-    if others := set(pooling.split("+")) - _WITHOUT_PROMPT:
-        found = (
-            "this Pooling leaves the tokens of prompts out of the vector (include_prompt is false) by"
-            f" {min(others)}"
-        )
-        raise CheckpointError(
-            found,
-            file=tower.pooling / CONFIG,
-            expected=f"include_prompt: true, or {', '.join(sorted(_WITHOUT_PROMPT))}",
-        )
-    return False
+    settings = replace(
+        settings, pooling=pooling, normalize=normalize, dimensions=width or settings.dimensions, **text
+    )
+    return settings, frozenset(text)
 
 
 def own_text(folder: Path) -> dict[str, Any]:
     """The title template, where the toolkit wrote the folder."""
-    own = _read_object(folder / _LIBRARY).get(_OWN)
+    own = read_object(folder / _LIBRARY).get(_OWN)
     return (
         {"title_template": own["title_template"]} if isinstance(own, dict) and "title_template" in own else {}
     )
@@ -276,7 +227,7 @@ def stated_length(body: Path, side: str) -> int | None:
 
 def tokenizer_length(folder: Path) -> int | None:
     """The longest text of a tokenizer in tokens, where its file states one."""
-    return _length(_read_object(folder / "tokenizer_config.json").get("model_max_length"))
+    return _length(read_object(folder / "tokenizer_config.json").get("model_max_length"))
 
 
 def _length(value: Any) -> int | None:
@@ -287,7 +238,7 @@ def _length(value: Any) -> int | None:
 def body_settings(body: Path) -> dict[str, Any]:
     """The library's settings of a Transformer; empty where there are none."""
     files = sorted(path for path in body.glob("sentence_*_config.json") if _BODY.fullmatch(path.name))
-    return next((found for file in files if (found := _read_object(file))), {})
+    return next((found for file in files if (found := read_object(file))), {})
 
 
 def _check_body(body: Path) -> None:
@@ -370,42 +321,35 @@ def _inside(folder: Path, path: Any, file: Path) -> Path:
     return place
 
 
-def _read_object(file: Path) -> dict[str, Any]:
-    found = read_json(file) if os.path.lexists(file) else {}  # what is there must be a file
-    if not isinstance(found, dict):
-        raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
-    return found
-
-
-def _pooling(tower: Tower, given: str, *, scaled: bool) -> str:
+def _pooling(tower: Tower, given: str) -> str:
     """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true. ``given`` where there
-    is no such module.
-
-    A mean divided by the root of the length in place of the length is the same one once vectors are
-    ``scaled`` to length 1.
-    """
+    is no such module."""
     if tower.pooling is None:
         return "mean" if tower.kind == STATIC else given
     file = tower.pooling / CONFIG
-    stated = _read_object(file)
+    stated = read_object(file)
     if not stated:
         raise CheckpointError(
             "is missing or empty", file=file, expected="the settings of a Pooling, as the library saves them"
         )
-    mode = stated.get("pooling_mode")
-    chosen = mode if isinstance(mode, list) and mode else [mode]
-    if mode is None:
-        chosen = [key for key in (_OLD_KEY + name for name in _OLD_POOLINGS) if stated.get(key) is True] or [
-            "mean"
-        ]
-    names = [_mode(str(each)) for each in chosen]
-    if unknown := [name for name in names if name not in _POOLINGS]:
+    modes = stated.get("pooling_mode")
+    if modes is None:
+        modes = [name for name in _OLD_POOLINGS if stated.get(_OLD_KEY + name) is True] or ["mean"]
+    names = [_mode(str(mode)) for mode in (modes if isinstance(modes, list) else [modes])]
+    if len(names) != 1 or names[0] not in _POOLINGS:
         raise CheckpointError(
-            f"this Pooling is by {unknown[0][:100]}",
+            f"this Pooling is by {' and '.join(names)[:100]}",
             file=file,
-            expected=f"one of {', '.join(_POOLINGS)}, or several",
+            expected=f"one of {', '.join(_POOLINGS)}",
         )
-    return "mean" if scaled and names == ["mean_sqrt_len"] else "+".join(_POOLINGS[name] for name in names)
+    pooling = _POOLINGS[names[0]]
+    if stated.get("include_prompt") is False and pooling != "last":
+        raise CheckpointError(
+            "this Pooling leaves the tokens of prompts out of the vector (include_prompt is false)",
+            file=file,
+            expected="include_prompt: true",
+        )
+    return pooling
 
 
 def type_of(kind: str) -> str:
@@ -454,10 +398,9 @@ def write_body_settings(folder: Path, longest: int, of_sides: Sequence[int] = ()
     write_json_file(folder, _BODY_FILE, {"max_seq_length": longest, "do_lower_case": False, **lengths})
 
 
-def pooling_settings(pooling: str, width: int, *, include_prompt: bool) -> dict[str, Any]:
-    """Of a Pooling over states of ``width``, with the keys of the library's newest versions and, of one
-    pooling alone, of those before, which other programs read: of several they would take one."""
-    modes = [str(kind.sentence_transformers) for kind in pooling_kinds(pooling)]
-    old = {f"{_OLD_KEY}{name}": _mode(name) == _mode(modes[0]) for name in _OLD_POOLINGS if len(modes) == 1}
-    stated = {"pooling_mode": modes[0] if len(modes) == 1 else modes, **old, "include_prompt": include_prompt}
-    return {"embedding_dimension": width, **stated}
+def pooling_settings(pooling: str, width: int) -> dict[str, Any]:
+    """Of a Pooling over states of ``width``, with the key of the library's newest versions and those of the
+    versions before, which other programs read."""
+    mode = str(POOLINGS[pooling].sentence_transformers)
+    old = {f"{_OLD_KEY}{name}": _mode(name) == _mode(mode) for name in _OLD_POOLINGS}
+    return {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}

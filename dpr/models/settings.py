@@ -20,33 +20,18 @@ class PoolingKind(NamedTuple):
     """Its class."""
     sentence_transformers: str | None = None
     """``pooling_mode`` in folders of sentence-transformers; None: there is no such mode."""
-    needs_end_token: bool = False
-    has_token_weights: bool = False
-    """Every token of the vocabulary has a learned weight."""
 
 
 POOLINGS = {
     "cls": PoolingKind("dpr.models.pooling:ClsPooling", "cls"),
     "mean": PoolingKind("dpr.models.pooling:MeanPooling", "mean"),
-    "last": PoolingKind("dpr.models.pooling:LastPooling", "lasttoken", needs_end_token=True),
+    "last": PoolingKind("dpr.models.pooling:LastPooling", "lasttoken"),
     "max": PoolingKind("dpr.models.pooling:MaxPooling", "max"),
     "weighted_mean": PoolingKind("dpr.models.pooling:WeightedMeanPooling", "weightedmean"),
-    "mean_sqrt": PoolingKind("dpr.models.special_poolings:RootMeanPooling", "mean_sqrt_len_tokens"),
-    "idf": PoolingKind("dpr.models.pooling:IdfPooling", has_token_weights=True),
-    "idf_sqrt": PoolingKind("dpr.models.pooling:RootIdfPooling", has_token_weights=True),
+    "idf": PoolingKind("dpr.models.pooling:IdfPooling"),
+    "idf_sqrt": PoolingKind("dpr.models.pooling:RootIdfPooling"),
 }
-"""Any other pooling is an import path, ``module:Class``, or several of these without token weights, joined:
-``cls+mean``."""
-
-
-def pooling_kinds(name: str) -> list[PoolingKind]:
-    """The kind of a built-in pooling, or those of several that are joined, in order; none for any other
-    name."""
-    kinds = [POOLINGS[part] for part in name.split("+") if part in POOLINGS]
-    is_known = len(kinds) == name.count("+") + 1 and (
-        len(kinds) == 1 or not any(kind.has_token_weights for kind in kinds)
-    )
-    return kinds if is_known else []
+"""Any other pooling is an import path, ``module:Class``."""
 
 
 @dataclass
@@ -65,9 +50,6 @@ class BackboneSettings(Settings):
     and tokenizer it uses."""
     pretrained: bool = setting(True, on_resume=START)
     """False: random weights from the folder's config.json."""
-    token_frequencies: str | None = setting(None, on_resume=MODEL, path="input")
-    """Folder whose token_frequencies.json encoder.pooling=idf and idf_sqrt begin with; absent =
-    pretrained_model_cfg."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
@@ -78,9 +60,9 @@ class VectorSettings(Settings):
 
     pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token,
-    for causal backbones), weighted_mean (token i counts i times), mean_sqrt (the sum over the root of the
-    number of tokens), idf (every token has a learned weight), idf_sqrt (the same, with n repeats of a token
-    in a text counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""
+    for causal backbones), weighted_mean (token i counts i times), idf (every token has a learned weight),
+    idf_sqrt (the same, with n repeats of a token in a text counted sqrt(n) times), or user-defined:
+    module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
     normalize: bool = setting(False, on_resume=IDENTITY)
@@ -126,9 +108,6 @@ class EncoderSettings(VectorSettings, TextSettings):
     that every shorter sequence attends to."""
     projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY)
     """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
-    pool_prompts: bool = setting(True, on_resume=IDENTITY)
-    """False: poolings read what stands behind the prompt alone, as ``include_prompt: false`` of
-    sentence-transformers says."""
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only where they are not as usual, so that fingerprints of other
@@ -136,7 +115,6 @@ class EncoderSettings(VectorSettings, TextSettings):
         usual = {
             "projection_activation": "none",
             "dpr_trailing_sep": False,
-            "pool_prompts": True,
             "append_eos": False,
             "static_questions": False,
             "dimensions": 0,
@@ -245,8 +223,6 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
-        if not any(kind.has_token_weights for kind in pooling_kinds(self.pooling)):
-            yield "token_frequencies"
         if self.adapter != "lora":
             yield from ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
 
@@ -254,35 +230,23 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
         super().check_together(prefix)
         if self.static_questions and (self.shared or self.adapter != "none"):
             other = "shared=true" if self.shared else f"adapter={self.adapter}"
-            raise ConfigError(
-                f"{prefix}static_questions=true and {prefix}{other} are mutually exclusive; leave one of"
-                " them out"
-            )
+            raise _exclusive(f"{prefix}static_questions=true", prefix + other)
         if 0 < self.question_length < 3:
             raise ConfigError(
                 f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0"
             )
         if self.adapter != "none" and (self.fix_ctx_encoder or not self.pretrained):
             other = "fix_ctx_encoder=true" if self.fix_ctx_encoder else "pretrained=false"
-            raise ConfigError(
-                f"{prefix}adapter={self.adapter} and {prefix}{other} are mutually exclusive; leave one of"
-                " them out"
-            )
-        if self.shared and self.fix_ctx_encoder:
-            raise ConfigError(
-                f"{prefix}shared=true and {prefix}fix_ctx_encoder=true are mutually exclusive; with one tower"
-                " nothing would train"
-            )
+            raise _exclusive(f"{prefix}adapter={self.adapter}", prefix + other)
+        if self.shared and self.fix_ctx_encoder:  # with one tower nothing would train
+            raise _exclusive(f"{prefix}shared=true", f"{prefix}fix_ctx_encoder=true")
 
     def check_attention(self, *, precision: str, trains: bool) -> None:
         """What ``attention`` needs of other settings."""
         if self.attention != "varlen":
             return
         if not self.packed:
-            raise ConfigError(
-                "encoder.attention=varlen and encoder.packed=false are mutually exclusive; leave one of"
-                " them out"
-            )
+            raise _exclusive("encoder.attention=varlen", "encoder.packed=false")
         if precision == "fp32":
             raise ConfigError(
                 "encoder.attention=varlen needs train.precision=bf16 or fp16, its kernel has no other; or"
@@ -297,3 +261,7 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
                 " encoder.attention_dropout=0 (encoder.dropout stays for everything else), or"
                 " encoder.attention=sdpa"
             )
+
+
+def _exclusive(first: str, second: str) -> ConfigError:
+    return ConfigError(f"{first} and {second} are mutually exclusive; leave one of them out")

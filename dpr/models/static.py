@@ -1,7 +1,7 @@
 """A backbone without layers: the state of a token is its row of a table, whatever stands around it.
 
 transformers knows it as any other family (``model_type`` static), so that it is made, loaded and saved as
-those are. Importing this module tells it; ``dpr.models.pretrained`` does so before it reads a config.
+those are. Importing this module tells it; ``dpr.models.backbones`` does so before it reads a config.
 """
 
 from __future__ import annotations

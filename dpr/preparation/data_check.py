@@ -19,8 +19,8 @@ import numpy as np
 
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard, words_of
 from dpr.data.text import plain
+from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import is_empty
 from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions, SourceRow

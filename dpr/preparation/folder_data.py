@@ -22,7 +22,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Question, TrainingSample
-from dpr.data.near_duplicates import find_near_duplicates
+from dpr.data.words import find_near_duplicates
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set

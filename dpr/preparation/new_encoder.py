@@ -23,7 +23,8 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import user_path
 from dpr.core.records import Passage
-from dpr.data.tensorizer import Tensorizer, load_tokenizer
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.tokenizer_files import load_tokenizer
 from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_questions
 from dpr.formats.token_frequencies import TokenFrequencies

@@ -19,8 +19,7 @@ from dpr.core.progress import Progress
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
-from dpr.data.pairs import KINDS, choose
-from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.data.pairs import KINDS, PseudoPairs, choose
 from dpr.data.words import joined, written_spans
 from dpr.formats.corpora import write_passages
 from dpr.formats.corpus_store import open_store
@@ -109,7 +108,7 @@ def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
     )
     if sum(end - start for start, end in around) < _LEAST_WORDS:
         return None
-    sample = row_of_corpus.sample(cut._replace(passage=around), row_of_corpus, (0, 0))
+    sample = row_of_corpus.sample(cut._replace(passage=around), (0, 0))
     (rest,) = sample.positives
     left, asked = f"{rest.title} {rest.text}", written_spans(sample.question)
     shared = {_bare(left[start:end]) for start, end in written_spans(left)}

@@ -40,7 +40,6 @@ _OF_THE_MODEL = (
     "do_lower_case",
     "encoder.encoder_model_type",
     "encoder.pretrained",
-    "encoder.token_frequencies",
 )
 """What ``model_file`` brings."""
 _OF_VALIDATIONS = (

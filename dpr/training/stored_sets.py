@@ -10,11 +10,10 @@ from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.collator import as_encoded
-from dpr.data.pair_tokens import StoredPairs
-from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.tokens import StoredTokens, open_tokens
+from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
 from dpr.data.training_data import OpenedSets, SampleSource, opened_sets
 from dpr.formats.training_sets import TrainingSet
 from dpr.models.biencoder import BiEncoder

@@ -40,7 +40,7 @@ ON_THE_DOOR = dict.fromkeys(("dpr/jobs/ask.py", "dpr/jobs/serve.py"), 11)
 
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.
 ROOMS = {
-    "transformers": ("dpr/models/", "dpr/data/tensorizer.py", "dpr/preparation/", "dpr/export/"),
+    "transformers": ("dpr/models/", "dpr/data/tokenizer_files.py", "dpr/preparation/", "dpr/export/"),
     "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/", "dpr/export/root_static_embedding.py"),
     "sentence_transformers": ("dpr/export/root_static_embedding.py",),
     "huggingface_hub": ("dpr/models/", "dpr/core/offline.py", "dpr/export/"),

@@ -28,7 +28,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("train", TRAINING, "train.dev_batch_size train.eval_at_start train.keep", "train.batch_size seed"),
     ("train", TRAINING, "encoder.lora_rank loss.teacher_temperature", "encoder.pretrained train.num_workers"),
-    ("train", TRAINING | {"encoder.adapter": "lora"}, "encoder.token_frequencies", "encoder.lora_rank"),
+    ("train", TRAINING | {"encoder.adapter": "lora"}, "encoder.allow_other_prompts", "encoder.lora_rank"),
     ("train", TRAINING | {"loss.kl_weight": 0.5}, "loss.margin_mse_scale", "loss.teacher_temperature"),
     (
         "train",

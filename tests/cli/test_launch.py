@@ -247,7 +247,6 @@ class TestWithoutEffect:
             (["loss.name=a:B", "loss.kl_weight=1"], "loss.kl_weight=1.0 and a user-defined"),
             (["encoder.static_questions=true", "encoder.shared=true"], "encoder.shared=true"),
             (["train.keep=better", "train.eval_at_start=false", "dev_datasets=d"], "train.keep=better and"),
-            (["train.sampling.group_by_length=true", "train.sampling.group_by_words=true"], "group_by_words"),
         ):
             assert "are mutually exclusive" in (message := refused(capsys, train, *given))
             assert named in message

@@ -247,10 +247,10 @@ def values(batch: BiEncoderBatch) -> str:
 
 MIXTURES = [
     Sampling(mixed=True, temperature=2.0),
-    Sampling(mixed=True, group_by_length=True),
+    Sampling(mixed=True, group_by_words=True),
     Sampling(weights=[1, 3], group_by_words=True),
 ]
-NAMES = ["mixed", "mixed, by length", "by words"]
+NAMES = ["mixed", "mixed, by words", "by words"]
 
 
 @pytest.mark.parametrize("sampling", MIXTURES, ids=NAMES)

@@ -151,7 +151,7 @@ def refused(good: Path, tmp_path: Path, change: Change, load: Callable[[Path], o
     ],
 )
 def test_a_model_stays_in_its_folder(kind: str, case: str, good: Path, tmp_path: Path) -> None:
-    from dpr.data.tensorizer import load_tokenizer
+    from dpr.data.tokenizer_files import load_tokenizer
 
     loads: dict[str, Callable[[Path], object]] = {
         "bi-encoder": BiEncoder.load,

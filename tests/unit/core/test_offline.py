@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from dpr.core.errors import InputError
 from dpr.core.offline import no_downloads
-from dpr.data.tensorizer import load_tokenizer
+from dpr.data.tokenizer_files import load_tokenizer
 from dpr.models import pretrained
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.data.special_tokens import append_end_token
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.tokenizer_files import append_end_token
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.decoders import BEGIN, END, KINDS, VOCABULARY, byte_tokenizer, decoder_folder

@@ -19,7 +19,7 @@ from dpr.data.iterators import (
     ShardedDataIterator,
 )
 from dpr.data.mixing import Sampling, largest_remainder
-from dpr.data.order import WINDOW_POOLS, WORDS, group
+from dpr.data.order import WORDS, group
 
 SIZES, POOL = (403, 90, 37), 8
 Made = Callable[..., PoolIterator]
@@ -54,8 +54,6 @@ def mixed(
 
 
 def features_of(sizes: tuple[int, ...], sampling: dict[str, Any]) -> list[np.ndarray] | None:
-    if sampling.get("group_by_length"):
-        return [np.random.default_rng(dataset).integers(1, 1000, size) for dataset, size in enumerate(sizes)]
     if sampling.get("group_by_words"):
         return [
             words_around(np.random.default_rng(dataset).integers(0, 9, size))
@@ -88,7 +86,6 @@ WAYS = pytest.mark.parametrize(
         {"temperature": 3.0},
         {"rates": [0.5, 2, 1]},
         {"epoch_pools": 7},
-        {"group_by_length": True},
         {"group_by_words": True},
     ],
     ids=lambda value: next(iter(value), "natural"),
@@ -152,7 +149,7 @@ def test_drawn_pools_have_the_shares_that_the_temperature_states(made: Made) -> 
         assert statistic < 13.8, "would happen once in a thousand seeds"
 
 
-@pytest.mark.parametrize("grouped", [{}, {"group_by_length": True}, {"group_by_words": True}], ids=str)
+@pytest.mark.parametrize("grouped", [{}, {"group_by_words": True}], ids=str)
 def test_natural_shares_take_every_row_once_an_epoch(grouped: dict[str, Any]) -> None:
     for found, most_left in ((one_set_a_pool(**grouped), 3 * (POOL - 1)), (mixed(**grouped), POOL - 1)):
         left_out = []
@@ -245,34 +242,6 @@ def test_rates_multiply_pools_as_before() -> None:
         19,
         37,
     )
-
-
-def test_pools_of_like_length_in_an_order_that_says_nothing_of_it() -> None:
-    lengths = np.random.default_rng(0).integers(1, 10_000, 40 * WINDOW_POOLS * POOL // 10)
-    places = group(lengths, POOL, np.random.default_rng(1))
-    assert sorted(places.tolist()) == list(range(len(lengths)))
-    pools = lengths[places].reshape(-1, POOL)
-    assert np.median(np.ptp(pools, axis=1)) < np.ptp(lengths) / WINDOW_POOLS * 1.5
-    means = pools.mean(1)
-    assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.15, (
-        "long pools come neither early nor late"
-    )
-    # Ranks take consecutive slices of a pool: none may always get the longer rows.
-    assert (
-        abs(pools[:, 0].mean() - pools[:, -1].mean()) < 5 * np.ptp(lengths) / WINDOW_POOLS / len(pools) ** 0.5
-    )
-
-
-def test_windows_keep_rows_of_like_length_apart() -> None:
-    """Sorting everything would make the same rows meet in every epoch."""
-    lengths = np.arange(4 * WINDOW_POOLS * POOL)
-    pools = [
-        {frozenset(order[place : place + POOL]) for place in range(0, len(order), POOL)}
-        for seed in range(2)
-        for shuffled in [np.random.default_rng(seed).permutation(len(lengths))]
-        for order in [shuffled[group(lengths[shuffled], POOL, np.random.default_rng(seed))].tolist()]
-    ]
-    assert not pools[0] & pools[1]
 
 
 def test_pools_of_rows_near_each_other_in_an_order_that_says_nothing_of_it() -> None:

@@ -255,13 +255,6 @@ def test_what_changes_tokens_makes_another_store(
     ]
 
 
-def test_other_options_than_the_stored_ones_are_refused(text: TrainingSet, tensorizer: Tensorizer) -> None:
-    with pytest.raises(ConfigError, match="stored with query_prefix=None, not 'ba'"):
-        batches(stored(text, tensorizer), tensorizer, DataSetSettings(query_prefix="ba"))
-    with pytest.raises(ConfigError, match="stored with passage_prefix=None, not 'ba'"):
-        batches(stored(text, tensorizer), tensorizer, DataSetSettings(passage_prefix="ba"))
-
-
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no manifest", "other facts", "another's part"])
 def test_damage_found_at_opening_is_repaired_and_good_parts_are_kept(
     text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str

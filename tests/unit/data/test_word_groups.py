@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.data.pairs import PseudoPairs
 from dpr.data.training_data import TrainingData
 from dpr.data.word_groups import row_words
 

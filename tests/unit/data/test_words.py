@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import regex
 
-from dpr.data.near_duplicates import jaccard, words_of
-from dpr.data.words import joined, split_words, written_spans
+from dpr.data.words import jaccard, joined, split_words, words_of, written_spans
 
 LETTERS = regex.compile(r"[\p{L}\p{N}\p{M}]+")
 

@@ -64,7 +64,6 @@ def test_pairs_that_differ_are_another_run(
 ) -> None:
     assert train(arguments(corpus, tmp_path / "run")) == 0
     for changed in (
-        "datasets.docs.drop_words=0.2",
         "datasets.docs.held_back=0.2",
         "datasets.docs.pairs=crops",
     ):
@@ -75,7 +74,7 @@ def test_pairs_that_differ_are_another_run(
     assert "was written by a different run: train_datasets" in capsys.readouterr().err
 
 
-def test_rows_of_similar_length_and_a_labelled_set_beside_it(corpus: Path, tmp_path: Path) -> None:
+def test_rows_that_share_words_and_a_labelled_set_beside_it(corpus: Path, tmp_path: Path) -> None:
     labelled = tmp_path / "train.jsonl"
     row = {"question": "ba be", "positive_ctxs": [{"title": "", "text": "bi bo"}]}
     labelled.write_text(
@@ -84,7 +83,7 @@ def test_rows_of_similar_length_and_a_labelled_set_beside_it(corpus: Path, tmp_p
     more = [f"train_datasets=[docs,{labelled}]", "train.sampling.temperature=2", "train.sampling.mixed=true"]
     assert train(arguments(corpus, tmp_path / "mixed", *more)) == 0
     for name, store in (("grouped", "auto"), ("grouped_text", "off")):
-        grouped = ["train.sampling.group_by_length=true", f"train.token_store={store}"]
+        grouped = ["train.sampling.group_by_words=true", f"train.token_store={store}"]
         assert train(arguments(corpus, tmp_path / name, *grouped)) == 0
     assert weights(tmp_path / "grouped") == weights(tmp_path / "grouped_text")
 
@@ -102,7 +101,7 @@ def test_explain_shows_the_pairs_of_a_step(corpus: Path, capsys: pytest.CaptureF
         (["datasets.docs.reader=a:B"], "datasets.docs.pairs and datasets.docs.reader are mutually exclusive"),
         (["datasets.docs.pairs=nonsense"], "datasets.docs.pairs=nonsense is not a kind of pairs"),
         (["datasets.docs.held_only=true"], "datasets.docs.held_only"),
-        (["datasets.docs.drop_words=1"], "it must be in [0, 1)"),
+        (["datasets.docs.held_back=1"], "it must be in [0, 1)"),
     ],
 )
 def test_what_does_not_fit_is_said(

@@ -16,8 +16,8 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.data.near_duplicates import jaccard, words_of
 from dpr.data.text import plain
+from dpr.data.words import jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpr import Retriever
-from dpr.core.errors import CheckpointError, ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.export.checking import check, format_of
 from dpr.export.folders import export_folder
@@ -114,38 +114,6 @@ def test_other_libraries_give_the_same_vectors(to: str, kind: str, tmp_path: Pat
     assert found is not None and max(found[:2]) < 1e-5
     card = (tmp_path / "out" / "README.md").read_text()
     assert "a table of token vectors for questions" in card and "| architecture | bert, 2 layers" in card
-
-
-@pytest.mark.parametrize("resaved", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_router_of_a_table_and_a_transformer_comes_back(kind: str, resaved: bool, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
-    model = with_table(tmp_path / "encoder", **KINDS[kind])
-    export_folder(model, folder := tmp_path / "out", "sentence-transformers", source=kind)
-    if resaved:
-        theirs = library.SentenceTransformer(str(folder), device="cpu")
-        theirs.save_pretrained(str(folder := tmp_path / "resaved"))
-    again = BiEncoder.load(folder)
-    assert (
-        again.settings.static_questions
-        and is_static(again.question_model.backbone)
-        and not is_static(again.ctx_model.backbone)
-    )
-    np.testing.assert_allclose(again.encode_questions(TEXTS), model.encode_questions(TEXTS), atol=1e-6)
-    np.testing.assert_allclose(again.encode_passages(TEXTS), model.encode_passages(TEXTS), atol=1e-6)
-    again.save(tmp_path / "saved")
-    assert np.array_equal(
-        BiEncoder.load(tmp_path / "saved").encode_questions(TEXTS), again.encode_questions(TEXTS)
-    )
-
-
-def test_a_router_whose_table_is_no_mean_of_rows_is_refused(tmp_path: Path) -> None:
-    model = with_table(tmp_path / "encoder", pooling="mean")
-    export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
-    config = tmp_path / "out" / "question_encoder_1_Pooling" / "config.json"
-    config.write_text(config.read_text().replace('"pooling_mode": "mean"', '"pooling_mode": "max"'))
-    with pytest.raises(CheckpointError, match="pools or normalises questions and passages differently"):
-        BiEncoder.load(tmp_path / "out")
 
 
 @pytest.mark.parametrize("to", ["transformers", "hf-dpr", "pyserini"])

@@ -9,7 +9,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.near_duplicates import jaccard, words_of
+from dpr.data.words import jaccard, words_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation import data_check
