@@ -133,11 +133,17 @@ def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
         raise ConfigError(
             f"datasets.{name}.weight is set, but {other} has none; give every train set a weight"
         )
-    if given := sampling.share_settings(sampling.rates):
-        message = (
-            f"datasets.{name}.weight and {given[0]} are mutually exclusive, both determine what a set gives"
-        )
-        raise ConfigError(f"{message}; leave one of them out")
+    if not any(weights):
+        raise ConfigError(f"datasets.{name}.weight=0, and no train set has more; give one a weight above 0")
+    for key, value in (
+        ("train_sampling_rates", sampling.rates),
+        ("train.sampling.temperature", sampling.temperature),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"datasets.{name}.weight and {key} are mutually exclusive, both determine what a set gives;"
+                " leave one of them out"
+            )
     return replace(sampling, weights=weights)
 
 

@@ -27,10 +27,11 @@ logger = get_logger(__name__)
 
 @dataclass
 class Sampling(SamplingSettings):
-    """Which rows make up the pools of an epoch: the settings, and ``rates``, which multiply what each set
-    gives."""
+    """Which rows make up the pools of an epoch: the settings, ``rates``, which multiply what each set gives,
+    and the ``weights`` of the sets (``datasets.<name>.weight``)."""
 
     rates: list[float] | None = None
+    weights: list[float] | None = None
 
     def __post_init__(self) -> None:
         self.check("train.sampling.")
@@ -83,11 +84,11 @@ class Sampling(SamplingSettings):
 
     def _shares(self, num_rows: Sequence[int]) -> np.ndarray:
         """Shares of the sets, summing to 1."""
-        for key, values in (("train_sampling_rates", self.rates), ("train.sampling.weights", self.weights)):
-            if values is not None and len(values) != len(num_rows):
-                raise ConfigError(
-                    f"{key} has {len(values)} values for {len(num_rows)} train_datasets; give one for each"
-                )
+        if self.rates is not None and len(self.rates) != len(num_rows):
+            raise ConfigError(
+                f"train_sampling_rates has {len(self.rates)} values for {len(num_rows)} train_datasets; give"
+                " one for each"
+            )
         rows = np.array(num_rows, dtype=np.float64)
         if self.weights is not None:
             shares = np.array(self.weights, dtype=np.float64)

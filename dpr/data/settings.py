@@ -140,9 +140,6 @@ class Augmentation(Settings):
 class SamplingSettings(Settings):
     """Which rows make up the pools of an epoch (docs/training.md, "Several data sets")."""
 
-    weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
-    """One number per train set: its share of an epoch, relative to the others'; or datasets.<name>.weight in
-    each entry."""
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """T: a set's share is proportional to rows ** (1/T). 1 = as many as there are, large = all sets alike."""
     epoch_pools: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
@@ -154,26 +151,19 @@ class SamplingSettings(Settings):
 
     def check_shares(self, rates: Sequence[float] | None) -> None:
         """Raises ConfigError where several settings determine the sets' shares, or no share is above 0."""
-        given = self.share_settings(rates)
-        if self.epoch_pools and rates is not None:
-            given.append("train.sampling.epoch_pools")
-        if len(given) > 1:
+        if rates is None:
+            return
+        others = {"temperature": self.temperature, "epoch_pools": self.epoch_pools}
+        for name, value in others.items():
+            if value:
+                raise ConfigError(
+                    f"train_sampling_rates and train.sampling.{name} are mutually exclusive, both determine what"
+                    " a set gives; leave one of them out"
+                )
+        if min(rates, default=0) < 0 or not any(rates):
             raise ConfigError(
-                f"{given[0]} and {given[1]} are mutually exclusive, both determine what a set gives; leave"
-                " one of them out"
+                f"train_sampling_rates={list(rates)}: expected numbers of at least 0, one of them above"
             )
-        for key, values in (("train_sampling_rates", rates), ("train.sampling.weights", self.weights)):
-            if values is not None and (min(values, default=0) < 0 or not any(values)):
-                raise ConfigError(f"{key}={list(values)}: expected numbers of at least 0, one of them above")
-
-    def share_settings(self, rates: Sequence[float] | None) -> list[str]:
-        """The settings given that determine the sets' shares."""
-        ways = {
-            "train_sampling_rates": rates,
-            "train.sampling.weights": self.weights,
-            "train.sampling.temperature": self.temperature,
-        }
-        return [key for key, value in ways.items() if value is not None]
 
 
 @dataclass

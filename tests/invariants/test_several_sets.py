@@ -377,11 +377,7 @@ def test_options_of_a_set_are_checked(tmp_path: Path, options: DataSetSettings, 
     ("weights", "sampling", "message"),
     [
         ((1.0, None), Sampling(), r"datasets\.first\.weight is set, but second has none"),
-        (
-            (1.0, 2.0),
-            Sampling(weights=[1, 2]),
-            r"datasets\.first\.weight and train\.sampling\.weights are mutually exclusive",
-        ),
+        ((0.0, 0.0), Sampling(), r"datasets\.first\.weight=0, and no train set has more"),
         (
             (1.0, 2.0),
             Sampling(temperature=1.0),

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from dpr.core.errors import InputError
 from dpr.core.offline import no_downloads
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.models import pretrained
+from dpr.models import backbones
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def state() -> tuple[Any, ...]:
     return constants.HF_HUB_OFFLINE, switches, theirs.get_verbosity(), theirs.is_progress_bar_enabled()
 
 
-@pytest.mark.parametrize("block", [no_downloads, pretrained._without_adapters, pretrained._quiet_loading])
+@pytest.mark.parametrize("block", [no_downloads, backbones._without_adapters, backbones._quiet_loading])
 def test_overlapping_blocks_end_as_the_process_was(block: Any) -> None:
     """The first of two ends while the second is inside, which stays in effect there; then the second ends."""
     before = state()
@@ -64,7 +64,7 @@ def test_an_exception_ends_a_block() -> None:
     assert not constants.HF_HUB_OFFLINE
 
 
-@pytest.mark.parametrize("load", [pretrained.read_config, load_tokenizer])
+@pytest.mark.parametrize("load", [backbones.read_config, load_tokenizer])
 def test_a_name_fails_at_once_without_a_network(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Any
 ) -> None:

@@ -277,17 +277,11 @@ def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
     ("sampling", "sizes", "message"),
     [
         ({"rates": [1.0]}, (8, 8), "train_sampling_rates has 1 values for 2 train_datasets"),
-        ({"weights": [1, 2, 3]}, (8, 8), r"train\.sampling\.weights has 3 values"),
         ({"rates": [1, -1]}, (8, 8), "train_sampling_rates=.*at least 0"),
-        ({"weights": [0, 0]}, (8, 8), "one of them above"),
+        ({"rates": [0, 0]}, (8, 8), "one of them above"),
         ({"temperature": 0.0}, (8, 8), "must be above 0"),
         ({}, (3, 8), "3 rows do not fill a single pool.*mixed=true"),
         ({"rates": [0, 0.1]}, (8, 8), "no data set"),
-        (
-            {"weights": [1, 2], "temperature": 2.0},
-            (8, 8),
-            "train.sampling.weights and train.sampling.temperature are mutually exclusive",
-        ),
         (
             {"rates": [1, 2], "temperature": 2.0},
             (8, 8),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
-from dpr.data import pseudo_pairs
+from dpr.data import pairs
 from dpr.preparation import conversion, folder_data, new_encoder
 
 
@@ -16,7 +16,7 @@ from dpr.preparation import conversion, folder_data, new_encoder
     [
         (conversion, "prepare {there}/data.tsv out={there}/data.tsv/out.jsonl"),
         (folder_data, "prepare-folder {there} out={other}/file/out"),
-        (pseudo_pairs, "prepare-pairs {there}/data.tsv out={other}/file/out"),
+        (pairs, "prepare-pairs {there}/data.tsv out={other}/file/out"),
         (new_encoder, "new-encoder corpus={there}/data.tsv out={there}/data.tsv/out"),
     ],
     ids=["prepare", "prepare-folder", "prepare-pairs", "new-encoder"],

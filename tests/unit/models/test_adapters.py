@@ -165,7 +165,7 @@ def test_a_base_that_is_missing_or_another_is_refused_and_can_be_named(tmp_path:
     model.save(tmp_path / "saved")
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(
-        CheckpointError, match=r"base, which is not on this machine.*encoder\.pretrained_model_cfg"
+        CheckpointError, match=r"base, which cannot be loaded on this machine.*encoder\.pretrained_model_cfg"
     ):
         BiEncoder.load(tmp_path / "saved")
     assert (

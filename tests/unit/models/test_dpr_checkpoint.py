@@ -76,7 +76,7 @@ def test_the_override_stands_in_for_a_name_that_is_not_here(
     made = tiny_model(tmp_path / "bert", dtype=torch.float32)
     file = file_of(made, tmp_path / "x.cp", nested_params("some/unknown-encoder"))
     with pytest.raises(
-        CheckpointError, match=r"x\.cp: its encoder is 'some/unknown-encoder'.*encoder\.pretrained_model_cfg="
+        CheckpointError, match=r"x\.cp: it builds on some/unknown-encoder.*encoder\.pretrained_model_cfg="
     ):
         BiEncoder.load(file)
     loaded = BiEncoder.load(file, pretrained_model_cfg=str(tmp_path / "bert"))

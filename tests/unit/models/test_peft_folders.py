@@ -97,7 +97,7 @@ def test_the_base_is_sought_where_the_folder_or_the_command_says(tmp_path: Path)
     adapted(tmp_path).save_pretrained(str(tmp_path / "adapter"))
     expected = BiEncoder.load(tmp_path / "adapter").encode_questions(TEXTS)
     (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match=r"belongs to .*base.*encoder.pretrained_model_cfg="):
+    with pytest.raises(CheckpointError, match=r"it builds on .*base.*encoder.pretrained_model_cfg="):
         BiEncoder.load(tmp_path / "adapter")
     found = BiEncoder.load(tmp_path / "adapter", pretrained_model_cfg=str(tmp_path / "moved"))
     np.testing.assert_array_equal(found.encode_questions(TEXTS), expected)

@@ -76,7 +76,11 @@ class Lacking:
 @pytest.mark.parametrize("trailing", [False, True], ids=["", "trailing sep"])
 @pytest.mark.parametrize(
     ("family", "pooling"),
-    list(itertools.product(["bert", "modernbert"], [*POOLINGS, f"{HERE}:Learned"])),
+    [
+        *itertools.product(["bert"], [*POOLINGS, f"{HERE}:Learned"]),
+        ("modernbert", "cls"),
+        ("modernbert", "mean"),
+    ],
 )
 def test_packed_equals_padded_in_vectors_and_gradients(
     family: str, pooling: str, trailing: bool, monkeypatch: pytest.MonkeyPatch
@@ -199,8 +203,8 @@ def test_what_is_no_pooling_is_refused(name: str, reason: str) -> None:
     assert "encoder.pooling" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", POOLINGS)
-def test_every_pooling_is_kept_by_a_checkpoint(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mean", "idf_sqrt"])
+def test_a_pooling_is_kept_by_a_checkpoint(name: str, tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "encoder", pooling=name)
     model.save(tmp_path / "model")
     loaded = BiEncoder.load(tmp_path / "model")

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging
 
 from dpr.core.distributed import Ranks
-from dpr.models import pretrained
+from dpr.models import backbones
 from dpr.models.backbones import load_backbone
 from tests.helpers.tiny import encoder_folder
 
@@ -29,7 +29,7 @@ def test_nothing_is_said_of_the_pooler_and_each_bar_comes_once(
     request.addfinalizer(lambda: logging.remove_handler(caplog.handler))
     for rank in (0, 1):
         capfd.readouterr()
-        monkeypatch.setattr(pretrained, "current_ranks", lambda rank=rank: Ranks(rank, 2))
+        monkeypatch.setattr(backbones, "current_ranks", lambda rank=rank: Ranks(rank, 2))
         load_backbone(str(folder))
         assert logging.is_progress_bar_enabled() and logging.get_verbosity() == level
         reported.append("".join(capfd.readouterr()))

@@ -82,17 +82,11 @@ def router(query: list[Any], document: list[Any]) -> Any:
 MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
     "cls": lambda path: ([body(path), pooling()], {}),
     "mean, scaled": lambda path: ([body(path), pooling("mean"), modules.Normalize()], {}),
-    "one pooling of several": lambda path: ([body(path), pooling(["max"])], {}),
     "prompts": lambda path: ([body(path), pooling("mean")], {"prompts": PROMPTS}),
     "lengths of both sides": lambda path: (
         [body(path, query_length=9, document_length=14), pooling("mean")],
         {},
     ),
-    "length of questions": lambda path: (
-        [body(path, query_length=9, max_seq_length=31), pooling("mean")],
-        {},
-    ),
-    "length of passages": lambda path: ([body(path, document_length=9), pooling("mean")], {}),
     "projection": lambda path: ([body(path), pooling(), dense()], {}),
     "projection without bias, scaled": lambda path: (
         [body(path), pooling(), dense(bias=False), modules.Normalize()],
@@ -101,10 +95,6 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
     "projection with tanh": lambda path: (
         [body(path), pooling(), dense(activation_function=torch.nn.Tanh())],
         {},
-    ),
-    "projections, tanh, cut, scaled": lambda path: (
-        [body(path), pooling("mean"), dense(40), modules.Dense(40, 6), modules.Normalize()],
-        {"truncate_dim": 4, "similarity": "cosine"},
     ),
     "projections after each other": lambda path: (
         [
@@ -116,7 +106,6 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
         ],
         {},
     ),
-    "cut": lambda path: ([body(path), pooling("mean")], {"truncate_dim": 6}),
     "projection, cut": lambda path: ([body(path), pooling("mean"), dense()], {"truncate_dim": 3}),
     "two towers": lambda path: (
         [router([body(path), pooling()], [body(path, seed=1, max_seq_length=16), pooling()])],
@@ -134,14 +123,8 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
         [router([one := body(path), two := pooling("mean")], [one, two])],
         {},
     ),
-    "two projections of one tower": lambda path: (
-        [router([one := body(path), two := pooling("mean"), dense()], [one, two, dense(bias=False)])],
-        {},
-    ),
     "static": lambda path: ([static(path)], {}),
     "static, cut, scaled": lambda path: ([static(path, length=9), modules.Normalize()], {"prompts": PROMPTS}),
-    "static, projection": lambda path: ([static(path), dense()], {}),
-    "static two towers": lambda path: ([router([static(path)], [static(path, length=7)])], {}),
     "decoder": lambda path: (
         [_plain_texts(body(path, "decoder")), pooling("lasttoken", 32), modules.Normalize()],
         {"prompts": PROMPTS},

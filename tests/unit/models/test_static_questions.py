@@ -30,9 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "query_prompt": "ba: ",
         "passage_prompt": "be: ",
     },
-    "projection": {"projection_dim": 6, "projection_activation": "tanh"},
     "cut": {"dimensions": 5, "normalize": True},
-    "cut, any length": {"dimensions": 5},
     "projection, cut": {
         "projection_dim": 6,
         "projection_activation": "tanh",
