@@ -142,6 +142,8 @@ class Stages:
                 logger.warning("making %s again: %s", name, reason)
                 remove_folder(folder)
                 record = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
         if "outputs" in record:
             logger.info("%s: already done", name)
         else:
@@ -149,8 +151,6 @@ class Stages:
             config.check()
             command = command_line(job, config)
             logger.info("%s: %s\n$ %s", name, what, shlex.join(command))
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(folder)
             record = {"format": _FORMAT, "stage": name, "made_of": made_of, "command": command}
             write_json(folder / RECORD, record, note={})
             start = time.monotonic()
