@@ -27,6 +27,8 @@ NAME = "dpr_biencoder"
 LAST_STEP = 12
 SAVE_EVERY = 2
 CASE_LIMIT_S = 60.0
+RANK_TIMEOUT_S = round(patient(5 / 3))
+"""Five seconds on an idle machine."""
 
 Injection = tuple[str, dict[str, Any]]
 
@@ -53,7 +55,7 @@ def arguments(workplace: Path, output_dir: Path, *overrides: str) -> list[str]:
         "train.eval_every_steps=6",
         f"train.save_every_steps={SAVE_EVERY}",
         "train.log_batch_step=1",
-        "rank_timeout_s=5",
+        f"rank_timeout_s={RANK_TIMEOUT_S}",
         *overrides,
     ]
 

@@ -10,11 +10,10 @@ import time
 import pytest
 
 from tests.faults.conftest import Case
-from tests.faults.runs import Run, Workshop, final_hash
+from tests.faults.runs import RANK_TIMEOUT_S, Run, Workshop, final_hash
 from tests.helpers.patience import patient
 
 LOST = 5
-GROUP_TIMEOUT_S = 5.0
 
 
 def end_of(run: Run, rank: int, limit_s: float) -> float:
@@ -42,7 +41,7 @@ def test_one_rank_is_killed(case: Case, workshop: Workshop, undisturbed: dict[in
                 trial.output_dir, injections=[("at_step", {"step": step, "on_rank": victim, "what": "dies"})]
             )
             run.wait_for(r"rank \d dies")
-            end_of(run, 1 - victim, GROUP_TIMEOUT_S + 10)
+            end_of(run, 1 - victim, RANK_TIMEOUT_S + 10)
             codes = run.wait()
             assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, LOST), run.text
             named = (
@@ -91,7 +90,7 @@ def test_one_rank_hangs(case: Case, workshop: Workshop, undisturbed: dict[int, s
             )
             try:
                 run.wait_for(r"rank 1 hangs")
-                end_of(run, 0, 10.0)
+                end_of(run, 0, RANK_TIMEOUT_S + 5.0)
                 assert run.codes[run.pids[0]] == LOST
                 assert re.search(
                     rf"error: rank 1 of 2 died or stopped answering, at step {step} ", run.rank_text(0)
