@@ -172,8 +172,9 @@ class DataCheck:
             self.findings[REPEATED].add(self._name(self._places[index]))
         self.repeated_questions = len(_repeats(self.questions))
         known = np.unique(np.frombuffer(self._known, dtype=np.uint64))
-        for index in np.flatnonzero(np.isin(np.frombuffer(self._negatives, dtype=np.uint64), known)):
-            self.findings[CONTRADICTED].add(self._name(self._negative_places[int(index)]))
+        is_known = np.isin(np.frombuffer(self._negatives, dtype=np.uint64), known)
+        for negative in np.flatnonzero(is_known).tolist():
+            self.findings[CONTRADICTED].add(self._name(self._negative_places[negative]))
         self.findings |= self._named.findings(self._name)
         return self
 

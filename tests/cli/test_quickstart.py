@@ -58,6 +58,7 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     commands.clear()
     assert main(line) == 0
     assert commands == []
+    capsys.readouterr()
     (tmp_path / "docs" / "broken.py").write_text(
         '"""Now it says something of use to those who look for it."""'
     )

@@ -113,7 +113,12 @@ def test_a_job_that_does_not_make_what_it_should_is_not_done(tmp_path: Path) -> 
 def test_a_signal_ends_the_stage_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     handlers = [signal.getsignal(each) for each in SIGNALS]
     job = Job()
-    job.before = lambda: job.made and os.kill(os.getpid(), number)
+
+    def killed() -> None:
+        if job.made:
+            os.kill(os.getpid(), number)
+
+    job.before = killed
     with pytest.raises(StopRequested, match=f"{number.name}. Rerun the same command to resume"):
         two(tmp_path, job)
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
