@@ -14,7 +14,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.errors import InputError
-from dpr.jobs.ladder.stages import trained_files
+from dpr.jobs.stages import trained_files
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
