@@ -16,6 +16,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= logical
 DATA ?= data/collections
+EXTRAS ?= dev
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
@@ -28,8 +29,9 @@ install: $(INSTALLED)
 
 $(INSTALLED): setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $@
 
 quickstart: $(INSTALLED)

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,7 @@ import pytest
 import torch
 
 from tests.helpers.no_network.sitecustomize import block_connections
-from tests.helpers.slow_tests import LONGEST_FILES, is_slow
+from tests.helpers.slow_tests import is_slow
 
 block_connections()  # they leave this machine never
 
@@ -59,8 +60,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if is_slow(item.nodeid)]
         items[:] = [item for item in items if not is_slow(item.nodeid)]
         config.hook.pytest_deselected(items=left_out)
-    places = {file: place for place, file in enumerate(LONGEST_FILES)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+    # Files with most slow tests begin, so that no worker is left with a long one when the others have ended.
+    slow = Counter(item.nodeid.partition("::")[0] for item in items if is_slow(item.nodeid))
+    items.sort(key=lambda item: slow[item.nodeid.partition("::")[0]], reverse=True)
     if torch.cuda.is_available():
         return
     for item in items:

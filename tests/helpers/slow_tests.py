@@ -14,28 +14,6 @@ FILE = Path(__file__).resolve().parents[1] / "slow_tests.txt"
 # Whole folders that start programs, launchers, kills or thousands of cases.
 _NAMES = ("cli", "faults", "fuzz", "gpu", "examples", "unit/benchmarks", "unit/integrations")
 _FOLDERS = tuple(f"tests/{name}/" for name in _NAMES)
-LONGEST_FILES = tuple(
-    f"tests/{name}.py"
-    for name in (
-        *("faults/test_kills", "faults/test_commands"),
-        *(
-            "cli/test_sharded_run",
-            "faults/test_resuming",
-            "cli/test_documented_commands",
-            "invariants/test_resume",
-        ),
-        *(
-            "invariants/test_sharding",
-            "gpu/test_training_runs",
-            "faults/test_launchers",
-            "faults/test_damage",
-        ),
-        *("unit/benchmarks/test_gpu", "unit/training/test_step", "faults/test_lost_processes"),
-        *("cli/test_index_contract", "unit/mining/test_memory", "invariants/test_verdict"),
-    )
-)
-"""A minute and more each, the longest first. They begin first, so that no worker is left with one when the
-others have ended."""
 
 
 @cache
