@@ -57,7 +57,7 @@ _DECISIVE = "d metric_type metric_arg code_size by_residual nlist qb qtype bits 
 class FaissIndex(Index):
     """Whatever ``indexer.factory`` names. Scores are those of faiss, of what it stores of a vector."""
 
-    Settings = FactorySettings
+    Settings: ClassVar[type[Any]] = FactorySettings
     _codes: ClassVar[str] = ""
     """What lists hold where ``indexer.factory`` is not set."""
     _asked_at_once: ClassVar[int] = 16
@@ -449,7 +449,8 @@ def _difference(engine: Any, fresh: Any) -> str:
         if getattr(engine, name, None) != getattr(fresh, name, None):
             return f"{name} is {getattr(engine, name, None)}"
     for name in ("sq", "pq", "rabitq", "storage"):
-        part, expected = getattr(engine, name, None), getattr(fresh, name, None)
+        part: Any = getattr(engine, name, None)
+        expected: Any = getattr(fresh, name, None)
         if name == "storage" and part is not None:
             part, expected = faiss.downcast_index(part), faiss.downcast_index(expected)
         if expected is not None and (problem := _difference(part, expected)):

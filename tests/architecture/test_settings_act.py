@@ -38,7 +38,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("train", TRAINING | {"train.eval_every_steps": 9}, "train.eval_per_epoch", "train.eval_every_steps"),
     ("retrieve", {"indexer.kind": "bm25"}, "model_file encoder.pooling indexer.ef_search", "indexer.k1"),
-    ("retrieve", {}, "indexer.k1 hybrid_weight index_path cluster.workers", "model_file indexer.factory"),
+    ("retrieve", {}, "indexer.k1 hybrid_weight index_path cluster.workers", "model_file n_docs"),
     ("retrieve", {"hybrid": "linear"}, "tune_metric", "hybrid_weight indexer.k1 bm25_index_path"),
     ("retrieve", {"indexer.kind": "hnsw"}, "indexer.factory", "indexer.store_n index_path"),
     ("retrieve", {"cluster.kind": "ray"}, "hybrid_depth", "cluster.workers"),
