@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,9 @@ class IndexStore:
         if index.num_passages != metadata.get("num_passages"):
             found = f"holds {index.num_passages} passages, its manifest says {metadata.get('num_passages')}"
             raise InputError(found, file=folder, hint=_REBUILD)
+        if lock_of(folder).is_file():  # of a build that was killed when all was done
+            with suppress(DprError), held(folder, file=lock_of(folder)):
+                pass
         if corpus is not None:
             index.use_vectors(corpus() if made.needs_vectors else ())
         index.recall = Recall.read(metadata.get("recall"))
