@@ -1,16 +1,27 @@
-"""A folder for another library: written, opened by that library, compared, and only then given its name; or
-uploaded as a repository of the Hugging Face hub."""
+"""A folder for another library: written, opened by that library, compared, and only then given its name.
+
+What is exported must give there the vectors that the model gives here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from dpr.core.errors import DprError, InputError, first_line
+from dpr.core.lazy import version_of
 from dpr.core.logs import get_logger
-from dpr.export import onnx_folder, sentence_transformers
+from dpr.core.records import Passage
+from dpr.data.tensorizer import Tensorizer
 from dpr.export.adapters import merged
-from dpr.export.checking import Texts, check, checked_by, format_of, made_up_texts
 from dpr.export.model_card import README, CardFacts, model_card
+from dpr.export.settings import MODEL_FORMATS
 from dpr.export.tower_files import without_bars
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
@@ -18,24 +29,59 @@ from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
 
-ATTRIBUTES = ".gitattributes"
-LARGE_FILES = "".join(
+_LARGE_FILES = "".join(
     f"{pattern} filter=lfs diff=lfs merge=lfs -text\n"
     for pattern in ("*.safetensors", "*.onnx", "*.onnx.data")
 )
 """What ``.gitattributes`` of a repository says, so that git stores large files apart, as the hub does."""
+_BATCH = 8
+_SHORT = (
+    "what is a dense retriever",
+    "who wrote the paper?",
+    "Who's there? It's me, isn't it",
+    "Who\u2019s there? It\u2019s me, isn\u2019t it",
+    "\u00dcn\u00efc\u00f6d\u00e9: na\u00efve caf\u00e9 Stra\u00dfe \u2014 \u201equoted\u201c",
+    "\u4e2d\u6587 \u65e5\u672c\u8a9e \u30c6\u30b9\u30c8 \U0001f600",
+    "tabs\tand\nlines",
+    'an "odd" <tag> & {braces} 1,234.5 % #x@y.z',
+    "a",
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model is written in a format, and how the library that it is for encodes with what was
+    written."""
+
+    require_sayable: Callable[[BiEncoder, str], None]
+    """``require_sayable(model, source)``: InputError names what the format cannot say; ``source`` is the
+    model's name in messages."""
+    write: Callable[..., None]
+    """``write(model, folder, *, source)`` fills an existing folder, once ``require_sayable`` has passed.
+    ``model`` has no adapters any more."""
+    encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
+    """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or
+    passages (ctx, ``Passage``), by the other library alone."""
+    usage: Callable[[BiEncoder], str]
+    """Lines of Python that load the folder PATH with that library and encode a question and a passage."""
+    library: str
+    """The package that ``encode`` imports."""
+    install: str
+    """What pip installs for it."""
+    bar: float = 1e-5
+    """The largest difference of a number of a vector, in units of the vectors' largest number if that is
+    above 1."""
+
+
+def format_of(name: str) -> Format:
+    """The format of a name, whose module is imported now."""
+    module, _, attribute = MODEL_FORMATS[name].partition(":")
+    form: Format = getattr(importlib.import_module(module), attribute)
+    return form
 
 
 def export_folder(
-    model: BiEncoder,
-    target: Path,
-    name: str,
-    *,
-    source: str,
-    facts: CardFacts | None = None,
-    more: Texts | None = None,
-    precisions: Sequence[str] = (),
-    onnx: bool = False,
+    model: BiEncoder, target: Path, name: str, *, source: str, facts: CardFacts | None = None
 ) -> None:
     """Writes ``model`` to ``target`` in the format ``name``, adapters merged; nothing if it is there already,
     made of the same model.
@@ -43,9 +89,6 @@ def export_folder(
     Args:
         source: the model's name in messages.
         facts: what the model card says besides what the model shows.
-        more: texts to compare besides the usual ones.
-        precisions: of further graphs.
-        onnx: whether graphs are written too (format ``sentence-transformers``).
 
     Raises:
         InputError: the format cannot say what the model does, the other library gives other vectors, or
@@ -53,29 +96,167 @@ def export_folder(
         OutputError: it cannot be written.
     """
     form, facts = format_of(name), facts or CardFacts(target.name)
-    more_files = {name: value for name, value in (("precisions", list(precisions)), ("onnx", onnx)) if value}
-    made_of = {"format": name, "model": model.fingerprint, **more_files, **facts.chosen()}
+    made_of = {"format": name, "model": model.fingerprint, **facts.chosen()}
     with output(target, made_of, overwrite=None) as is_missing:
         if not is_missing:
             return
         whole = merged(model)
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
-            if onnx:
-                sentence_transformers.write_graphs(whole, folder, source=source)
-            (folder / ATTRIBUTES).write_text(LARGE_FILES)
+            (folder / ".gitattributes").write_text(_LARGE_FILES)
             with without_bars():
-                difference = check(whole, folder, form, source, more=more)
-            measured = {}
-            if precisions:
-                written_by = sentence_transformers if onnx else onnx_folder
-                texts = more or made_up_texts(whole.tensorizer, questions=100, passages=400)
-                measured = written_by.write_lower_graphs(whole, folder, precisions, texts)
-            checked = "" if difference is None else checked_by(form, difference)
-            card = model_card(
-                whole, facts, to=name, usage=form.usage(whole), checked=checked, precisions=measured
-            )
+                difference = check(whole, folder, form, source)
+            checked = "" if difference is None else _checked_by(form, difference)
+            card = model_card(whole, facts, to=name, usage=form.usage(whole), checked=checked)
             (folder / README).write_text(card, encoding="utf-8")
     if checked:
         logger.info("%s", checked)
     logger.info("%s written: %d weights of %d dimensions", target, len(whole.weights()), whole.dimension)
+
+
+class Difference(NamedTuple):
+    """The largest difference of a number of a vector on each side, in the format's units, the number of
+    texts, and the share of the ten best passages of a question that stay."""
+
+    questions: float
+    passages: float
+    texts: int
+    top10: float
+
+
+class Texts(NamedTuple):
+    """What both libraries encode."""
+
+    questions: list[str]
+    passages: list[Passage]
+
+
+def edge_cases(tensorizer: Tensorizer) -> Texts:
+    """Texts on which two libraries usually differ: none, one word, longer than the window, with and without a
+    title, a title longer than the window, apostrophes, accents, other scripts, and words of the vocabulary of
+    very different number, so that batches are padded.
+
+    A tokenizer that adds no token to an empty text makes nothing of it; there libraries differ, and no empty
+    text is encoded.
+    """
+    rng = random.Random(0)
+    special = set(tensorizer.tokenizer.all_special_ids)
+    ids = sorted(token for token in tensorizer.tokenizer.get_vocab().values() if token not in special)
+
+    def words(count: int) -> str:
+        return " ".join(tensorizer.tokenizer.decode(rng.choices(ids, k=count)).split())
+
+    lengths = (3, 7, 12, tensorizer.sequence_length // 2)
+    short = [text for text in (*_SHORT, *(words(count) for count in lengths for _ in range(2))) if text]
+    long = words(2 * tensorizer.sequence_length)
+    texts = [*short, long]
+    passages = [Passage(text) for text in texts]
+    passages += [Passage(text, title) for text, title in zip(short[1:], short[:-1], strict=True)]
+    passages += [Passage(long, short[0]), Passage(short[0], long), Passage(long, long)]
+    if tensorizer.tokenizer("", add_special_tokens=True)["input_ids"]:
+        texts = [*texts, ""]
+        passages = [*passages, Passage(""), Passage("", texts[0])]
+    return Texts(texts, passages)
+
+
+def check(
+    model: BiEncoder, folder: Path, form: Format, name: str, *, more: Texts | None = None
+) -> Difference | None:
+    """Encodes the ``edge_cases``, and ``more``, with the other library and here. None, with a warning, where
+    that library is not installed.
+
+    Raises:
+        InputError: a vector differs by more than the format allows.
+    """
+    version = version_of(form.library.replace("_", "-"))
+    if version is None:
+        logger.warning("not checked, since %s is not installed: pip install %s", form.library, form.install)
+        return None
+    questions, passages = edge_cases(model.tensorizer)
+    if more is not None:
+        questions = questions + more.questions
+        passages = passages + more.passages
+    of_questions = model.encode_questions(questions)
+    of_passages = model.encode_passages(passages)
+    found_questions = _encoded(form, folder, "question", questions, name, version)
+    found_passages = _encoded(form, folder, "ctx", passages, name, version)
+
+    worst = []
+    for kind, texts, expected, found in (
+        ("question", questions, of_questions, found_questions),
+        ("passage", passages, of_passages, found_passages),
+    ):
+        largest, row = _worst(expected, found)
+        if not largest <= form.bar:
+            text: Any = texts[row]
+            shown = f"{text.title} | {text.text}" if isinstance(text, Passage) else text
+            shown = repr(shown if len(shown) <= 60 else f"{shown[:57]}...")
+            where = f"the vector of the {kind} {shown} differs by {largest:.2g} in {form.library} {version}"
+            raise InputError(f"{where}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
+        worst.append(largest)
+    top10 = _overlap(found_questions @ found_passages.T, of_questions @ of_passages.T)
+    return Difference(worst[0], worst[1], len(questions) + len(passages), top10)
+
+
+def _encoded(
+    form: Format, folder: Path, side: str, texts: Sequence[Any], name: str, version: str
+) -> np.ndarray:
+    try:
+        return form.encode(folder, side, texts)
+    except DprError:
+        raise
+    except Exception as error:  # another library raises anything
+        found = (
+            f"{form.library} {version} cannot use what was written ({type(error).__name__}:"
+            f" {first_line(error)}); nothing was kept"
+        )
+        hint = f"another version may: pip install -U {form.install}"
+        raise InputError(found, file=name, hint=hint) from error
+
+
+def _worst(expected: np.ndarray, found: np.ndarray) -> tuple[float, int]:
+    """The largest difference and its row; infinite where shapes differ or a number is none."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return float("inf"), 0
+    differences = np.abs(expected - found).max(1) / max(1.0, float(np.abs(expected).max()))
+    row = int(differences.argmax())
+    return float(differences[row]), row
+
+
+def _overlap(found: np.ndarray, expected: np.ndarray) -> float:
+    """The share of the ten best passages of a question that stay, on average; of scores (Q, P)."""
+    top = min(10, expected.shape[1])
+    best = np.argsort(-found, axis=1, kind="stable")[:, :top]
+    best_here = np.argsort(-expected, axis=1, kind="stable")[:, :top]
+    shared = [len(np.intersect1d(one, other)) for one, other in zip(best, best_here, strict=True)]
+    return float(np.mean(shared) / top)
+
+
+def _checked_by(form: Format, difference: Difference) -> str:
+    """The line of an export's report: how far the vectors that the library makes of the folder are from the
+    model's."""
+    library = form.library.replace("_", "-")
+    most = max(difference.questions, difference.passages)
+    return (
+        f"checked by {library} {version_of(library)}: {difference.texts} texts, vectors differ by at"
+        f" most {most:.1e}; of the ten best passages {difference.top10:.3f} stay"
+    )
+
+
+def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.ndarray]) -> np.ndarray:
+    """Vectors of passages in their order; ``encode`` gets those without a title, then the others."""
+    untitled = [row for row, passage in enumerate(passages) if not passage.title]
+    titled = [row for row, passage in enumerate(passages) if passage.title]
+    parts = [(rows, encode([passages[row] for row in rows])) for rows in (untitled, titled) if rows]
+    vectors = np.empty((len(passages), parts[0][1].shape[1]), np.float32)
+    for rows, found in parts:
+        vectors[rows] = found
+    return vectors
+
+
+def token_batches(tokenizer: Any, texts: Sequence[list[str]], **options: Any) -> Iterator[Any]:
+    """What a tokenizer of transformers gives for ``texts`` alone, or for the pairs of two lists, some at a
+    time."""
+    for start in range(0, len(texts[0]), _BATCH):
+        part = [listed[start : start + _BATCH] for listed in texts]
+        yield tokenizer(*part, padding=True, return_tensors="pt", **options)

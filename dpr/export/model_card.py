@@ -73,16 +73,6 @@ scores = questions @ passages.T
 
 This folder was {{ checked }}.
 {%- endif %}
-{%- if precisions %}
-
-Against fp32, on {{ "%.0f"|format(texts.questions) }} questions and {{ "%.0f"|format(texts.passages) }} passages:
-
-| numbers | MB | share of the ten best that stay | least cosine |
-|---|---:|---:|---:|
-{%- for name, found in precisions.items() %}
-| {{ name }} | {{ "%.1f"|format(found.bytes / 1e6) }} | {{ "%.3f"|format(found.top10_overlap) }} | {{ "%.5f"|format(found.least_cosine) }} |
-{%- endfor %}
-{%- endif %}
 
 ## Training
 
@@ -111,7 +101,6 @@ class CardFacts:
     """What a card says beyond the model itself; whatever is not known stays out of it."""
 
     name: str
-    license: str | None = None
     base_model: str | None = None
     """The name of the model that training began with, where it is one of a hub and not a folder."""
     command: str = ""
@@ -125,25 +114,15 @@ class CardFacts:
     def chosen(self) -> dict[str, Any]:
         """What a person chose of it, without what is not given."""
         results = [[each.label, each.file.metrics] for each in self.retrievals]
-        chosen: dict[str, Any] = {"license": self.license, "results": results}
-        return {name: value for name, value in chosen.items() if value}
+        return {"results": results} if results else {}
 
 
-def model_card(
-    model: BiEncoder,
-    facts: CardFacts,
-    *,
-    to: str,
-    usage: str,
-    checked: str,
-    precisions: Mapping[str, Mapping[str, float]],
-) -> str:
+def model_card(model: BiEncoder, facts: CardFacts, *, to: str, usage: str, checked: str) -> str:
     """README.md of a folder of the format ``to``.
 
     Args:
         usage: lines of Python that load it.
         checked: what the program for it made of the folder; empty where it was not asked.
-        precisions: what ``dpr.export.onnx_graph.write_precisions`` measured.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -168,9 +147,8 @@ def model_card(
         for _, name, metrics in measured
         for metric, value in metrics.items()
     ]
-    library = {"hf-dpr": "transformers", "pyserini": None}.get(to, to)
+    library = "transformers" if to == "hf-dpr" else to
     data = ModelCardData(
-        license=facts.license,
         base_model=facts.base_model,
         library_name=library,
         pipeline_tag="sentence-similarity" if to == "sentence-transformers" else "feature-extraction",
@@ -203,8 +181,6 @@ def model_card(
         is_read_here=to in ("sentence-transformers", "hf-dpr") and not weights_tokens(model),
         measured=measured,
         checked=checked,
-        precisions={name: found for name, found in precisions.items() if "top10_overlap" in found},
-        texts=next((found for found in precisions.values() if "questions" in found), {}),
         version=__version__,
     )
     return f"{card}\n"

@@ -22,23 +22,22 @@ from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import presented
-from dpr.export.checking import Format, Texts, in_order
-from dpr.export.onnx_graph import STATES, GraphEncoder, write_precisions, write_states_graph
+from dpr.export.folders import Format, in_order
 from dpr.export.tower_files import (
     Side,
     refuse,
     refuse_one_sided_apostrophes,
     refuse_unknown_vectors,
     sides,
-    standard_backbone,
     standard_pooling,
     static_rows,
+    weights_tokens,
     write_tokenizer,
     write_tower,
 )
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.pooling import IdfPooling, RootIdfPooling
+from dpr.models.pooling import RootIdfPooling
 from dpr.models.sentence_modules import write_dense, write_module, write_table
 from dpr.models.sentence_transformers import (
     DENSE,
@@ -55,10 +54,9 @@ from dpr.models.sentence_transformers import (
     write_library_settings,
     write_modules,
 )
-from dpr.models.trials import is_static, pad_id
+from dpr.models.trials import is_static
 from dpr.storage.durable import durable_file
 
-GRAPH = "onnx/model.onnx"
 ROOT_MODULE = "root_static_embedding"
 """Of ``idf_sqrt``: the file of this name in the folder, which is a copy of the module here."""
 _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
@@ -82,17 +80,9 @@ def require_sayable(model: BiEncoder, source: str) -> None:
         source,
         hint="give encoder.question_length the value of sequence_length",
     )
-    # a projection has a bias, to which the scale before it matters
-    is_scaled = settings.normalize and not settings.projection_dim
-    weighted = {
-        f"its pooling ({settings.pooling}) counts the tokens of a transformer by how often they occur": (
-            needs_own_code(model)
-        ),
-        "its pooling (idf) weights the tokens of a transformer; the library divides by their sum,"
-        " which only scaled vectors without a projection bear": settings.pooling == "idf" and not is_scaled,
-    }
+    weighted = weights_tokens(model) and not is_static(model.ctx_model.backbone)
     refuse(
-        {} if is_static(model.ctx_model.backbone) else weighted,
+        {f"its pooling ({settings.pooling}) weights the tokens of a transformer": weighted},
         source,
         hint="to=onnx writes it for onnxruntime",
     )
@@ -168,9 +158,6 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
         backbone = write_tower(model, side, folder)
         lengths = (model.tensorizer.question_length, side.longest) if _has_two_lengths(model) else ()
         write_body_settings(folder / side.folder, side.longest, lengths)
-        if isinstance(tower.pooling, IdfPooling) and not is_static(tower.backbone):
-            route[name := f"{prefix}1_WordWeights"] = type_of("WordWeights")
-            write_module(folder / name, *_word_weights(model, tower.pooling))
         is_table = settings.static_questions and tower is model.question_model
         route[name := f"{prefix if is_table else ''}{len(route)}_{POOLING}"] = type_of(POOLING)
         pooled_by = "mean" if is_table else standard_pooling(model)
@@ -189,20 +176,6 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
     return route
 
 
-def _word_weights(model: BiEncoder, pooling: IdfPooling) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The weights of ``idf``, by token. The library divides by their sum where the model divides by the
-    number of tokens; what scales vectors makes up for it."""
-    weights = pooling.token_weights.detach().cpu().float()
-    tokens = model.tensorizer.tokenizer.convert_ids_to_tokens(range(len(weights)))
-    words = [f"[no token {number}]" if token is None else token for number, token in enumerate(tokens)]
-    config = {
-        "vocab": words,
-        "word_weights": dict(zip(words, weights.tolist(), strict=True)),
-        "unknown_word_weight": 1,
-    }
-    return config, {"emb_layer.weight": weights[:, None].contiguous()}
-
-
 def _dense(model: BiEncoder, tower: Encoder) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Matrix and bias of the linear layer behind the pooling, with the rows of the dimensions that are kept:
     the projection, or what cuts before scaling."""
@@ -215,48 +188,6 @@ def _dense(model: BiEncoder, tower: Encoder) -> tuple[torch.Tensor, torch.Tensor
     if model.settings.dimensions and not _truncates(model):
         return torch.eye(tower.dimension, tower.pooled_width), None
     return None
-
-
-def write_graphs(model: BiEncoder, folder: Path, *, source: str) -> None:
-    """Writes ``onnx/model.onnx`` beside each transformer in a written folder: the states that its other
-    modules pool.
-
-    Raises:
-        ConfigError: the packages of the extra ``onnx`` are not installed.
-        InputError: there is no transformer, or it cannot be traced.
-    """
-    refuse(
-        {"it has no transformer for a graph of ONNX": _is_bag(model)},
-        source,
-        hint="leave out onnx=true; to=onnx has its vectors",
-    )
-    for side in sides(model):
-        (file := folder / side.folder / GRAPH).parent.mkdir()
-        write_states_graph(standard_backbone(side.tower, side.longest), file, source=source)
-
-
-def write_lower_graphs(
-    model: BiEncoder, folder: Path, precisions: Sequence[str], texts: Texts
-) -> dict[str, dict[str, float]]:
-    """As ``write_precisions``, under the names by which transformers.js finds them."""
-    parts, tensorizer = sides(model), model.tensorizer
-    tokens = tensorizer.question_tokens(texts.questions), tensorizer.passage_tokens(texts.passages)
-
-    def named(graph: Path, precision: str) -> Path:
-        return graph.with_stem(graph.stem + {"fp32": "", "fp16": "_fp16", "int8": "_quantized"}[precision])
-
-    def vectors(precision: str) -> tuple[np.ndarray, np.ndarray]:
-        of_sides = []
-        for part, sequences in zip((parts[0], parts[-1]), tokens, strict=True):
-            file = named(folder / part.folder / GRAPH, precision)
-            of_sides.append(
-                GraphEncoder(file, pad_id=pad_id(part.tower.config), output=STATES).encode(
-                    sequences, part.tower
-                )
-            )
-        return of_sides[0], of_sides[1]
-
-    return write_precisions([folder / part.folder / GRAPH for part in parts], precisions, named, vectors)
 
 
 def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> Any:

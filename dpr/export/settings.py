@@ -13,13 +13,12 @@ from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 
 MODEL_FORMATS = {
-    "sentence-transformers": "dpr.export.sentence_transformers",
-    "transformers": "dpr.export.transformers_folders",
-    "hf-dpr": "dpr.export.hf_dpr",
-    "onnx": "dpr.export.onnx_folder",
-    "pyserini": "dpr.export.pyserini",
+    "sentence-transformers": "dpr.export.sentence_transformers:FORMAT",
+    "transformers": "dpr.export.transformers_folders:FORMAT",
+    "hf-dpr": "dpr.export.transformers_folders:DPR_FORMAT",
+    "onnx": "dpr.export.onnx:FORMAT",
 }
-"""Folders that other libraries load: name -> the module whose ``FORMAT`` writes it."""
+"""Folders that other libraries load: name -> the ``Format`` that writes it."""
 STORES = ("lancedb", "pgvector")
 _KINDS = ("text", "int", "float", "bool")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -30,8 +29,9 @@ _OWN_COLUMNS = ("id", "vector", "title", "text")
 class StoreSettings(Settings):
     """What goes into a vector store."""
 
-    vectors: Any = setting(None, path="input")
-    """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*."""
+    vectors: Any = setting(None, also=("encoded_ctx_files",), path="input")
+    """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*. For
+    to=vectors the original's embedding files; that ``model_file`` made them is your word."""
     ctx_datasets: Any = setting(None, path="input")
     """For a vector store: the passages that were embedded, whose titles and texts it gets too: names of
     ``ctx_sources`` or paths. Absent = ids and vectors alone."""
@@ -97,37 +97,19 @@ class ExportConfig(StoreSettings):
     merged; peft: its adapters, each in a folder as peft writes it; vectors: folders of vectors from the
     original's embedding files; sentence-transformers, transformers and hf-dpr (its DPRQuestionEncoder and
     DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs that
-    onnxruntime serves without torch; pyserini: an encoder of questions for its dense search;
-    lancedb, pgvector: a vector store filled with ``vectors`` and their passages."""
+    onnxruntime serves without torch; lancedb, pgvector: a vector store filled with ``vectors`` and their passages."""
     model_file: str | None = setting(None, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original
     DPR."""
-    out_file: str | None = setting(None, path="output")
+    out: str | None = setting(None, also=("out_file",), path="output")
     """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to
     which ``_<n>`` is added; for pgvector the address of the database, e.g.
     postgresql://user@host/database."""
-    out: str | None = setting(None, path="output")
-    """Short for out_file."""
-    check_texts: str | None = setting(None, path="input")
-    """File of texts, one a line, perhaps with a title and a tab before it: encoded by the other library too,
-    besides texts on which two libraries usually differ. For folders that other libraries load."""
     dimensions: int = setting(0, unit="dimensions", least=0)
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
     has them."""
-    precisions: list[str] | None = setting(None, choices=("fp16", "int8"))
-    """For to=onnx, and beside onnx=true: further graphs with numbers of 16 bits or weights of 8; the log and
-    the model card say how many of the ten best passages stay the same, on check_texts or on made-up texts."""
-    onnx: bool = False
-    """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that
-    serve such folders look."""
-    license: str | None = None
-    """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0;
-    absent = none is named."""
     results: list[str] | None = setting(None, path="input")
     """For the model card: metrics files of dpr retrieve (metrics_file=...) whose metrics it shows."""
-    encoded_ctx_files: Any = setting(None, path="input")
-    """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your
-    word."""
     allow_other_vectors: bool = False
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at
     the end of the window."""
@@ -137,39 +119,24 @@ class ExportConfig(StoreSettings):
         if self.to in STORES:
             yield from ("model_file", "encoder")
         else:
-            yield from (item.name for item in fields(StoreSettings))
+            yield from (
+                item.name for item in fields(StoreSettings) if self.to != "vectors" or item.name != "vectors"
+            )
         if self.to not in MODEL_FORMATS:
-            yield from ("check_texts", "license", "results")
+            yield "results"
         if self.to not in (*MODEL_FORMATS, "model"):
             yield "dimensions"
-        if self.to not in ("onnx", "sentence-transformers"):
-            yield "precisions"
-        if self.to != "sentence-transformers":
-            yield "onnx"
-        if self.to != "vectors":
-            yield "encoded_ctx_files"
         if self.to != "dpr":
             yield "allow_other_vectors"
 
     def check_together(self, prefix: str) -> None:
-        if self.out is not None and self.out_file not in (None, self.out):
-            raise ConfigError(
-                f"out={self.out} and out_file={self.out_file} are mutually exclusive; leave one of them out"
-            )
-        self.out_file = self.out_file or self.out
-        if self.precisions and self.to == "sentence-transformers" and not self.onnx:
-            raise ConfigError("precisions are those of graphs; set onnx=true, or leave precisions out")
         if self.to in STORES:
-            require_set(self, {"vectors": "runs/first/vectors_*", "out_file": "store"})
+            require_set(self, {"vectors": "runs/first/vectors_*", "out": "store"})
             self.check_store()
         else:
-            require_set(self, {"model_file": "runs/first", "out_file": "runs/first.cp"})
+            require_set(self, {"model_file": "runs/first", "out": "runs/first.cp"})
         if self.to == "vectors":
-            require_set(self, {"encoded_ctx_files": "[wiki_passages_*]"})
-
-    def patterns(self) -> list[str]:
-        """``encoded_ctx_files`` as a list."""
-        return list(map(str, listed(self.encoded_ctx_files)))
+            require_set(self, {"vectors": "[wiki_passages_*]"})
 
 
 @dataclass

@@ -68,7 +68,7 @@ def refuse_token_weights(model: BiEncoder, source: str) -> None:
     problems = {
         reason: weights_tokens(model),
     }
-    refuse(problems, source, hint="to=sentence-transformers writes most such models, to=onnx all")
+    refuse(problems, source, hint="to=sentence-transformers writes some such models, to=onnx all")
 
 
 def tells_apostrophes_apart(model: BiEncoder) -> bool:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
 from dpr.export.adapters import merged, write_adapters
-from dpr.export.checking import read_texts
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import export_folder
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
@@ -32,24 +30,18 @@ def run(config: ExportConfig) -> None:
     if config.to in STORES:
         _fill_store(config)
         return
-    target = Path(str(config.out_file))
+    target = Path(str(config.out))
     require_writable(
         target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr"
     )
-    more = None if config.check_texts is None else read_texts(Path(config.check_texts))
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
     model.keep_dimensions(config.dimensions)
     if config.to in MODEL_FORMATS:
-        facts = card_facts(
-            str(config.model_file), target.name, license_name=config.license, results=config.results or ()
-        )
-        graphs: dict[str, Any] = {"precisions": config.precisions or (), "onnx": config.onnx}
-        export_folder(
-            model, target, config.to, source=str(config.model_file), facts=facts, more=more, **graphs
-        )
+        facts = card_facts(str(config.model_file), target.name, results=config.results or ())
+        export_folder(model, target, config.to, source=str(config.model_file), facts=facts)
         return
     if config.to == "vectors":
-        for folder in export_vector_folders(model, config.patterns(), str(target)):
+        for folder in export_vector_folders(model, config.vector_patterns(), str(target)):
             logger.info("%s written", folder)
         return
     if config.to == "peft":
@@ -66,9 +58,12 @@ def run(config: ExportConfig) -> None:
         model.save(target)
         logger.info("%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
         return
-    name, allowed = config.encoder.pretrained_model_cfg, config.allow_other_vectors
     export_dpr_file(
-        model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=allowed
+        model,
+        target,
+        source=str(config.model_file),
+        pretrained_model_cfg=config.encoder.pretrained_model_cfg,
+        allow_other_vectors=config.allow_other_vectors,
     )
     logger.info("%s: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
 
@@ -76,7 +71,7 @@ def run(config: ExportConfig) -> None:
 def _fill_store(config: ExportConfig) -> None:
     """Puts the vectors into the store that the settings name, or those that an earlier, killed run did
     not."""
-    out = str(config.out_file)
+    out = str(config.out)
     if config.to != "pgvector" and "://" not in out:
         require_writable(out, folder=True)
     sources = resolve_passage_sources(config.passage_names(), config.ctx_sources)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from dpr.core.distributed import resolve_device
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.evaluation.ranking_metrics import validated_names
 from dpr.export.adapters import merged
 from dpr.export.settings import MergeConfig
@@ -24,8 +25,11 @@ from dpr.models.model_folders import is_backbone
 from dpr.models.settings import EncoderSettings
 from dpr.retrieval.suites import read_suite
 from dpr.storage.checksums import cache_root
+from dpr.storage.durable import flush, writing
+from dpr.storage.inside import inside
 from dpr.storage.leftovers import remove, temporary_beside
-from dpr.storage.steps import steps_in_order
+from dpr.storage.outputs import output
+from dpr.storage.steps import CLAIM, Steps
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
@@ -51,40 +55,73 @@ def run(config: MergeConfig) -> None:
     model = models["tuned1"]
     model.to(resolve_device(config.device))
     made_of = {"models": fingerprints, "candidates": grid, "set": sets, "metric": config.metric}
-    with steps_in_order(out, made_of) as steps:
-        if steps is None or steps.is_complete():
+    with output(out, made_of, overwrite=None) as is_missing:
+        if not is_missing:
             return
-        # Candidates that a killed process measured are not measured again.
-        lines = (steps.folder / CANDIDATES).read_text().splitlines() if steps.num_done else []
-        measured = [json.loads(line)["metrics"] for line in lines]
-        for shares in grid[len(measured) :] if validations else []:
-            model.load_weights(mixed(weights, shares), source=out)
-            metrics = run_validations(validations, model)
-            values = [metrics[f"eval/{each.name}/{config.metric}"] for each in validations]
-            metrics[config.metric] = sum(values) / len(values)
-            measured.append(metrics)
-            with steps.appended(CANDIDATES) as file:
-                file.write((json.dumps({"weights": shares, "metrics": metrics}) + "\n").encode())
-            steps.commit()
-            print(f"{config.metric} {metrics[config.metric]:.4f} of {dict(zip(models, shares, strict=True))}")
-        best = max(range(len(measured)), key=lambda each: measured[each][config.metric], default=0)
-        chosen = dict(zip(models, grid[best], strict=True))
-        print(f"{out}: {chosen}")
+        unfinished = out.with_name(f"{out.name}.unfinished")
+        if unfinished.is_symlink():
+            raise OutputError(unfinished, "it is a symbolic link", hint="remove it")
+        steps = Steps(unfinished, made_of)
+        if not steps.is_complete():
+            measured = _measured(config, steps, models, weights, grid, validations)
+            best = max(range(len(measured)), key=lambda each: measured[each][config.metric], default=0)
+            chosen = dict(zip(models, grid[best], strict=True))
+            print(f"{out}: {chosen}")
+            model.load_weights(mixed(weights, grid[best]), source=out)
+            facts = {"models": fingerprints, "weights": chosen, "metric": config.metric}
+            facts["metrics"] = measured[best] if measured else None
+            _write_model(model, steps, facts)
+        with writing(out):
+            if out.is_dir():
+                out.rmdir()  # it is empty
+            os.rename(unfinished, out)
+            flush(out.parent)
 
-        # All files of the model and the manifest are one step.
-        model.load_weights(mixed(weights, grid[best]), source=out)
-        facts = {"models": fingerprints, "weights": chosen, "metric": config.metric}
-        aside = temporary_beside(steps.folder / "model")
-        aside.mkdir()
-        try:
-            model.write_to(aside)
-            write_json_file(aside, FACTS, facts | {"metrics": measured[best] if measured else None})
-            for path in sorted(path for path in aside.rglob("*") if path.is_file()):
-                with steps.appended(path.relative_to(aside).as_posix()) as file, open(path, "rb") as data:
-                    shutil.copyfileobj(data, file)
-        finally:
-            remove(aside)
-        steps.finish({"kind": "model"})
+
+def _measured(
+    config: MergeConfig,
+    steps: Steps,
+    models: Mapping[str, BiEncoder],
+    weights: Sequence[Mapping[str, Tensor]],
+    grid: Sequence[Sequence[float]],
+    validations: Sequence[RetrievalValidation],
+) -> list[dict[str, float]]:
+    """The metrics of each candidate; those that a killed process measured are not measured again."""
+    model = models["tuned1"]
+    lines = (steps.folder / CANDIDATES).read_text().splitlines() if steps.is_done(0) else []
+    for shares in grid[len(lines) :] if validations else []:
+        model.load_weights(mixed(weights, shares), source=steps.folder)
+        metrics = run_validations(validations, model)
+        values = [metrics[f"eval/{each.name}/{config.metric}"] for each in validations]
+        metrics[config.metric] = sum(values) / len(values)
+        print(f"{config.metric} {metrics[config.metric]:.4f} of {dict(zip(models, shares, strict=True))}")
+        lines.append(json.dumps({"weights": shares, "metrics": metrics}))
+        text = "".join(f"{line}\n" for line in lines).encode()
+        steps.write_step(0, {CANDIDATES: lambda file, text=text: file.write(text)})
+    return [json.loads(line)["metrics"] for line in lines]
+
+
+def _write_model(model: BiEncoder, steps: Steps, facts: Mapping[str, Any]) -> None:
+    """All files of the model are one step; the manifest is the last file."""
+    aside = temporary_beside(steps.folder / "model")
+    aside.mkdir()
+    try:
+        model.write_to(aside)
+        write_json_file(aside, FACTS, facts)
+        files = {}
+        for path in sorted(path for path in aside.rglob("*") if path.is_file()):
+            name = path.relative_to(aside).as_posix()
+            inside(steps.folder, name, stated_in=CLAIM).parent.mkdir(parents=True, exist_ok=True)
+            files[name] = partial(_copy, path)
+        steps.write_step(1, files)
+    finally:
+        remove(aside)
+    steps.write_manifest({"kind": "model", "made_of": steps.provenance})
+
+
+def _copy(path: Path, file: IO[bytes]) -> None:
+    with open(path, "rb") as data:
+        shutil.copyfileobj(data, file)
 
 
 def _opened(config: MergeConfig) -> dict[str, BiEncoder]:

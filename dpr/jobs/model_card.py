@@ -22,7 +22,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _NOT_OF_THE_RUN = ("datasets", "output_dir", "device", "no_cuda")
 
 
-def card_facts(model_file: str, name: str, *, license_name: str | None, results: Sequence[str]) -> CardFacts:
+def card_facts(model_file: str, name: str, *, results: Sequence[str] = ()) -> CardFacts:
     """What is known of a model. Of its checkpoint only what can be read is used; absolute paths and
     credentials are left out.
 
@@ -49,7 +49,6 @@ def card_facts(model_file: str, name: str, *, license_name: str | None, results:
         base = None
     return CardFacts(
         name=name,
-        license=license_name,
         base_model=base,
         command=_command(config) if config else "",
         seed=fixed.get("seed") if isinstance(fixed.get("seed"), int) else None,

@@ -157,7 +157,7 @@ class Encoder(nn.Module):
         """The definition of the vectors, which the packed forward is tested against: (N, V).
 
         The shapes follow from those of the arguments alone, so that one graph computes any batch
-        (``dpr.export.onnx_graph``).
+        (``dpr.export.onnx``).
         """
         original, options = mask, dict[str, Tensor]()
         if self._last is not None:

@@ -12,7 +12,6 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.tensorizer import SHARE_SAID, Tensorizer
 from dpr.data.text import decorate_passage
-from dpr.data.words import NEAR_DUPLICATE
 from dpr.models.biencoder import BiEncoder
 from dpr.preparation.data_check import BAD_ROWS, DataCheck, Finding, Reservoir, num_shared
 from dpr.preparation.retrieval_check import RetrievalCheck

@@ -12,21 +12,19 @@ The bytes do not depend on interruptions, on the order of the steps, or on how m
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from dpr.core.errors import InputError, OutputError
+from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.storage.durable import (
     MANIFEST,
     describe_file,
     durable_file,
-    flush,
     read_json,
     read_manifest,
     remove_folder,
@@ -35,9 +33,7 @@ from dpr.storage.durable import (
     write_manifest,
     writing,
 )
-from dpr.storage.inside import inside
-from dpr.storage.leftovers import open_own, remove_leftovers
-from dpr.storage.outputs import output
+from dpr.storage.leftovers import remove_leftovers
 
 logger = get_logger(__name__)
 
@@ -189,95 +185,3 @@ def _by_key(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _by_key(item, f"{key}.{name}" if key else name)
     else:
         yield key, value
-
-
-class StepsInOrder(Steps):
-    """Steps of one process, in order, which may add to the same files. The proof of one says how long its
-    files were after it; a process that continues takes back what was added since."""
-
-    def __init__(self, folder: Path, provenance: Mapping[str, Any]) -> None:
-        self.num_done = 0
-        self._sizes, self._changed = dict[str, int](), set[str]()  # those changed since the last commit
-        if folder.is_symlink():
-            raise OutputError(folder, "it is a symbolic link", hint="remove it")
-        super().__init__(folder, provenance)
-        if not self.is_complete():
-            with writing(folder, hint=_KEPT):
-                self._take_back()
-
-    @contextmanager
-    def appended(self, name: str) -> Iterator[IO[bytes]]:
-        """A file of the folder, open for appending; what is written counts from the next ``commit`` on."""
-        path = self.folder / name
-        with writing(path, hint=_KEPT):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = open_own(path, "ab")
-        with writing(path, calls_others=True, hint=_KEPT), file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        self._sizes[name] = path.stat().st_size
-        self._changed.add(name)
-
-    def commit(self) -> None:
-        """Ends a step: everything appended so far is kept."""
-        with writing(self.folder, hint=_KEPT):
-            self._flush_names()
-            self._prove(self.num_done, {name: self._sizes[name] for name in sorted(self._changed)})
-        self.num_done += 1
-        self._changed.clear()
-
-    def finish(self, metadata: Mapping[str, Any]) -> None:
-        """Writes the manifest, which ends the last step."""
-        with writing(self.folder, hint=_KEPT):
-            self._flush_names()
-            files = {name: describe_file(self.folder / name) for name in self._sizes}
-        self.write_manifest({**metadata, "made_of": self.provenance}, files)
-
-    def _flush_names(self) -> None:
-        for parent in {self.folder, *((self.folder / name).parent for name in self._changed)}:
-            flush(parent)
-
-    def _take_back(self) -> None:
-        """Removes what no finished step has written."""
-        while files := self.files_of(self.num_done):
-            self._sizes |= files
-            self.num_done += 1
-        proofs = {CLAIM, *(self._proof(number).name for number in range(self.num_done))}
-        for path in [path for path in self.folder.rglob("*") if path.is_file()]:
-            if path.relative_to(self.folder).as_posix() not in proofs | self._sizes.keys():
-                path.unlink()
-        for name, size in self._sizes.items():
-            path = inside(self.folder, name, stated_in=self._proof(self.num_done - 1).name)
-            if not path.is_file() or path.stat().st_size < size:
-                raise InputError(
-                    "is shorter than it was written",
-                    file=path,
-                    hint=f"remove {self.folder} and rerun the same command",
-                )
-            os.truncate(path, size)
-
-
-@contextmanager
-def steps_in_order(target: Path, provenance: Mapping[str, Any]) -> Iterator[StepsInOrder | None]:
-    """The folder to write, which appears at ``target`` after the block if ``finish`` was called in it; None
-    where it is there already.
-
-    Until then it is ``X.unfinished`` beside the future ``X``.
-
-    Raises:
-        InputError: ``target``, or what is unfinished beside it, is made of something else or damaged.
-        OutputError: it cannot be written.
-        CheckpointError: another process is writing it.
-    """
-    with output(target, provenance, overwrite=None) as is_missing:
-        if not is_missing:
-            yield None
-            return
-        steps = StepsInOrder(target.with_name(f"{target.name}.unfinished"), provenance)
-        yield steps
-        with writing(target):
-            if target.is_dir():
-                target.rmdir()  # it is empty
-            os.rename(steps.folder, target)
-            flush(target.parent)

@@ -35,15 +35,11 @@ def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: P
         "metrics": {"ndcg@10": 0.1234567, "mrr@10": 0.5, "map": 0.4},
     }
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-    arguments = [f"model_file={folder / 'run'}", f"out={tmp_path / 'out'}", "to=transformers", "license=mit"]
+    arguments = [f"model_file={folder / 'run'}", f"out={tmp_path / 'out'}", "to=transformers"]
     assert export([*arguments, f"results=[{tmp_path / 'metrics.json'}]"]) == 0
     text = (tmp_path / "out" / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
-    assert (head["license"], head["library_name"], head["pipeline_tag"]) == (
-        "mit",
-        "transformers",
-        "feature-extraction",
-    )
+    assert (head["library_name"], head["pipeline_tag"]) == ("transformers", "feature-extraction")
     results = {result["dataset"]["name"]: result["metrics"] for result in head["model-index"][0]["results"]}
     assert [(metric["name"], metric["value"]) for metric in results["our-test"]] == [
         ("mrr@10", 0.5),

@@ -12,7 +12,7 @@ import torch
 
 from dpr.core.records import Passage
 from dpr.export.adapters import write_adapters
-from dpr.export.checking import format_of
+from dpr.export.folders import format_of
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings

@@ -42,7 +42,7 @@ def test_shards_become_a_store_and_a_second_command_does_nothing(
     ("line", "code", "message"),
     [
         ("to=lancedb out=store", 2, "vectors is not set, e.g. vectors=runs/first/vectors_*"),
-        ("to=lancedb vectors=vectors_*", 2, "out_file is not set"),
+        ("to=lancedb vectors=vectors_*", 2, "out is not set"),
         (
             "to=lancedb vectors=vectors_* out=store metadata=[year]",
             2,

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dpr.core.errors import InputError, OutputError
-from dpr.storage.durable import append_jsonl, appended, durable_file, durable_folder, sealed, write_json
+from dpr.core.errors import OutputError
+from dpr.storage.durable import append_jsonl, appended, durable_file, durable_folder
 from dpr.storage.leftovers import open_own, temporary_beside
 from dpr.storage.outputs import ensure_built, output, require_writable
 from dpr.storage.run_lock import held, lock_of
-from dpr.storage.steps import StepsInOrder, steps_in_order
 
 PRECIOUS = "years of work\n"
 
@@ -103,36 +102,6 @@ def test_a_link_in_the_place_of_a_temporary_name_is_replaced_not_followed(
         file.write("content")
     assert precious.read_text() == PRECIOUS
     assert [path.name for path in precious.parent.iterdir()] == ["precious"]
-
-
-def test_an_unfinished_folder_that_leads_elsewhere_is_refused(tmp_path: Path, precious: Path) -> None:
-    (tmp_path / "out.unfinished").symlink_to(precious.parent)
-    with (
-        pytest.raises(OutputError, match=r"out\.unfinished: .*symbolic link"),
-        steps_in_order(tmp_path / "out", {}),
-    ):
-        pass
-    for name in (str(precious), "../home/precious", "part", "inner/precious"):
-        folder = tmp_path / f"folder-{len(name)}"
-        folder.mkdir()
-        (folder / "part").symlink_to(precious)
-        (folder / "inner").symlink_to(precious.parent)
-        write_json(folder / "unfinished.json", {})
-        write_json(folder / "step-00000.json", sealed({"files": {name: 2}}))
-        with pytest.raises(InputError, match="a file or folder inside"):
-            StepsInOrder(folder, {})
-        assert precious.read_text() == PRECIOUS
-    folder = tmp_path / "log"
-    steps = StepsInOrder(folder, {})
-    (folder / "part").symlink_to(precious)
-    with pytest.raises(OutputError, match="symbolic link"), steps.appended("part") as file:
-        file.write(b"x")
-    (folder / "step-00000.json").symlink_to(precious)
-    with steps.appended("other") as file:
-        file.write(b"x")
-    steps.commit()
-    assert not (folder / "step-00000.json").is_symlink()
-    assert precious.read_text() == PRECIOUS
 
 
 def test_a_file_that_is_no_lock_is_not_taken_over_and_a_damaged_lock_is(tmp_path: Path) -> None:
