@@ -98,18 +98,17 @@ def write_inputs(
 
 
 def open_rows(folder: Path, **changes: Any) -> VectorRows:
-    """The rows of ``write_inputs``, in steps of 64."""
+    """The rows of ``write_inputs``."""
     given: dict[str, Any] = {
         "sources": [PassageSource(folder / "corpus.jsonl")],
         "metadata": METADATA,
         "batch_rows": 16,
-        "step_rows": 64,
     }
     return VectorRows(open_shards([folder / "vectors_*"]), **given | changes)
 
 
-def all_batches(rows: VectorRows, done: int = 0) -> list[RowBatch]:
-    return [batch for _, batches in rows.steps(done) for batch in batches]
+def all_batches(rows: VectorRows) -> list[RowBatch]:
+    return list(rows.batches())
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,9 @@ class DoomedRows(VectorRows):
 
     last: int = 0
 
-    def _batches(self, first: int) -> Iterator[RowBatch]:
-        row = first
-        for batch in super()._batches(first):
+    def batches(self) -> Iterator[RowBatch]:
+        row = 0
+        for batch in super().batches():
             if row > self.last:
                 os.kill(os.getpid(), signal.SIGKILL)
             row += len(batch.ids)
@@ -155,7 +154,5 @@ if __name__ == "__main__":
     _load, _folder, _last, *_arguments = sys.argv[1:]
     _module, _, _name = _load.partition(":")
     _rows = open_rows(Path(_folder))
-    _fields = {
-        name: getattr(_rows, name) for name in ("shards", "sources", "metadata", "batch_rows", "step_rows")
-    }
+    _fields = {name: getattr(_rows, name) for name in ("shards", "sources", "metadata", "batch_rows")}
     getattr(importlib.import_module(_module), _name)(DoomedRows(**_fields, last=int(_last)), *_arguments)

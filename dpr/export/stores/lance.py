@@ -1,11 +1,10 @@
-"""Rows as a table of LanceDB. Each step is one version of the table, so the number of its rows says how many
-steps it holds."""
+"""Rows as a table of LanceDB, whose first version has all of them: a load that is killed leaves no table."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,16 @@ import pyarrow as pa
 
 from dpr.core.errors import DprError, InputError, OutputError, first_line
 from dpr.core.lazy import require
-from dpr.core.logs import get_logger
-from dpr.export.stores.rows import RowBatch, VectorRows
+from dpr.export.stores.rows import VectorRows
 from dpr.storage.run_lock import held, lock_of
-
-logger = get_logger(__name__)
 
 _MADE_OF = "dpr.made_of"
 _TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 
 
 def load_lance(rows: VectorRows, address: str, table: str) -> bool:
-    """Adds all rows to ``table`` in the folder (or object store) ``address``, or those that are missing.
-    Returns whether any were.
+    """Writes all rows as ``table`` in the folder (or object store) ``address``; returns False where they are
+    there already.
 
     Raises:
         InputError: the table is made of something else, or holds other rows.
@@ -38,86 +34,57 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
     is_remote = "://" in address
     if not is_remote:
         folder.mkdir(parents=True, exist_ok=True)
-    with (
-        nullcontext() if is_remote else held(folder / table, file=lock_of(folder / f"{table}.lance")),
-        _lance_errors(f"{address}/{table}"),
-    ):
-        made_of = {"kind": "lancedb", **rows.made_of()}
-        note = {_MADE_OF: json.dumps(made_of, sort_keys=True)} | {
-            f"dpr.{key}": str(value) for key, value in rows.facts().items()
-        }
-        vector = pa.list_(pa.float16() if rows.is_half else pa.float32(), rows.dimension)
-        fields = [pa.field("id", pa.string(), nullable=False), pa.field("vector", vector, nullable=False)]
-        fields += [pa.field(name, _TYPES[kind]) for name, kind in rows.columns.items()]
-        schema = pa.schema(fields, metadata=note)
-        database = lancedb.connect(address if is_remote else str(folder))
+    name = f"{address}/{table}"
+    lock = nullcontext() if is_remote else held(folder / table, file=lock_of(folder / f"{table}.lance"))
+    with lock:
+        made_of = json.dumps({"kind": "lancedb", **rows.made_of()}, sort_keys=True)
         try:
-            opened = database.open_table(table)
-        except (ValueError, OSError, RuntimeError):  # each version has another for a table that is not there
-            opened = database.create_table(table, schema=schema)
-        done = _steps_in(opened, rows, note[_MADE_OF], f"{address}/{table}")
-        for _, batches in rows.steps(done):
-            _add(opened, schema, batches)
-        if (count := opened.count_rows()) != rows.num_rows:
-            raise InputError(
-                f"holds {count} rows", file=f"{address}/{table}", expected=f"{rows.num_rows}, one a vector"
-            )
-        return done < rows.num_steps
+            database = lancedb.connect(address if is_remote else str(folder))
+            try:
+                opened = database.open_table(table)
+            except (ValueError, OSError, RuntimeError):  # each version has another where there is no table
+                opened = None
+            is_new = opened is None
+            if opened is None:
+                opened = _create(database, rows, table, made_of)
+            elif (opened.schema.metadata or {}).get(_MADE_OF.encode(), b"").decode() != made_of:
+                hint = "choose another table=, or drop this one"
+                raise InputError("exists already, made of something else", file=name, hint=hint)
+            count = opened.count_rows()
+        except DprError:
+            raise
+        except (RuntimeError, ValueError, OSError) as error:
+            raise OutputError(name, first_line(error)) from error
+        if count != rows.num_rows:
+            hint = "rows were added or removed; drop the table and rerun"
+            expected = f"{rows.num_rows}, one a vector"
+            raise InputError(f"holds {count} rows", file=name, expected=expected, hint=hint)
+        return is_new
 
 
-def _steps_in(table: Any, rows: VectorRows, made_of: str, name: str) -> int:
-    stated = (table.schema.metadata or {}).get(_MADE_OF.encode(), b"").decode()
-    if stated != made_of:
-        keys = ""
-        if stated:
-            old, new = json.loads(stated), json.loads(made_of)
-            differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-            keys = f", made with another {', '.join(differing)}"
-        raise InputError(f"exists already{keys}", file=name, hint="choose another table=, or drop this one")
-    count = table.count_rows()
-    if count == rows.num_rows:
-        return rows.num_steps
-    if count > rows.num_rows or count % rows.step_rows:
-        expected = f"a multiple of {rows.step_rows} up to {rows.num_rows}"
-        raise InputError(
-            f"holds {count} rows",
-            file=name,
-            expected=expected,
-            hint="rows were added or removed; drop the table and rerun",
-        )
-    if count:
-        logger.info("%s: %d of %d rows exist already", name, count, rows.num_rows)
-    return count // rows.step_rows
-
-
-def _add(table: Any, schema: Any, batches: Iterator[RowBatch]) -> None:
-    """One version with all of these rows, or none."""
+def _create(database: Any, rows: VectorRows, table: str, made_of: str) -> Any:
+    """The table with all rows, or none."""
+    note = {_MADE_OF: made_of} | {f"dpr.{key}": str(value) for key, value in rows.facts().items()}
+    vector = pa.list_(pa.float16() if rows.is_half else pa.float32(), rows.dimension)
+    fields = [pa.field("id", pa.string(), nullable=False), pa.field("vector", vector, nullable=False)]
+    fields += [pa.field(name, _TYPES[kind]) for name, kind in rows.columns.items()]
+    schema = pa.schema(fields, metadata=note)
     failures: list[DprError] = []
 
     def converted() -> Iterator[Any]:
         try:
-            for item in batches:
+            for item in rows.batches():
                 numbers = pa.array(item.vectors.reshape(-1))
                 vectors = pa.FixedSizeListArray.from_arrays(numbers, item.vectors.shape[1])
-                rest = [pa.array(item.columns[field.name], type=field.type) for field in list(schema)[2:]]
+                rest = [
+                    pa.array(item.columns[name], type=_TYPES[kind]) for name, kind in rows.columns.items()
+                ]
                 yield pa.RecordBatch.from_arrays([pa.array(item.ids), vectors, *rest], schema=schema)
         except DprError as error:  # comes back through Arrow as a text
             failures.append(error)
             raise
 
     try:
-        table.add(pa.RecordBatchReader.from_batches(schema, converted()))
+        return database.create_table(table, pa.RecordBatchReader.from_batches(schema, converted()))
     except Exception as error:
         raise failures[0] if failures else error from None
-
-
-@contextmanager
-def _lance_errors(name: str) -> Iterator[None]:
-    """LanceDB raises RuntimeError, ValueError and OSError for what goes wrong on its disk or in its
-    tables."""
-    try:
-        yield
-    except DprError:
-        raise
-    except (RuntimeError, ValueError, OSError) as error:
-        raise OutputError(name, first_line(error)) from error

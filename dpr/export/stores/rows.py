@@ -1,8 +1,7 @@
 """Vectors joined with the passages they were made from, as a stream of batches; neither is ever held whole.
 
 Vectors stand in their shards in the order of the corpus, so one pass over the corpus finds the passage of
-each. Rows come in steps of the same size whatever happens, so that a store that says how many steps it holds
-says where to continue.
+each.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from dpr.indexer.ranking import decode_ids
 from dpr.storage.durable import MANIFEST, describe_file
 
 BATCH_ROWS = 8192
-STEP_ROWS = 8 * BATCH_ROWS
 
 _Found = tuple[Passage, tuple[Any, ...]]
 
@@ -50,15 +48,10 @@ class VectorRows:
     sources: Sequence[PassageSource] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     batch_rows: int = BATCH_ROWS
-    step_rows: int = STEP_ROWS
 
     @property
     def num_rows(self) -> int:
         return sum(shard.num_vectors for shard in self.shards)
-
-    @property
-    def num_steps(self) -> int:
-        return -(-self.num_rows // self.step_rows)
 
     @property
     def dimension(self) -> int:
@@ -75,7 +68,7 @@ class VectorRows:
         return {"title": "text", "text": "text", **self.metadata} if self.sources else {}
 
     def made_of(self) -> dict[str, Any]:
-        """What decides the rows and their steps; reads every corpus, or finds its hash in the cache."""
+        """What decides the rows; reads every corpus, or finds its hash in the cache."""
         vectors = "\n".join(describe_file(shard.path / MANIFEST)["sha256"] for shard in self.shards)
         corpus = json.dumps([source.identity() for source in self.sources], sort_keys=True)
         return {
@@ -83,7 +76,6 @@ class VectorRows:
             "corpus": text_sha256(corpus)[:32] if self.sources else "",
             "metadata": dict(self.metadata),
             "rows": self.num_rows,
-            "step_rows": self.step_rows,
         }
 
     def facts(self) -> dict[str, Any]:
@@ -95,32 +87,19 @@ class VectorRows:
             "model_fingerprint": str(first.get("model_fingerprint", "")),
         }
 
-    def steps(self, done: int = 0) -> Iterator[tuple[int, Iterator[RowBatch]]]:
-        """Number and batches of every step from ``done`` on. The batches of one have to be used up before the
-        next.
+    def batches(self) -> Iterator[RowBatch]:
+        """All rows.
 
         Raises:
             InputError: a passage of the vectors is not in the corpus, or they are in another order.
         """
-        batches = self._batches(done * self.step_rows)
-        for number in range(done, self.num_steps):
-            size = min((number + 1) * self.step_rows, self.num_rows) - number * self.step_rows
-            yield number, _up_to(batches, size)
-
-    def _batches(self, first: int) -> Iterator[RowBatch]:
-        """Batches from row ``first`` on; none spans two steps."""
-        passages, row = self._passages(), 0
+        passages = self._passages()
         for shard in self.shards:
             for keys, vectors in shard.chunks():
-                start = 0
-                while start < len(keys):
-                    room = min(self.batch_rows, self.step_rows - row % self.step_rows)
-                    part = slice(start, start + (room if row >= first else min(room, first - row)))
+                for start in range(0, len(keys), self.batch_rows):
+                    part = slice(start, start + self.batch_rows)
                     ids = decode_ids(keys[part])
-                    matches = self._joined(ids, passages, shard)
-                    if row >= first:
-                        yield self._batch(ids, vectors[part], matches, shard)
-                    row, start = row + len(ids), start + len(ids)
+                    yield self._batch(ids, vectors[part], self._joined(ids, passages, shard), shard)
 
     def _passages(self) -> Iterator[_Found]:
         for source in self.sources:
@@ -166,10 +145,3 @@ class VectorRows:
         }
         columns |= {name: [row[place] for row in values] for place, name in enumerate(self.metadata)}
         return RowBatch([str(item.id) for item in passages], numbers, columns)
-
-
-def _up_to(batches: Iterator[RowBatch], size: int) -> Iterator[RowBatch]:
-    while size:
-        batch = next(batches)
-        size -= len(batch.ids)
-        yield batch

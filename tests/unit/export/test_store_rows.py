@@ -1,5 +1,5 @@
-"""Vectors joined with their passages: every row once, in order, whatever the sizes of chunks, batches, steps
-and shards."""
+"""Vectors joined with their passages: every row once, in order, whatever the sizes of chunks, batches and
+shards."""
 
 from __future__ import annotations
 
@@ -32,17 +32,6 @@ def test_every_row_has_its_vector_texts_and_metadata(tmp_path: Path) -> None:
         assert {name: values[number] for name, values in found.items()} == {
             name: expected.get(name) for name in found
         }
-
-
-@pytest.mark.parametrize("done", [0, 1, 3, 4])
-def test_steps_are_the_same_wherever_reading_begins(tmp_path: Path, done: int) -> None:
-    write_inputs(tmp_path, count=210, chunk=37)
-    rows = open_rows(tmp_path)
-    whole = {number: [key for batch in batches for key in batch.ids] for number, batches in rows.steps()}
-    assert [len(keys) for keys in whole.values()] == [64, 64, 64, 18]
-    assert {
-        number: [key for batch in batches for key in batch.ids] for number, batches in rows.steps(done)
-    } == {number: keys for number, keys in whole.items() if number >= done}
 
 
 def test_without_a_corpus_rows_are_ids_and_vectors(tmp_path: Path) -> None:
