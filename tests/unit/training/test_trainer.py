@@ -278,7 +278,7 @@ def lines_of(folder: Path, key: str) -> list[dict[str, Any]]:
     return [line for line in lines if key in line]
 
 
-@pytest.mark.parametrize("name", ["eval/in_batch_acc", "eval/avg_rank_low"])
+@pytest.mark.parametrize("name", ["eval/in_batch_acc"])
 def test_a_best_metric_that_a_validation_lacks_keeps_the_best_and_costs_no_checkpoint(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

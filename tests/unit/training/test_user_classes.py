@@ -100,7 +100,7 @@ def test_classes_and_functions_become_callbacks_in_order() -> None:
         ("user_module.Mine", "is not an import path; write module:name"),
         ("no_such_module:Mine", "no_such_module cannot be imported"),
         ("user_module:Mime", "has no Mime; did you mean Mine"),
-        ("user_module:Stranger", "not a subclass of dpr.training.callbacks.Callback"),
+        ("user_module:Stranger", "not a subclass of dpr.training.run.Callback"),
         ("user_module:number", "neither a class nor a function"),
         ({"use": "user_module:Mine", "sice": 5}, "unexpected keyword argument 'sice'"),
         ({"use": "user_module:look", "when": "lunch"}, "when=lunch is not a moment"),
@@ -161,7 +161,7 @@ def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Pa
         settings=settings,
     )
     names = [type(callback).__name__ for callback in trainer.callbacks]
-    assert names[names.index("ReportPage") + 1 : names.index("LogEvery")] == [
+    assert names[names.index("PoolMetrics") + 1 : names.index("LogEvery")] == [
         "Mine",
         "Callback",
         "EarlyStopping",
