@@ -154,6 +154,7 @@ def test_every_file_of_a_run_is_compared_or_named_as_one_that_nothing_covers(
         tmp_path / "run",
         max_steps=2,
         eval_at_start=True,
+        report=True,
     ).train()
     (tmp_path / "run" / "train.log").write_text("of another program")
     assert verify([str(tmp_path / "run")]) == 0
