@@ -79,6 +79,44 @@ SETTINGS = {
     "train.leave_out": (
         "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone"
     ),
+    "indexer.block_rows": "exact search compares 65,536 passages at a time",
+    "indexer.buffer_size": "vectors are added to an index of faiss 50,000 at a time",
+    "indexer.target_recall": "a build searches as many lists as reach 0.95; indexer.probes=N says another number",
+    "hybrid_normalisation": "hybrid=linear takes min-max normalised scores, which lose least; hybrid=rrf takes ranks",
+    "token_store": "dpr embed tokenises ahead of the model and keeps nothing; leave it out",
+    "loss.hardness": "no gain was measured; dpr mine chooses hard negatives",
+    "loss.false_negative_margin": "loss.guide masks negatives that another model takes for the positive",
+    "loss.in_batch_negatives": "a term of your own (loss.terms) can compare a question with its own passages alone",
+    "loss.positives": "the drawn positive is learned; datasets.NAME.shuffle_positives=true draws among all",
+    "train.positives": "one positive is drawn for each question; datasets.NAME.shuffle_positives=true draws among all",
+    "loss.kl_temperature": "loss.temperature divides the model's scores in every term",
+    "loss.embedding_weight": "a teacher's vectors have weight 1; loss.nll_weight is beside that",
+    "train.memory_budget_gb": "train.grad_cache_tokens=16384 holds any pool; train.dry_run=true tells the peak",
+    "train.sharded_checkpoints": "the first process writes the whole checkpoint",
+    "train.overfit_batches": "train on a file of some ten rows for many epochs",
+    "train.sanity_validation": "two pools of each dev set are always tried",
+    "train.export": "dpr export model_file=RUN to=FORMAT out=FOLDER writes the best checkpoint",
+    "tracking.trackio": "tracking.tensorboard, wandb and mlflow stay; train.callbacks takes a tracker of your own",
+    "train.sampling.group_by_length": (
+        "packed towers compute no padding; train.sampling.group_by_words=true groups by words (docs/training.md)"
+    ),
+    "encoder.token_frequencies": (
+        "copy token_frequencies.json into the folder of encoder.pretrained_model_cfg (docs/training.md)"
+    ),
+    "encoder.pooling=mean_sqrt": (
+        "encoder.pooling=mean gives the same direction; your own pooling is module:Class (docs/training.md)"
+    ),
+    "negatives": "dpr mine adds negatives to training data",
+    "heads": "a new encoder has about 64 numbers a head; from Python, EncoderShape(num_heads=...)",
+    "most_suspects": "200 labels are listed at most, the most doubtful first",
+    "serve": "dpr serve FOLDER metadata=file opens the page",
+    "max_k": "1,000 passages per question; max_passages bounds an answer",
+    "max_question": "8,192 characters; max_body bounds a request",
+    "to=pyserini": "to=transformers is what Pyserini's AutoQueryEncoder opens (docs/interop.md)",
+    "precisions": "onnxruntime makes smaller graphs itself (docs/interop.md)",
+    "onnx": 'sentence-transformers makes the graph itself: backend="onnx"; or to=onnx (docs/interop.md)',
+    "check_texts": "encode them with both, as README.md of the exported folder says",
+    "license": "write license: into the head of README.md",
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
 FILES = "version 0.1.0 may have written it, which commit 3ac8be9 reads"
