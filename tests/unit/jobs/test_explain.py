@@ -79,7 +79,7 @@ def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainCo
         "second": {"file": second, "passage_prefix": "bo: ", "weight": 1, "loss_scale": 0.5},
     }
     config.train_datasets, config.step = ["first", "second"], 3
-    config.train.sampling.mixed = True
+    config.train.sampling.mixed = config.train.sampling.group_by_words = True
     config.check()
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
     trainer = build_trainer(config, build_model(config), sets, [])

@@ -31,7 +31,7 @@ def opened(
         "special_tokens": (),
         "trailing_sep": False,
     }
-    return open_model(folder, settings, options, **usual | given)
+    return open_model(folder, settings, options or TowerOptions(), **usual | given)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_what_a_checkpoint_may_not_say(values: dict[str, Any], found: str, store
 
 def test_settings_of_newer_versions_are_left_out_and_the_rest_is_as_stored(stored: Path) -> None:
     restate(stored, hyperbolic=True, sequence_length=3)
-    model = opened(stored, EncoderSettings(pooling="cls", sequence_length=99))
+    model = opened(stored, EncoderSettings(pooling="cls", sequence_length=99)).parts
     assert (model.settings.pooling, model.settings.sequence_length, model.tensorizer.sequence_length) == (
         "mean",
         3,
@@ -112,14 +112,14 @@ def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored
     write_tensors(stored, MODEL_FILE, learned)
     write_manifest(stored, {})
     model = opened(stored)
-    assert (model.temperature, model.options.temperature) == pytest.approx((0.25, 0.25))
-    assert "log_temperature" in model.weights
+    assert (model.parts.stored_temperature, model.options.temperature) == pytest.approx((0.25, 0.25))
+    assert "log_temperature" in model.parts.weights
     still_learning = opened(stored, options=TowerOptions(learn_temperature=True))
     # where it began
-    assert still_learning.options.temperature == 0.5 and "log_temperature" in still_learning.weights
+    assert still_learning.options.temperature == 0.5 and "log_temperature" in still_learning.parts.weights
     own = opened(stored, options=TowerOptions(temperature=2.0))
-    assert own.options.temperature == 2.0 and "log_temperature" not in own.weights
-    assert own.temperature == pytest.approx(0.25)
+    assert own.options.temperature == 2.0 and "log_temperature" not in own.parts.weights
+    assert own.parts.stored_temperature == pytest.approx(0.25)
 
 
 def test_a_learned_temperature_that_is_none_names_the_weights(stored: Path) -> None:
