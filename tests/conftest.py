@@ -4,6 +4,7 @@ no GPU."""
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import random
@@ -18,6 +19,9 @@ from pathlib import Path
 os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_TELEMETRY="1"
 )
+
+# Modules and tests are never garbage: none is looked for while they are loaded, nor among them afterwards.
+gc.disable()
 
 # A cache folder of this run alone, for every process of it.
 if "DPR_TESTS_CACHE" not in os.environ:
@@ -68,6 +72,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
