@@ -242,7 +242,8 @@ class Evaluator:
     ) -> list[RetrievedQuestion]:
         """DPR's result records; ``texts`` are the questions as they were asked. Without ``passages``, hits have
         neither title nor text."""
-        flags = judged.has_answer or [None] * len(self.questions)
+        unknown: list[list[bool] | None] = [None] * len(self.questions)
+        flags = judged.has_answer or unknown
         rows = zip(self.questions, texts, rankings, flags, strict=True)
         return [_result(question, text, hits, passages, right) for question, text, hits, right in rows]
 

@@ -71,8 +71,12 @@ class Retrieval:
         """By rank of their first right passage, the questions; the last number is that of those without one.
         Empty where ranks were not kept, or are damaged."""
         ranks = self.file.report.get("first_right_rank")
-        counts = _list(ranks.get("counts")) if isinstance(ranks, dict) else []
-        counts = [*counts, ranks.get("not_found")] if counts else []
+        if not isinstance(ranks, dict):
+            return []
+        counts = _list(ranks.get("counts"))
+        if not counts:
+            return []
+        counts = [*counts, ranks.get("not_found")]
         return counts if all(type(count) is int and count >= 0 for count in counts) else []
 
     @property
