@@ -30,7 +30,7 @@ from dpr.data.order import PAIRS
 from dpr.data.training_data import known_document
 from dpr.data.words import WORDS_VERSION, joined, written_spans
 from dpr.formats.corpora import DEFAULT_COLUMNS
-from dpr.formats.corpus_store import open_store
+from dpr.formats.text_store import open_store
 from dpr.storage.checksums import content_sha256
 
 _LOOKED_AT = 1000
@@ -282,7 +282,7 @@ class PseudoPairs:
         return (_reopened, (self.file, {"name": self.name, **self._settings}))
 
     def __len__(self) -> int:
-        return len(self._held_rows) if self._held_only else self._store.num_passages
+        return len(self._held_rows) if self._held_only else len(self._store)
 
     def __getitem__(self, row: int) -> TrainingSample:
         """The pair of a row where nothing may be random, as in validation."""
@@ -321,7 +321,7 @@ class PseudoPairs:
 
     @property
     def num_passages(self) -> int:
-        return self._store.num_passages
+        return len(self._store)
 
     def block_ends(self) -> list[int]:
         """Where the corpus may be divided for several processes, in rows."""

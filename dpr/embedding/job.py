@@ -36,7 +36,6 @@ from dpr.embedding.corpus_tokens import CorpusTokens
 from dpr.embedding.encode import TokenBudget, encode_within_memory, usual_tokens
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, with_store
-from dpr.formats.corpus_store import has_places
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.outputs import require_writable
@@ -83,7 +82,8 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     model.keep_dimensions(config.dimensions)
     source = source.agreed(model.tensorizer.text)
     rows = shard_range(_count(source, config.num_shards), config.shard_id, config.num_shards)
-    source = _stored(source, config.num_shards)
+    if config.num_shards > 1:  # a single one reads the file from its beginning
+        source = with_store(source)
     corpus = CorpusTokens(
         source,
         len(rows),
@@ -139,17 +139,12 @@ def shard_metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig,
     }
 
 
-def _stored(source: PassageSource, num_shards: int) -> PassageSource:
-    """The source with a store, unless this would unpack a file that is read once."""
-    return with_store(source) if num_shards > 1 or has_places(source.file) else source
-
-
 def _count(source: PassageSource, num_shards: int) -> int:
     counted = [0]
 
     def count() -> None:
         source.identity()  # reads the whole file; the other ranks then find its hash in the cache
-        counted[0] = _stored(source, num_shards).count_unique()
+        counted[0] = (with_store(source) if num_shards > 1 else source).count_unique()
         if not counted[0]:
             raise InputError("no passages", file=source.file, expected="at least one row besides the header")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.corpora import check_unique_ids, read_passages
-from dpr.formats.corpus_store import CorpusStore, open_store
+from dpr.formats.text_store import TextStore, open_store
 from dpr.storage.checksums import content_sha256
 
 logger = get_logger(__name__)
@@ -101,7 +101,7 @@ class PassageSource:
 class StoredSource(PassageSource):
     """A source whose passages are found by row and by id without reading what is before them."""
 
-    store: CorpusStore = field(kw_only=True)
+    store: TextStore = field(kw_only=True)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         for passage in self.store.passages(start, stop):
@@ -110,12 +110,11 @@ class StoredSource(PassageSource):
     def find(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, prefix included; those that are missing left out."""
         size = len(self.id_prefix)
-        passages = self.store.find(key[size:] for key in ids if key.startswith(self.id_prefix))
+        passages = self.store.passages_with(key[size:] for key in ids if key.startswith(self.id_prefix))
         return {self.id_prefix + key: self._given(passage) for key, passage in passages.items()}
 
     def count_unique(self) -> int:
-        self.store.check_unique()
-        return self.store.num_passages
+        return len(self.store)  # ids were found to be unique when they were stored
 
     def _given(self, passage: Passage) -> Passage:
         text = normalize_passage(passage.text) if self.normalize else passage.text
@@ -123,7 +122,7 @@ class StoredSource(PassageSource):
 
 
 def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> PassageSource:
-    """The source with its passages in a store (``dpr/formats/corpus_store.py``), where the file is large and
+    """The source with its passages in a store (``dpr/formats/text_store.py``), where the file is large and
     the cache can be written.
 
     The first call for a file reads it whole; later calls, by other processes too, take milliseconds.
@@ -137,7 +136,7 @@ def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> Pass
         return source
     try:
         store = open_store(source.file, source.columns)
-    except ConfigError as error:
+    except (ConfigError, OutputError) as error:  # no such folder, or no room in it
         logger.warning("%s is read from its beginning each time: %s", source.file, error)
         return source
     return StoredSource(

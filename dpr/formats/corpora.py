@@ -7,11 +7,14 @@ import csv
 import gzip
 import io
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -34,13 +37,15 @@ from dpr.formats.column_names import (
 )
 from dpr.formats.delimited import TableForm, require_readable, table_form, table_rows, wrong_columns
 from dpr.formats.json_records import iter_json_objects
-from dpr.formats.origins import origin_of, origin_record
-from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
-from dpr.formats.text_input import LinePlace, located
+from dpr.formats.sorted_hashes import repeated_hashes
+from dpr.formats.text_input import has_lone_surrogate, located
 from dpr.formats.training_records import checked_text, id_of, title_in
 from dpr.storage.durable import durable_file
+from dpr.storage.strict_json import describe
 
-_HELD_HASHES = 1 << 20
+KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+"""Types of a field of metadata."""
+_LARGEST_INT = 2**63 - 1
 _HEADER = ("id", "text", "title")
 # files of questions are looked up too
 _NAMES = {
@@ -49,7 +54,6 @@ _NAMES = {
 }
 DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
 Columns = tuple[int, int, int]
-_Row = tuple[int, str, str, str, Origin | None]  # line, id, text, title, where it was taken from
 
 
 def is_json_name(path: str | Path) -> bool:
@@ -71,10 +75,8 @@ def read_passages(
     id_prefix: str = "",
     start: int = 0,
     stop: int | None = None,
-    place: LinePlace | None = None,
 ) -> Iterator[Passage]:
-    """Passages number ``start`` to ``stop`` of a file, in order; counted from ``place``, which is that of a
-    row, where it is given.
+    """Passages number ``start`` to ``stop`` of a file, in order.
 
     TSV as DPR reads it: quoting as in ``dpr.formats.delimited``; in a quoted file all ``"`` around the text
     are stripped. A first row that names columns of ids and texts (``id``, ``docid``, ``pid``; ``text``,
@@ -89,56 +91,38 @@ def read_passages(
         InputError: names the file and line.
     """
     file = user_path(path)
-    rows = (
-        _record_rows(file, start, place)
-        if has_records(file)
-        else _tsv_rows(file, (id_col, text_col, title_col), place)
-    )
-    for line, key, text, title, origin in islice(rows, start, stop):
-        whole = id_prefix + key
+    rows = passage_rows(file, (id_col, text_col, title_col))
+    for line, passage, _ in islice(rows, start, stop):
+        whole = f"{id_prefix}{passage.id}"
         if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
             raise InputError(
                 f"a passage id of {size} bytes", file=file, line=line, expected=f"at most {MAX_ID_BYTES}"
             )
-        yield Passage(text, title, whole, origin=origin)
+        yield replace(passage, id=whole) if id_prefix else passage
 
 
 def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
-    """Checks that no id occurs twice, and returns the number of passages. Memory does not grow with the
-    corpus.
+    """Checks that no id occurs twice, and returns the number of passages. Holds 8 bytes of each in memory.
 
     Raises:
-        InputError: an id occurs twice (names it and its two lines), or there is no room for a temporary file.
+        InputError: an id occurs twice (names it and its two lines).
     """
     file = Path(path)
     columns = (id_col, text_col, title_col)
-    count = 0
-
-    def hashes() -> Iterator[np.ndarray]:
-        nonlocal count
-        # hash() is keyed at random per process, so no file can be made to collide on purpose.
-        keys = (hash(key) for _, key in numbered_ids(file, columns))
-        while len(held := np.fromiter(islice(keys, _HELD_HASHES), dtype=np.int64)):
-            count += len(held)
-            yield held.view(np.uint64)[:, None]
-
-    suspects = set(repeated_hashes(sorted_parts(hashes())).view(np.int64).tolist())
-    if suspects:
-        seen: dict[str, int] = {}
-        for number, key in numbered_ids(file, columns):
-            if hash(key) in suspects and seen.setdefault(key, number) != number:
-                raise repeated_id(file, key, number, seen[key])
-    return count
-
-
-def repeated_id(file: Path, key: str, line: int, first_line: int) -> InputError:
-    """The error of an id that occurs twice."""
-    return InputError(
-        f"passage id {key!r} is already used at line {first_line}",
-        file=file,
-        line=line,
-        expected="unique ids",
-    )
+    # hash() is keyed at random per process, so no file can be made to collide on purpose.
+    hashes = np.fromiter((hash(passage.id) for _, passage, _ in passage_rows(file, columns)), dtype=np.int64)
+    suspects = set(repeated_hashes(hashes).tolist())
+    seen: dict[str, int] = {}
+    for line, passage, _ in passage_rows(file, columns) if suspects else ():
+        key = str(passage.id)
+        if hash(key) in suspects and seen.setdefault(key, line) != line:
+            raise InputError(
+                f"passage id {key!r} is already used at line {seen[key]}",
+                file=file,
+                line=line,
+                expected="unique ids",
+            )
+    return len(hashes)
 
 
 def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
@@ -215,69 +199,51 @@ def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterat
 
 
 def has_records(path: Path) -> bool:
-    """Whether a corpus of this name holds records with named fields: JSON or Parquet, not TSV."""
-    return is_json_name(path) or path.suffix.lower() == ".parquet"
+    """Whether a corpus of this name holds records with named fields, JSON, Parquet or Arrow, and is no table."""
+    return is_json_name(path) or path.suffix.lower() in (".parquet", ".arrow") or path.is_dir()
 
 
-def read_records(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and value of every record of such a file, in the order of its passages; of JSON lines, from
-    ``place`` on."""
+def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and value of every record of such a file, in the order of its passages."""
     if is_json_name(path):
-        return iter_json_objects(path, place)
+        return iter_json_objects(path)
     from dpr.formats.training_files.arrow_rows import arrow_rows  # for this format alone
 
     return ((number, value) for _, number, value in arrow_rows(path))
 
 
-def numbered_ids(path: Path, columns: Columns, place: LinePlace | None = None) -> Iterator[tuple[int, str]]:
-    """Line and id of every passage from ``place`` on, which is kept at the row read last."""
+def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tuple[int, Passage, Any]]:
+    """Line, passage, and what a record has as ``answers`` (of questions) of every row; ``columns`` of id, text and
+    title are those of a table."""
     if not has_records(path):
-        yield from ((line, key) for line, key, *_ in _tsv_rows(path, columns, place))
+        yield from _table_rows(path, columns)
         return
-    for line, value in read_records(path, place):
+    for line, value in read_records(path):
         with located(path, line):
-            key = first_id(value, PASSAGE_IDS)
-        yield line, key
+            key = first_id(value, _NAMES["ids"])
+            text = checked_text(value, require_name(value, _NAMES["texts"], "text"))
+            passage = Passage(text, title_in(value), key, origin=origin_of(value))
+        yield line, passage, field_of(value, "answers")
 
 
-def corpus_form(path: Path) -> TableForm:
-    """The form of a corpus that is a table; in a .csv file commas may separate columns."""
-    return table_form(path, commas=is_csv_name(path))
-
-
-def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator[_Row]:
-    """Every data row."""
-    form = corpus_form(path)
+def _table_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Passage, None]]:
+    form = table_form(path, commas=is_csv_name(path))
     columns, header = _columns(form, columns, path)
     id_col, text_col, title_col = columns
     width, least = form.width, max(id_col, text_col) + 1
-    has_titles = 0 <= title_col < width
-    for line, row in table_rows(path, form, place):
-        if len(row) != width or width < least:
-            if width < least:
-                raise wrong_columns(path, line, row, form, f"at least {least}")
-            raise wrong_columns(
-                path,
-                line,
-                row,
-                form,
-                f"{width}, as in the first row",
-                hint="check the quotes above this line",
-            )
-        key = row[id_col]
+    for line, row in table_rows(path, form):
+        if width < least:
+            raise wrong_columns(path, line, row, form, f"at least {least}")
+        if len(row) != width:
+            hint = "check the quotes above this line"
+            raise wrong_columns(path, line, row, form, f"{width}, as in the first row", hint=hint)
         if row == header:  # headers stand in the middle of files that were joined
             continue
-        if not key:
+        if not row[id_col]:
             raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
-        text = row[text_col]
         # Quotes that are left around the text of a quoted file go, as in DPR.
-        yield (
-            line,
-            key,
-            text if form.is_quoted is False else text.strip('"'),
-            row[title_col] if has_titles else "",
-            None,
-        )
+        text = row[text_col] if form.is_quoted is False else row[text_col].strip('"')
+        yield line, Passage(text, row[title_col] if 0 <= title_col < width else "", row[id_col]), None
 
 
 def _columns(form: TableForm, columns: Columns, path: Path) -> tuple[Columns, list[str] | None]:
@@ -301,17 +267,6 @@ def _columns(form: TableForm, columns: Columns, path: Path) -> tuple[Columns, li
     return columns, first
 
 
-def _record_rows(path: Path, start: int, place: LinePlace | None) -> Iterator[_Row]:
-    """Every record; before ``start`` only ids are checked."""
-    for index, (line, value) in enumerate(read_records(path, place)):
-        with located(path, line):
-            key, text, title, origin = first_id(value, PASSAGE_IDS), "", "", None
-            if index >= start:
-                title, text = title_in(value), checked_text(value, require_name(value, PASSAGE_TEXTS, "text"))
-                origin = origin_of(value)
-        yield line, key, text, title, origin
-
-
 def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:
     """The id under the first of ``names`` that the record has, as a string; ``default`` if there is none or
     it is null.
@@ -324,3 +279,82 @@ def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None
         return default
     name = name or require_name(value, names, "id")
     return id_of(value[name], name)
+
+
+def field_of(record: Mapping[str, Any], name: str) -> Any:
+    """A field of a record, or of BEIR's object ``metadata`` in it; None where neither has it."""
+    value, inner = record.get(name), record.get("metadata")
+    return inner.get(name) if value is None and isinstance(inner, Mapping) else value
+
+
+def origin_of(record: Mapping[str, Any]) -> Origin | None:
+    """Where a passage was taken from: ``file``, ``heading``, ``line`` and ``url`` of its record. None where it
+    names neither file nor address; what is of another type counts as absent."""
+    if not record.get("metadata") and "file" not in record and "url" not in record:
+        return None  # soon said of the usual record
+    file, heading, url = (_field_text(record, name) for name in ("file", "heading", "url"))
+    if not _is_web_address(url):
+        url = ""
+    if not file and not url:
+        return None
+    line = field_of(record, "line")
+    return Origin(file, heading, line if type(line) is int and 0 <= line < 2**63 else None, url)
+
+
+def origin_record(origin: Origin) -> dict[str, Any]:
+    """The object ``metadata`` that ``origin_of`` reads back."""
+    record: dict[str, Any] = {}
+    if origin.file:
+        record = {"file": origin.file, "heading": origin.heading, "line": origin.line}
+    if origin.url:
+        record["url"] = origin.url
+    return record
+
+
+def _field_text(record: Mapping[str, Any], name: str) -> str:
+    value = field_of(record, name)
+    return value if isinstance(value, str) and not has_lone_surrogate(value) else ""
+
+
+def _is_web_address(text: str) -> bool:
+    if not text.lower().startswith(("http://", "https://")) or not text.isprintable() or " " in text:
+        return False
+    try:
+        return bool(urlsplit(text).hostname)
+    except ValueError:
+        return False
+
+
+def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
+    """The values of the fields ``kinds``, name -> kind, for every passage of a corpus in order; None where a
+    record has none.
+
+    Raises:
+        InputError: the corpus has no named fields, or a value is of another kind (file and line).
+    """
+    if not has_records(path):
+        raise InputError(
+            "has no fields besides id, title and text",
+            file=path,
+            expected=f"a corpus with {', '.join(kinds)}",
+            hint="write the corpus as .jsonl or .parquet, or leave metadata out",
+        )
+    for line, value in read_records(path):
+        with located(path, line):
+            yield tuple(checked_field(name, kind, field_of(value, name)) for name, kind in kinds.items())
+
+
+def checked_field(name: str, kind: str, value: Any) -> Any:
+    """A value as it is compared; ValueError where it is of another kind."""
+    if value is None:
+        return None
+    is_kind = isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "bool")
+    if isinstance(value, str):
+        is_kind = is_kind and not has_lone_surrogate(value)
+    elif kind in ("int", "float"):
+        is_kind = is_kind and abs(value) <= (_LARGEST_INT if kind == "int" else sys.float_info.max)
+    if not is_kind:
+        raise ValueError(
+            f"{name} is {describe(value)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}"
+        )
+    return float(value) if kind == "float" else value

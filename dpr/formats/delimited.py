@@ -17,14 +17,14 @@ import csv
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.formats.column_names import ALL_NAMES, are_names, normal_name
-from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, iter_lines, warn_of_file
+from dpr.formats.text_input import MAX_LINE_BYTES, iter_lines, warn_of_file
 
 _HEAD_CHARACTERS = 2**20
 _COMPARED_LINES = 20
@@ -68,37 +68,29 @@ def _stored_form(path: Path, state: tuple[int, ...], commas: bool) -> TableForm:
     return form_of(iter_lines(path), path, commas=commas)
 
 
-def table_rows(
-    path: Path, form: TableForm, place: LinePlace | None = None
-) -> Iterator[tuple[int, list[str]]]:
-    """The fields of every row from ``place`` on, which is kept at the first line of the row read last, with
-    the line that the row ends on. Blank lines are skipped.
+def table_rows(path: Path, form: TableForm) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every row, with the line that the row ends on. Blank lines are skipped.
 
     Raises:
         InputError: quotes that can be read in two ways, or what ``iter_lines`` raises.
     """
-    place = place or LinePlace()
-    inner = replace(place)
-    return rows_of(((line, inner.offset, text) for line, text in iter_lines(path, inner)), form, path, place)
+    return rows_of(iter_lines(path), form, path)
 
 
-def rows_of(
-    lines: Iterator[tuple[int, int, str]], form: TableForm, path: Path, place: LinePlace
-) -> Iterator[tuple[int, list[str]]]:
-    """``table_rows`` of numbered lines, each with the byte it begins at."""
+def rows_of(lines: Iterator[tuple[int, str]], form: TableForm, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """``table_rows`` of numbered lines."""
     delimiter, is_quoted = form.delimiter, form.is_quoted
-    ahead: deque[tuple[int, int, str]] = deque()  # lines that were looked at and are not read yet
+    ahead: deque[tuple[int, str]] = deque()  # lines that were looked at and are not read yet
 
     def following() -> Iterator[str]:
-        for _, _, text in list(ahead):
+        for _, text in list(ahead):
             yield text
         for entry in lines:
             ahead.append(entry)
-            yield entry[2]
+            yield entry[1]
 
     while entry := ahead.popleft() if ahead else next(lines, None):
-        line, place.offset, text = entry
-        place.line = line
+        line, text = entry
         if not text:
             continue
         if is_quoted is False or '"' not in text:

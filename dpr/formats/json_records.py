@@ -1,10 +1,8 @@
-"""JSON arrays and JSON lines as a stream of records with line numbers; the whole file is never in memory.
-
-An array is cut at the commas between its records, and each of these is read as a line is.
-"""
+"""JSON arrays and JSON lines as a stream of records with line numbers; the whole file is never in memory."""
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import re
@@ -19,22 +17,20 @@ from dpr.core.hashes import text_sha256
 from dpr.formats.text_input import (
     BOM,
     MAX_LINE_BYTES,
-    LinePlace,
     NulWarning,
     after,
     decode_line,
     iter_raw_lines,
     open_input,
 )
-from dpr.storage.strict_json import MAX_DEPTH, STRICT, TooDeepError, describe, require_shallow
+from dpr.storage.strict_json import STRICT, TooDeepError, describe, require_shallow
 
 _WINDOW = 2**20
 _JSON_SPACE = b" \t\r\n"
+_SPACE = re.compile(r"[ \t\r\n]*")
 _SHAPES = "a JSON array of objects, or one JSON object per line"
-_STRING = rb'"(?:[^"\\]++|\\.)*+"'
-# A string, an object that holds no other and no list, or one of the signs of JSON. A string that is cut off is its
-# quote.
-_PIECE = re.compile(rb'%s|\{(?:[^][{}"]++|%s)*+\}|[][{},"]' % (_STRING, _STRING), re.DOTALL)
+# Finds where a record of an array ends; what it holds is checked when it is read as a line is.
+_LENIENT = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,57 +48,51 @@ class JsonRecord:
         return text_sha256(self.text or json.dumps(self.value, sort_keys=True, default=str))
 
 
-def iter_json_records(path: Path, place: LinePlace | None = None) -> Iterator[JsonRecord]:
+def iter_json_records(path: Path) -> Iterator[JsonRecord]:
     """Records of a JSON array or of JSON lines, recognised by the first character, not by the name. Plain or
     gzip.
-
-    JSON lines can be read from a later ``place`` on; of an array it says nothing.
 
     Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their
     record. NUL characters become spaces, with one warning per file.
 
     Raises:
-        InputError: what cannot be skipped: an unreadable file, an array that does not end, a file of
-        another kind.
+        InputError: what cannot be skipped: an unreadable file, an array that is not JSON or does not end, a
+        file of another kind.
     """
-    place = place or LinePlace()
-    with open_input(path, place) as stream:
-        if place.offset:
-            yield from _line_records(stream, path, place)
-            return
-        line, first = skip_space(stream)
+    with open_input(path) as stream:
+        line, first = _skip_space(stream)
         if first == b"[":
             yield from _array_records(stream, path, line)
         elif first == b"{":
-            place.line, place.offset = line, stream.tell()
-            yield from _line_records(stream, path, place)
+            nul = NulWarning(path)
+            for number, raw, too_long in iter_raw_lines(stream):
+                if raw.strip(_JSON_SPACE):
+                    yield _record(raw, path, line + number - 1, 0, nul, too_long)
         elif first:
             raise InputError(
                 f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES
             )
 
 
-def iter_json_objects(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line and value of every record, as ``iter_json_records``; the first bad one raises its InputError."""
-    for record in iter_json_records(path, place):
+    for record in iter_json_records(path):
         if record.error is not None:
             raise record.error
         yield record.line, record.value
 
 
-def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
-    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members
-    are skipped.
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The one JSON object that a file holds, plain or gzip, over any number of lines.
 
     Raises:
-        InputError: what cannot be skipped: an unreadable file, an array that does not end, or none.
+        InputError: the file cannot be read, or holds anything else.
     """
     with open_input(path) as stream:
-        line, first = skip_space(stream)
-        if first != b"{":
-            found = f"starts with {first.decode('latin-1')!r}" if first else "is empty"
-            raise InputError(found, file=path, line=line, expected=f"one JSON object with a list {key!r}")
-        yield from _array_records(stream, path, line, key)
+        record = _record(stream.read().removeprefix(BOM), path, 1, 0, NulWarning(path))
+    if record.error is not None:
+        raise record.error
+    return record.value
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -123,13 +113,6 @@ def indented_record(value: dict[str, Any]) -> str:
 def is_finite_number(value: Any) -> bool:
     """Whether a JSON value is a number that a float can hold; JSON's integers are unbounded."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _line_records(stream: io.BufferedReader, path: Path, place: LinePlace) -> Iterator[JsonRecord]:
-    nul = NulWarning(path)
-    for line, raw, too_long in iter_raw_lines(stream, place):
-        if raw.strip(_JSON_SPACE):
-            yield _record(raw, path, line, 0, nul, too_long)
 
 
 def _record(
@@ -153,91 +136,86 @@ def _record(
     return JsonRecord(line, value, error, text)
 
 
-def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = "") -> Iterator[JsonRecord]:
-    """Records of the array that begins here, or of the one under ``key`` of the object that does.
+def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator[JsonRecord]:
+    """Records of the array that begins here.
 
     Raises:
-        InputError: the array does not end, is nested too deeply, or something follows it.
+        InputError: it is not JSON, does not end, is nested too deeply, or something follows it.
     """
     nul = NulWarning(path)
-    name = re.compile(rb'[ \t\r\n]*"%s"[ \t\r\n]*:[ \t\r\n]*' % re.escape(key.encode()))
-    level = 2 if key else 1  # of the array
-    depth = searched = 0
-    is_inside = is_found = is_first = False
-    data = b""  # from the item that is read on
-    start = column = 0  # where this begins, in ``data`` and in ``line``
+    # Bytes that are not UTF-8 pass, and are an error of their record.
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    text = ""
+    start = column = 0  # where reading goes on, in ``text`` and in ``line``
+    is_end = False
+
+    def fill() -> None:
+        """Reads more behind what is not read yet; as much again, so that trying again stays cheap."""
+        nonlocal text, start, is_end
+        data = stream.read(max(_WINDOW, len(text) - start))
+        is_end = not data
+        text = text[start:] + decoder.decode(data, final=is_end)
+        start = 0
 
     def move(place: int) -> None:
         nonlocal start, line, column
-        line, column = after(data[start:place], line, column)
+        line, column = after(text[start:place].encode(errors="surrogateescape"), line, column)
         start = place
 
     def fail(found: str, hint: str | None = None) -> InputError:
         return InputError(found, file=path, line=line, hint=hint)
 
-    while chunk := stream.read(_WINDOW):
-        data = data[start:] + chunk
-        searched -= start
-        start = 0
-        for piece in _PIECE.finditer(data, searched):
-            sign = piece[0]
-            if sign == b'"':
-                break
-            searched = piece.end()
-            if sign in (b"[", b"{"):
-                depth += 1
-                if depth > MAX_DEPTH + level:
-                    move(searched)
-                    raise fail(str(TooDeepError()))
-                if depth == level and (not key or name.fullmatch(data, start, piece.start())):
-                    is_inside = is_found = is_first = True
-                    move(searched)
-                elif depth == 1:
-                    move(searched)
-                continue
-            is_end = sign in (b"]", b"}")
-            depth -= is_end
-            if is_inside and depth == level - is_end and (is_end or sign == b","):
-                item = data[start : piece.start()].strip(_JSON_SPACE)
-                if len(item) > MAX_LINE_BYTES:
-                    break  # and is refused below
-                if item or not (is_end and is_first):
-                    move(data.index(item, start) if item else piece.start())
-                    yield _record(item, path, line, column, nul)
-                if sign == b"}":
-                    raise fail("not JSON: '}' closes a list")
-                is_inside = not is_end
-                is_first = False
-                move(searched)
-            elif depth == 1 and sign == b",":
-                move(searched)
-            if not depth:
-                move(searched)
-                _require_end(data[searched:], stream, path, line, "object" if key else "array")
-                if key and not is_found:
-                    raise InputError(f"no list {key!r} in the object", file=path)
-                return
-        if len(data) - start > MAX_LINE_BYTES:
+    def sign() -> str:
+        """The next character that is no space, at which reading goes on; empty at the end of the file."""
+        while True:
+            move(_SPACE.match(text, start).end())  # type: ignore[union-attr]  # it matches everywhere
+            if start < len(text) or is_end:
+                return text[start : start + 1]
+            fill()
+
+    def skip() -> str:
+        """Passes over one character, and gives the next as ``sign``."""
+        move(start + 1)
+        return sign()
+
+    sign()
+    following = skip()  # after the bracket
+    while following != "]":
+        while True:
+            try:
+                end = _LENIENT.raw_decode(text, start)[1]
+                if end < len(text) or is_end:
+                    break
+            except RecursionError:
+                raise fail(str(TooDeepError())) from None
+            except json.JSONDecodeError as error:
+                if is_end and not text.rstrip().endswith("]"):
+                    raise fail("the file ends inside the array", "it may be cut off") from None
+                if is_end or len(text) - start > MAX_LINE_BYTES:
+                    found = f"not JSON: {error.msg.removesuffix(' at')}"
+                    move(error.pos)
+                    hint = "the file may be cut off, or a string not closed"
+                    raise fail(f"{found} at column {column + 1}", hint) from None
+            fill()
+        if end - start > MAX_LINE_BYTES:
+            raise fail(f"a record of more than {MAX_LINE_BYTES // 2**20} MB")
+        yield _record(text[start:end].encode(errors="surrogateescape"), path, line, column, nul)
+        move(end)
+        following = sign()
+        if following == ",":
+            following = skip()
+            if following == "]":
+                raise fail("not JSON: a record is missing in front of ']'")
+        elif following != "]":
             raise fail(
-                f"no end of this record within {MAX_LINE_BYTES // 2**20} MB", "is a string not closed?"
+                f"not JSON: {following!r} after a record" if following else "the file ends inside the array",
+                None if following else "it may be cut off",
             )
-    move(len(data))
-    raise fail("the file ends inside the array", "it may be cut off")
+    if following := skip():
+        raise fail(f"{following!r} after the end of the array, expected nothing")
 
 
-def _require_end(rest: bytes, stream: io.BufferedReader, path: Path, line: int, of: str) -> None:
-    """Raises InputError where anything but white space follows."""
-    while not (text := rest.lstrip(_JSON_SPACE)):
-        line += rest.count(b"\n")
-        rest = stream.read(_WINDOW)
-        if not rest:
-            return
-    line += rest[: -len(text)].count(b"\n")
-    found = f"{text[:1].decode('latin-1')!r} after the end of the {of}, expected nothing"
-    raise InputError(found, file=path, line=line)
-
-
-def skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
+def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
     """Line number and value of the first byte that is not a space, which stays unread; empty at the end of
     the file."""
     line = 1

@@ -10,7 +10,6 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +23,6 @@ logger = get_logger(__name__)
 MAX_LINE_BYTES = 16 * 2**20
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
-_SHORT_BUFFER = 2**15  # where few rows may be wanted
 _warned: set[tuple[Path, str]] = set()
 _UNPACK = "unpack it first"
 # Where in a file and by which bytes content is told that is not text, what it is, and what to do.
@@ -83,8 +81,8 @@ def located(file: Path, line: int) -> Iterator[None]:
 
 
 @contextmanager
-def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.BufferedReader]:
-    """Opens a file for reading from ``place`` on, unpacking gzip.
+def open_input(path: Path) -> Iterator[io.BufferedReader]:
+    """Opens a file for reading, unpacking gzip.
 
     Raises:
         InputError: also from inside the block, when reading fails or the gzip data is damaged.
@@ -93,14 +91,10 @@ def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.Buffer
         raise InputError(f"is {kind}", file=path, expected="a file", hint="write its content to a file first")
     try:
         with open(path, "rb", buffering=0) as raw:
-            stream: io.BufferedReader[Any] = io.BufferedReader(
-                raw, _BUFFER if place is None else _SHORT_BUFFER
-            )
+            stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER)
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
             refuse_other_content(stream.peek(_MAGIC_BYTES)[:_MAGIC_BYTES], path)
-            if place is not None and place.offset:
-                stream.seek(place.offset)
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
@@ -119,34 +113,18 @@ def refuse_other_content(head: bytes, path: Path) -> None:
             raise InputError(f"is {what}, not text in UTF-8", file=path, hint=hint)
 
 
-@dataclass(slots=True)
-class LinePlace:
-    """A line of a text file: its number, from 1, and the byte it begins at. Readers begin there, and keep it
-    at the line read last."""
-
-    line: int = 1
-    offset: int = 0
-
-
-def iter_raw_lines(stream: BinaryIO, place: LinePlace | None = None) -> Iterator[tuple[int, bytes, bool]]:
+def iter_raw_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
     """Line number, bytes without the newline, and whether the line is longer than MAX_LINE_BYTES (then only
-    its start is given).
-
-    ``place`` is where the stream stands.
-    """
-    place = place or LinePlace()
-    number, offset = place.line, place.offset
+    its start is given)."""
+    number = 1
     while line := stream.readline(MAX_LINE_BYTES + 2):
-        place.line, place.offset = number, offset
-        offset += len(line)
         too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
         if too_long:
             while (rest := stream.readline(_BUFFER)) and not rest.endswith(b"\n"):
-                offset += len(rest)
-            offset += len(rest)
+                pass
             line = line[:1024]
-        if number == 1 and line.startswith(BOM):
-            line = line[len(BOM) :]
+        if number == 1:
+            line = line.removeprefix(BOM)
         yield number, line.removesuffix(b"\n").removesuffix(b"\r"), too_long
         number += 1
 
@@ -177,16 +155,15 @@ def after(passed: bytes, line: int, column: int) -> tuple[int, int]:
     return line + passed.count(b"\n"), len(passed) - newline - 1
 
 
-def iter_lines(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a file from ``place`` on, without newline. NUL characters become spaces, with one
-    warning.
+def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a file, without newline. NUL characters become spaces, with one warning.
 
     Raises:
         InputError: a line is not UTF-8 or too long; the file cannot be read.
     """
     nul = NulWarning(path)
-    with open_input(path, place) as stream:
-        for number, raw, too_long in iter_raw_lines(stream, place):
+    with open_input(path) as stream:
+        for number, raw, too_long in iter_raw_lines(stream):
             yield number, nul.replace(decode_line(raw, too_long, path, number), number)
 
 

@@ -1,4 +1,5 @@
-"""Checked values of JSON records, and the records of DPR training files."""
+"""Checked values of records: texts, ids, answers, passages, scores; and the records of DPR training files.
+Errors name the place inside the record."""
 
 from __future__ import annotations
 
@@ -8,16 +9,22 @@ import re
 import tokenize
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.column_names import PASSAGE_IDS, TITLES, keys_of, name_in
+from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, keys_of, name_in, require_name
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.storage.strict_json import describe
 
+if TYPE_CHECKING:
+    from dpr.formats.text_store import TextStore
+
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")
 """Where a passage has a teacher's score, the first that is there."""
+_DPR_IDS = ("passage_id", *PASSAGE_IDS)
+TEVATRON_LISTS = ("positive_passages", "negative_passages")
 _LARGEST_SCORE = 3.4e38  # training computes in float32
 _PRINTED_LIST = re.compile(r"""\s*(\[\s*(['"\]]|np\.str_\()|(np\.|numpy\.)?array\(|\{\s*['"]text['"]\s*:)""")
 _SIDE_BY_SIDE = re.compile(r"""['"]\s*['"]""")
@@ -66,28 +73,61 @@ def _passages(record: dict[str, Any], key: str) -> tuple[Passage, ...]:
 
 
 def passage_from_json(item: Any, where: str) -> Passage:
-    """The passage in an object; ValueError says what was found ``where``, and what is expected."""
+    """The passage in an object of DPR's; ValueError says what was found ``where``, and what is expected."""
     if not isinstance(item, dict):
         raise ValueError(f"{where} is {describe(item)}, expected an object with text and title")
-    text = text_of(checked_text(item, "text", f"{where}.text"), f"{where}.text")
-    key = name_in(item, ("passage_id", *PASSAGE_IDS))  # DPR's own name first
+    return _passage(item, where, id_names=_DPR_IDS, has_score="score" in item)
+
+
+def passages_of(
+    value: Any, where: str, corpus: TextStore | None = None, *, title: str = ""
+) -> tuple[Passage, ...]:
+    """Passages given as a text, an object with a text (and title, id), or a list of these; with ``corpus``,
+    ids in place of texts.
+
+    Objects may have a teacher's score. Raises ValueError for anything else.
+    """
+    if value is None:
+        return ()
+    listed = isinstance(value, list | tuple)
+    passages = []
+    for index, item in enumerate(value if listed else [value]):
+        place = f"{where}[{index}]" if listed else where
+        if isinstance(item, dict):
+            # In Tevatron's lists, and only there, ``score`` is a teacher's.
+            score_names = (*TEACHER_KEYS, "score") if where in TEVATRON_LISTS else TEACHER_KEYS
+            passages.append(_passage(item, place, corpus, score_names=score_names))
+        elif corpus is not None:
+            passages.append(corpus.passage(id_of(item, place)))
+        else:
+            passages.append(Passage(text_of(item, place), title))
+    return tuple(passages)
+
+
+def _passage(
+    item: dict[str, Any],
+    where: str,
+    corpus: TextStore | None = None,
+    *,
+    id_names: tuple[str, ...] = PASSAGE_IDS,
+    score_names: tuple[str, ...] = TEACHER_KEYS,
+    has_score: bool = False,
+) -> Passage:
+    key = name_in(item, id_names)
     name = checked_id(item[key], f"{where}.{key}") if key and item[key] is not None else None
-    return Passage(
-        text, title_in(item, f"{where}.title"), name, "score" in item, teacher_score_in(item, where)
-    )
+    score_name = next((key for key in score_names if item.get(key) is not None), "")
+    score = checked_score(item[score_name], f"{where}.{score_name}") if score_name else None
+    if corpus is not None and name is not None and not item.get(name_in(item, PASSAGE_TEXTS)):
+        return replace(corpus.passage(name), teacher_score=score)
+    text_name = require_name(item, PASSAGE_TEXTS, f"text of {where}")
+    text = text_of(item[text_name], f"{where}.{text_name}")
+    return Passage(text, title_in(item, f"{where}.title"), name, has_score, score)
 
 
 def title_in(holder: Mapping[str, Any], where: str = "") -> str:
     """The title of a passage under any of its known names; empty where there is none."""
     name = name_in(holder, TITLES)
     return title_of(holder.get(name), where or name)
-
-
-def teacher_score_in(item: dict[str, Any], where: str, keys: tuple[str, ...] = TEACHER_KEYS) -> float | None:
-    """The teacher's score of a passage under the first of ``keys`` that holds more than null; None where
-    there is none."""
-    key = next((key for key in keys if item.get(key) is not None), None)
-    return None if key is None else checked_score(item[key], f"{where}.{key}")
 
 
 def checked_score(value: Any, where: str) -> float | None:
@@ -100,6 +140,75 @@ def checked_score(value: Any, where: str) -> float | None:
             f"{where} is {describe(value)}, expected a teacher's score: a finite number of 32 bits, or null"
         )
     return float(value)
+
+
+def with_scores(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[Passage, ...]:
+    """The passages with a list of a teacher's scores, one for each or null. Raises ValueError for anything
+    else."""
+    scores = [
+        checked_score(score, f"{where}[{index}]")
+        for index, score in enumerate(_one_for_each(passages, value, where))
+    ]
+    return tuple(
+        replace(passage, teacher_score=score) for passage, score in zip(passages, scores, strict=True)
+    )
+
+
+def with_ids(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[Passage, ...]:
+    """The passages with a list of ids, one for each or null. Raises ValueError for anything else."""
+    ids = [
+        None if key is None else id_of(key, f"{where}[{index}]")
+        for index, key in enumerate(_one_for_each(passages, value, where))
+    ]
+    return tuple(replace(passage, id=key) for passage, key in zip(passages, ids, strict=True))
+
+
+def _one_for_each(passages: tuple[Passage, ...], value: Any, where: str) -> list[Any]:
+    listed = list(value) if isinstance(value, list | tuple) else [value]
+    if len(listed) != len(passages):
+        raise ValueError(
+            f"{where} has {len(listed)} values for {len(passages)} passages, expected one for each"
+        )
+    return listed
+
+
+def number_of(value: Any) -> float | None:
+    """A grade, label or score as a finite number, read from text too; None for anything else."""
+    if isinstance(value, str):
+        try:
+            value = float(value) if len(value) <= 40 else None
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, bool) or is_finite_number(value) else None
+
+
+def split_by_grade(
+    passages: tuple[Passage, ...], value: Any, where: str, min_grade: float | None
+) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
+    """Positives and hard negatives among ``passages``, by a label or score for all of them or one for each
+    (``ReadOptions.min_grade``).
+
+    Raises:
+        ValueError: a value is not a number, or is a fraction although ``min_grade`` is None.
+    """
+    grades = []
+    listed = value if isinstance(value, list | tuple) else [value] * len(passages)
+    for item in _one_for_each(passages, listed, where):
+        grade = number_of(item)
+        if grade is None:
+            raise ValueError(
+                f"{where} is {describe(item)}, expected a number: 0 for a negative, 1 or more for a positive"
+            )
+        if min_grade is None and grade != int(grade):
+            raise ValueError(
+                f"{where} is the score {grade:g}, expected a whole grade, or a bound that says which are"
+                " positives; dpr prepare FILE min_grade=X out=train.jsonl makes positives of those from X on"
+            )
+        grades.append(grade)
+    least = 1 if min_grade is None else min_grade
+    graded = list(zip(passages, grades, strict=True))
+    positives = tuple(item for item, grade in graded if grade >= least)
+    return positives, tuple(item for item, grade in graded if grade < least and grade <= 0)
 
 
 def checked_text(holder: Mapping[str, Any], key: str, where: str = "") -> str:

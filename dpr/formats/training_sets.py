@@ -25,8 +25,7 @@ from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.given_rows import are_files, is_hub_name, rows_file
 from dpr.formats.training_files.json_formats import write_training_set as write_training_set
 from dpr.formats.training_files.registry import files_read, format_of
-from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_files.usable_rows import Counts, UsableRows, shown
+from dpr.formats.training_files.rows import Counts, ReadOptions, UsableRows, shown
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_store import RowStore, write_rows
 from dpr.storage.checksums import cache_root, content_sha256
@@ -85,8 +84,7 @@ def open_training_set(
     The first opening parses the data into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones
     reuse that while the content is the same; a file is read again only where its times have changed.
     ``on_bad_row="skip"`` sets up to ``max_bad_rows`` bad rows aside in ``rejected-<fingerprint>.jsonl`` in
-    the cache folder. What cannot be skipped is an array that
-    breaks off, or whose brackets do not pair up.
+    the cache folder. What cannot be skipped is an array that breaks off or is not JSON.
 
     Args:
         data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may

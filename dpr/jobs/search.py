@@ -23,9 +23,17 @@ from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
-from dpr.formats.corpora import durable_text, first_id, has_records, read_passages, read_records
-from dpr.formats.corpus_metadata import checked_field
-from dpr.formats.origins import field_of, origin_of, origin_record
+from dpr.formats.corpora import (
+    checked_field,
+    durable_text,
+    field_of,
+    first_id,
+    has_records,
+    origin_of,
+    origin_record,
+    read_passages,
+    read_records,
+)
 from dpr.formats.training_records import checked_text, title_in
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.bm25 import Bm25Index

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
@@ -14,7 +15,7 @@ from dpr.data.text import plain
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.sorted_hashes import HashIndex
-from dpr.formats.training_files.lookup import Lookup, open_lookup
+from dpr.formats.text_store import TextStore, open_store
 from dpr.formats.training_sets import TrainingSet
 from dpr.storage.durable import durable_folder
 
@@ -32,11 +33,13 @@ class MiningCorpus:
 
     def __init__(self, file: Path, work: Path) -> None:
         self.file = file
-        self._texts = open_lookup(file, work)
+        self._texts = open_store(file, cache_dir=work)
         if not len(self._texts):
             raise InputError("no passages", file=file, expected="at least one")
         if not (work / _BY_TEXT).is_dir():
-            hashes = array("Q", (text_hash(plain(passage.text)) for passage in self._texts.passages()))
+            hashes = np.fromiter(
+                (text_hash(plain(passage.text)) for passage in self._texts.passages()), dtype=np.uint64
+            )
             with durable_folder(work / _BY_TEXT) as folder:
                 HashIndex.write(folder / "rows.npy", hashes)
         self._by_text = HashIndex(work / _BY_TEXT / "rows.npy")
@@ -84,7 +87,7 @@ class MiningCorpus:
 
 @dataclass(frozen=True, slots=True)
 class _StoredPassages(PassageSource):
-    texts: Lookup | None = None
+    texts: TextStore | None = None
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         assert self.texts is not None

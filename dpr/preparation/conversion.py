@@ -13,8 +13,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.data.text import plain
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.training_files.registry import format_named, format_of
-from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_files.usable_rows import Counts, UsableRows
+from dpr.formats.training_files.rows import Counts, ReadOptions, UsableRows
 from dpr.formats.training_records import passage_from_json
 from dpr.storage.checksums import content_sha256
 from dpr.storage.outputs import output, require_writable

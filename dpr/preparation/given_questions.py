@@ -16,7 +16,6 @@ from dpr.formats.documents.document import Block, Section, one_line
 from dpr.formats.documents.registry import decoded
 from dpr.formats.documents.tables import ANSWERS, QUESTIONS, column
 from dpr.formats.json_records import iter_json_objects
-from dpr.formats.text_input import LinePlace
 from dpr.preparation.passages import Piece, cut_section, passage_prefix
 from dpr.preparation.question_pairs import GIVEN, QuestionPair, sections_of, words_of
 
@@ -104,7 +103,7 @@ def _table_rows(path: Path) -> Iterator[tuple[int, str, str]]:
     header = form.first
     if question is None or answer is None:
         question, answer, header = 0, 1, []
-    for line, row in rows_of(((line, 0, text) for line, text in lines), form, path, LinePlace()):
+    for line, row in rows_of(iter(lines), form, path):
         if row != header and any(cell.strip() for cell in row):
             cells = [one_line(cell) for cell in row] + [""] * (max(question, answer) + 1)
             yield line, cells[question], cells[answer]

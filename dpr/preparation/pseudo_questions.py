@@ -22,7 +22,6 @@ from dpr.data.order import PAIRS
 from dpr.data.pairs import KINDS, PseudoPairs, choose
 from dpr.data.words import joined, written_spans
 from dpr.formats.corpora import write_passages
-from dpr.formats.corpus_store import open_store
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation.settings import PairFileSettings
@@ -52,7 +51,6 @@ def prepare_pairs(
     settings.check()
     require_writable(out, folder=True)
     held = PseudoPairs(corpus, held_only=True, kinds=settings.pairs, held_back=settings.held_back)
-    open_store(corpus).check_unique()
     metadata: dict[str, Any] = {
         "kind": "pseudo-questions",
         "made_of": {"corpus": held.corpus_fingerprint, **asdict(settings)},

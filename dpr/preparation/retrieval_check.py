@@ -12,7 +12,7 @@ from pathlib import Path
 from dpr.core.errors import InputError
 from dpr.data.text import plain
 from dpr.evaluation.answer_match import is_empty
-from dpr.formats.corpora import DEFAULT_COLUMNS, check_unique_ids, numbered_ids, read_passages
+from dpr.formats.corpora import check_unique_ids, passage_rows
 from dpr.formats.question_sets import Qrels, read_qrels, read_questions
 from dpr.preparation.data_check import SAMPLE_SIZE, Finding, Reservoir, TextsAndIds
 
@@ -63,9 +63,8 @@ class RetrievalCheck:
         relevant = {key for grades in self._judged.values() for key, grade in grades.items() if grade > 0}
         by_text = {plain(question.text): question for question in self._asked}
         named, num_passages = TextsAndIds(), 0
-        for (line, key), passage in zip(
-            numbered_ids(file, DEFAULT_COLUMNS), read_passages(file), strict=True
-        ):
+        for line, passage, _ in passage_rows(file):
+            key = str(passage.id)
             where = f"{file}:{line}"
             num_passages += 1
             self.texts["passage"].add(passage)

@@ -89,7 +89,6 @@ def _dense_files() -> Files:
         "out_features": 2,
         "bias": True,
         "activation_function": activation,
-        "use_residual": True,
     }
     with tempfile.TemporaryDirectory() as temporary:
         (Path(temporary) / "config.json").write_text(json.dumps(config))

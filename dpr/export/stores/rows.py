@@ -18,7 +18,7 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
-from dpr.formats.corpus_metadata import read_metadata
+from dpr.formats.corpora import read_metadata
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import decode_ids
 from dpr.storage.durable import MANIFEST, describe_file

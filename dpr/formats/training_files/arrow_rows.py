@@ -1,9 +1,10 @@
-"""Rows of Parquet files and of Hugging Face ``datasets`` folders, as dictionaries, batch by batch."""
+"""Records with named fields, batch by batch: of Parquet and Arrow files and Hugging Face ``datasets`` folders, and
+of JSON files by the same functions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
+from dpr.core.records import TrainingSample
 from dpr.formats.column_names import require_distinct
-from dpr.formats.training_files.rows import chosen_split
+from dpr.formats.json_records import JsonRecord, iter_json_records
+from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, chosen_split, parsed_row
 from dpr.storage.durable import read_json
 from dpr.storage.inside import inside
 
@@ -131,3 +134,32 @@ def _magic(path: Path) -> bytes:
             return file.read(8)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+
+
+def source_records(path: Path, split: str = "") -> Iterator[tuple[Path, JsonRecord]]:
+    """Every record with its file; ``split`` is the part of a folder.
+
+    Raises:
+        InputError: what cannot be skipped (see ``iter_json_records``, ``arrow_rows``).
+    """
+    if is_arrow(path):
+        for file, number, value in arrow_rows(path, split=split):
+            yield file, JsonRecord(number, value)
+    else:
+        for record in iter_json_records(path):
+            yield path, record
+
+
+def record_rows(
+    path: Path, parse: Callable[[dict[str, Any]], TrainingSample], options: ReadOptions, known: KnownKeys
+) -> Iterator[SourceRow]:
+    """One row per record; ``known`` are the keys that ``parse`` reads. Raises what ``source_records`` does."""
+
+    def parse_record(record: JsonRecord) -> TrainingSample:
+        if record.error is not None:
+            raise record.error
+        options.unread.look(record.value, known, file=path, line=record.line)
+        return parse(record.value)
+
+    for file, record in source_records(path, options.split):
+        yield parsed_row(file, record.line, parse_record, record)

@@ -12,7 +12,7 @@ from pathlib import Path
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.question_sets import Judgement, judgement_rows
-from dpr.formats.training_files.lookup import Lookup, open_lookup
+from dpr.formats.text_store import TextStore, open_store
 from dpr.formats.training_files.rows import (
     Note,
     ReadOptions,
@@ -35,8 +35,8 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """
     qrels = _qrels_file(path, options.split) if path.is_dir() else path
     folder = path if path.is_dir() else path.parent.parent
-    corpus = open_lookup(options.corpus or _beside(folder, "corpus", path), options.cache_dir)
-    queries = open_lookup(options.queries or _beside(folder, "queries", path), options.cache_dir)
+    corpus = open_store(options.corpus or _beside(folder, "corpus", path), cache_dir=options.cache_dir)
+    queries = open_store(options.queries or _beside(folder, "queries", path), cache_dir=options.cache_dir)
     return _rows(qrels, corpus, queries, 1 if options.min_grade is None else options.min_grade)
 
 
@@ -135,7 +135,7 @@ def _beside(folder: Path, name: str, path: Path) -> Path:
     )
 
 
-def _rows(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: float) -> Iterator[SourceRow]:
+def _rows(qrels: Path, corpus: TextStore, queries: TextStore, min_grade: float) -> Iterator[SourceRow]:
     parse = partial(_sample, corpus, queries, min_grade)
     for _, group in groupby(
         judgement_rows(qrels), key=lambda item: item[2][0] if isinstance(item[2], tuple) else item[1][0]
@@ -151,7 +151,9 @@ def _rows(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: float) -> Ite
         yield from joined(row for _, row in graded)
 
 
-def _sample(corpus: Lookup, queries: Lookup, min_grade: float, found: Judgement | str) -> TrainingSample:
+def _sample(
+    corpus: TextStore, queries: TextStore, min_grade: float, found: Judgement | str
+) -> TrainingSample:
     if isinstance(found, str):
         raise ValueError(found)
     question, key, grade = found

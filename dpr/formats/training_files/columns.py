@@ -35,23 +35,22 @@ from dpr.formats.column_names import (
 )
 from dpr.formats.delimited import table_form, table_rows
 from dpr.formats.text_input import open_input
-from dpr.formats.training_files.arrow_rows import is_arrow
-from dpr.formats.training_files.lookup import Lookup, open_lookups
-from dpr.formats.training_files.records import record_rows
+from dpr.formats.text_store import TextStore, open_store
+from dpr.formats.training_files.arrow_rows import is_arrow, record_rows
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, parsed_row, preparing
-from dpr.formats.training_files.values import (
-    number_of,
-    passages_of,
-    split_by_grade,
-    with_scores,
-)
 from dpr.formats.training_records import (
+    TEVATRON_LISTS,
     answers_in,
     checked_answers,
     id_of,
     is_printed_list,
+    number_of,
+    passages_of,
+    split_by_grade,
     text_of,
     title_of,
+    with_ids,
+    with_scores,
 )
 
 HEAD_BYTES = 2**16
@@ -65,21 +64,29 @@ _ROLES_OF_TABLES = {
     "positive": (*POSITIVES, "text", "answer", *PASSAGE_IDS),
     "negative": NEGATIVES,
 }
-_KNOWN = KnownKeys(
+_KNOWN_LISTS = KnownKeys(
     (
         *QUESTIONS,
         *POSITIVES,
         *QUESTION_IDS,
         *_POSITIVE_IDS,
-        *LABELS,
         *TITLES,
         "negative",
         "negatives",
         "hard_negatives",
+        "negative_passages",
+        "negative_document_ids",
         "answers",
+        "pos_id",
+        "pos_ids",
+        "pos_scores",
+        "neg_scores",
+        "prompt",
+        "type",
     ),
     re.compile(f"{_NEGATIVES.pattern}|{_NEGATIVE_IDS.pattern}"),
 )
+_KNOWN = KnownKeys((*_KNOWN_LISTS.names, *LABELS), _KNOWN_LISTS.others)
 
 
 def has_columns(keys: Iterable[str]) -> bool:
@@ -102,10 +109,17 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
         raise ConfigError(
             f"unknown role of a column: {', '.join(sorted(unknown))}; choose one of {', '.join(ROLES)}"
         )
-    parser = _Parser(path, options, *open_lookups(options))
+    parser = _Parser(path, options, *_stores(options))
     if not is_arrow(path) and not head_of(path).lstrip().startswith(("{", "[")):
         return joined(_table_rows(path, options, parser))
     return joined(record_rows(path, parser, options, _known(options)))
+
+
+def read_lists(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """Tevatron's records, version 1 with the passages in the row and version 2 with their ids and
+    ``options.corpus``, and FlagEmbedding's: one row for each, whatever its question."""
+    queries, corpus = _stores(options)
+    return record_rows(path, _Parser(path, options, queries, corpus, labels=()), options, _KNOWN_LISTS)
 
 
 def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -138,7 +152,7 @@ def training_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _rows_without_header(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
     """Rows of a table whose columns are in the order of ``roles``, if no header says otherwise."""
-    queries, corpus = open_lookups(options)
+    queries, corpus = _stores(options)
     if (queries is None) != (corpus is None):
         raise ConfigError(
             "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"
@@ -175,6 +189,13 @@ def _rows_without_header(path: Path, options: ReadOptions, roles: tuple[str, ...
         if order is not None and len(fields) == num_columns:
             fields = [fields[place] for place in order.values()]
         yield parsed_row(path, line, parse, fields)
+
+
+def _stores(options: ReadOptions) -> tuple[TextStore | None, TextStore | None]:
+    """Questions and passages that rows name by id, where they are given."""
+    queries = open_store(options.queries, cache_dir=options.cache_dir) if options.queries else None
+    corpus = open_store(options.corpus, cache_dir=options.cache_dir) if options.corpus else None
+    return queries, corpus
 
 
 def _known(options: ReadOptions) -> KnownKeys:
@@ -214,37 +235,22 @@ class _Parser:
 
     path: Path
     options: ReadOptions
-    queries: Lookup | None
-    corpus: Lookup | None
+    queries: TextStore | None
+    corpus: TextStore | None
+    labels: tuple[str, ...] = LABELS
 
     def __call__(self, record: dict[str, Any]) -> TrainingSample:
+        question, answers = self._question(record)
         named = self.options.columns
-        name = named.get("question") or _named(
-            record, _QUESTION_IDS if self.queries else QUESTIONS, "question"
-        )
-        question = _at(record, name)
-        answers: tuple[str, ...] = ()
-        if self.queries is not None:
-            question, answers = self.queries.question(id_of(question, name))
-        question = text_of(question, name)
-
-        value = _at(record, named["answers"]) if "answers" in named else record.get("answers")
-        if value is not None:
-            answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
-
         name = named.get("title") or name_in(record, TITLES) or "title"
         title = title_of(_at(record, name) if name.split(".")[0] in record else None, name)
-        known = (*_POSITIVE_IDS, *POSITIVES) if self.corpus else POSITIVES
-        name = named.get("positive") or _named(record, known, "positive")
-        positives = passages_of(_at(record, name), name, self.corpus, title=title)
-
-        pattern = _NEGATIVE_IDS if self.corpus else _NEGATIVES
-        columns = [named["negative"]] if "negative" in named else list(filter(pattern.fullmatch, record))
+        positives = self._passages(record, self._positive_column(record), title)
         negatives: tuple[Passage, ...] = ()
+        columns = [named["negative"]] if "negative" in named else self._negative_columns(record)
         for name in columns:
-            negatives += passages_of(_flat(_at(record, name)), name, self.corpus)
+            negatives += self._passages(record, name)
 
-        label = named.get("label") or next((name for name in LABELS if record.get(name) is not None), "")
+        label = named.get("label") or next((name for name in self.labels if record.get(name) is not None), "")
         if not label:
             return TrainingSample(question, positives, negatives, answers=answers)
         value = _at(record, label)
@@ -256,12 +262,58 @@ class _Parser:
             passages = with_scores(passages, value, label)
             positives, negatives = passages[: len(positives)], passages[len(positives) :]
         else:  # a margin, perhaps, which tells nothing of one passage
-            self.options.unread.warn(
-                label,
-                "a teacher's scores are a list, one for each passage, the positive's first",
-                file=self.path,
-            )
+            why = "a teacher's scores are a list, one for each passage, the positive's first"
+            self.options.unread.warn(label, why, file=self.path)
         return TrainingSample(question, positives, negatives, answers=answers)
+
+    def _question(self, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+        """The question and its answers."""
+        named = self.options.columns
+        known = _QUESTION_IDS if self.queries else QUESTIONS
+        name = named.get("question") or _named(record, known, "question")
+        question = _at(record, name)
+        answers: tuple[str, ...] = ()
+        if self.queries is not None:
+            question, answers = self.queries.question(id_of(question, name))
+        question = text_of(question, name)
+        if "pos" in record and record.get("prompt"):
+            # FlagEmbedding's, in its default query_instruction_format.
+            question = text_of(record["prompt"], "prompt") + question
+            self.options.unread.warnings.setdefault(
+                "prompt",
+                f"{self.path}: a row's prompt becomes the beginning of its question; search with the same prompt",
+            )
+        value = _at(record, named["answers"]) if "answers" in named else record.get("answers")
+        if value is not None:
+            answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
+        return question, answers
+
+    def _positive_column(self, record: dict[str, Any]) -> str:
+        if "positive" in self.options.columns:
+            return self.options.columns["positive"]
+        if self.corpus is None:
+            ids = name_in(record, _POSITIVE_IDS)
+            if ids and not name_in(record, POSITIVES):
+                raise ValueError(
+                    f"the row names passages by id ({ids}); say where they are: {preparing('corpus=corpus.jsonl')}"
+                )
+        known = (*_POSITIVE_IDS, *POSITIVES) if self.corpus else POSITIVES
+        return _named(record, known, "positive")
+
+    def _negative_columns(self, record: dict[str, Any]) -> list[str]:
+        by_id = list(filter(_NEGATIVE_IDS.fullmatch, record)) if self.corpus else []
+        return by_id or list(filter(_NEGATIVES.fullmatch, record))
+
+    def _passages(self, record: dict[str, Any], name: str, title: str = "") -> tuple[Passage, ...]:
+        corpus = None if name in TEVATRON_LISTS else self.corpus
+        passages = passages_of(_flat(_at(record, name)), name, corpus, title=title)
+        if name not in ("pos", "neg"):
+            return passages
+        # FlagEmbedding's lists beside the texts.
+        if record.get(f"{name}_scores") is not None:
+            passages = with_scores(passages, record[f"{name}_scores"], f"{name}_scores")
+        ids = name_in(record, (f"{name}_id", f"{name}_ids"))
+        return with_ids(passages, record[ids], ids) if ids and record[ids] is not None else passages
 
 
 def _named(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:

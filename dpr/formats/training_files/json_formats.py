@@ -1,11 +1,9 @@
-"""Formats of one record per question: DPR's own, Tevatron's and FlagEmbedding's, each as JSON array or lines
-or in Parquet; and SQuAD's."""
+"""DPR's training files, read and written; SQuAD's, read; Tevatron's and FlagEmbedding's, written."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,21 +11,10 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.column_names import keys_of, name_in, require_name
 from dpr.formats.corpora import durable_text
-from dpr.formats.json_records import indented_record, iter_member_records
-from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.records import record_rows
-from dpr.formats.training_files.rows import (
-    KnownKeys,
-    Note,
-    ReadOptions,
-    SourceRow,
-    content_id,
-    parsed_row,
-    preparing,
-)
-from dpr.formats.training_files.values import passages_of, with_ids, with_scores
+from dpr.formats.json_records import indented_record, read_json_object
+from dpr.formats.training_files.arrow_rows import record_rows
+from dpr.formats.training_files.rows import KnownKeys, Note, ReadOptions, SourceRow, content_id, parsed_row
 from dpr.formats.training_records import (
     checked_answers,
     sample_from_json,
@@ -38,24 +25,6 @@ from dpr.formats.training_records import (
 from dpr.storage.strict_json import describe
 
 _DPR_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"))
-_LISTS = ("positive_passages", "negative_passages", "positive_document_ids", "negative_document_ids")
-_TEVATRON_KEYS = KnownKeys(("query", "query_text", "query_id", "answers", *_LISTS))
-_FLAG_EMBEDDING_KEYS = KnownKeys(
-    (
-        "query",
-        "pos",
-        "neg",
-        "pos_scores",
-        "neg_scores",
-        "pos_id",
-        "neg_id",
-        "pos_ids",
-        "neg_ids",
-        "prompt",
-        "type",
-        "answers",
-    )
-)
 
 
 def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -77,61 +46,6 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note
     return count
 
 
-def read_tevatron(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Tevatron's records: version 1 with the passages in the row, version 2 with their ids and
-    ``options.corpus``. Both may be mixed."""
-    corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
-    return record_rows(path, partial(_tevatron_sample, corpus), options, _TEVATRON_KEYS)
-
-
-def read_flag_embedding(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """FlagEmbedding's ``query``, ``pos`` and ``neg``, all plain texts, with their teacher's ``pos_scores``
-    and ``neg_scores``.
-
-    A row's ``prompt`` becomes the beginning of its question, as FlagEmbedding's default
-    ``query_instruction_format`` has it. Rows of another ``type`` than normal are read as those are.
-    """
-
-    def parse(record: dict[str, Any]) -> TrainingSample:
-        sample = _flag_embedding_sample(record)
-        if kind := record.get("type") or "":
-            if not isinstance(kind, str):
-                raise ValueError(f"type is {describe(kind)}, expected a string")
-            if kind != "normal":
-                options.unread.count(
-                    f"type {kind[:40]!a} is read as type normal is, as questions and passages", file=path
-                )
-        if prompt := record.get("prompt"):
-            sample = replace(sample, question=text_of(prompt, "prompt") + sample.question)
-            options.unread.count(
-                "a row's prompt becomes the beginning of its question; search with the same prompt", file=path
-            )
-        return sample
-
-    return record_rows(path, parse, options, _FLAG_EMBEDDING_KEYS)
-
-
-def _tevatron_sample(corpus: Lookup | None, record: dict[str, Any]) -> TrainingSample:
-    question = require_name(record, ("query", "query_text"), "question")
-    positives = require_name(record, ("positive_document_ids", "positive_passages"), "positive passage")
-    if record[positives] is None:
-        raise ValueError(f"{positives} is null, expected a list")
-    negatives = positives.replace("positive", "negative")
-    if positives == "positive_passages":
-        corpus = None
-    elif corpus is None:
-        raise ValueError(
-            f"the row names passages by id ({positives}); say where they are:"
-            f" {preparing('corpus=corpus.jsonl')}"
-        )
-    return TrainingSample(
-        text_of(record[question], question),
-        positives=passages_of(record.get(positives), positives, corpus),
-        hard_negatives=passages_of(record.get(negatives), negatives, corpus),
-        answers=checked_answers(record.get("answers")),
-    )
-
-
 def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
     return {
         "query_id": str(number),
@@ -147,28 +61,6 @@ def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
 def _tevatron_passage(passage: Passage) -> dict[str, Any]:
     record = {"docid": content_id(passage), "title": passage.title, "text": passage.text}
     return record if passage.teacher_score is None else {**record, "score": passage.teacher_score}
-
-
-def _flag_embedding_sample(record: dict[str, Any]) -> TrainingSample:
-    question = require_name(record, ("query",), "question")
-    if record[require_name(record, ("pos",), "positive passage")] is None:
-        raise ValueError("pos is null, expected a list of texts")
-    lists = []
-    for key in ("pos", "neg"):
-        passages = passages_of(record.get(key), key)
-        if record.get(scores := f"{key}_scores") is not None:
-            passages = with_scores(passages, record[scores], scores)
-        ids = name_in(record, (f"{key}_id", f"{key}_ids"))
-        if ids and record[ids] is not None:
-            passages = with_ids(passages, record[ids], ids)
-        lists.append(passages)
-    positives, negatives = lists
-    return TrainingSample(
-        text_of(record[question], question),
-        positives,
-        negatives,
-        answers=checked_answers(record.get("answers")),
-    )
 
 
 def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
@@ -208,36 +100,32 @@ write_flag_embedding = partial(_write_lines, _flag_embedding_record)
 
 def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """SQuAD's JSON (also SQuADShifts and others of its form): one row per question, article by article; its
-    title is that of its passages.
+    title is that of its passages. The file is held in memory.
 
-    A question without answer in its paragraph (SQuAD 2.0) has no positive.
-
-    Bad rows are named by the line of their article and the place inside it, since most such files are a
-    single line.
+    A question without answer in its paragraph (SQuAD 2.0) has no positive. Rows are numbered, since most such
+    files are a single line; messages name the place inside.
     """
-    for index, record in enumerate(iter_member_records(path, "data")):
-        where = f"data[{index}]"
-        line, article = record.line, record.value
-        if record.error is not None:
-            yield SourceRow(path, line, None, record.error, record.sha256())
-            continue
-        if not isinstance(article.get("paragraphs"), list):
-            found = f"{where} has no list of paragraphs among the keys {keys_of(article)}"
-            yield SourceRow(path, line, None, InputError(found, file=path, line=line))
-            continue
+    articles = read_json_object(path).get("data")
+    if not isinstance(articles, list):
+        raise InputError("no list 'data' in the object", file=path)
+    number = 0
+    for index, article in enumerate(articles):
+        article_place = f"data[{index}]"
+        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
+        if not isinstance(paragraphs, list):
+            raise InputError(f"{article_place} has no list of paragraphs", file=path)
         title = article.get("title")
         # File names of Wikipedia pages have underscores for spaces.
         title = title.replace("_", " ") if isinstance(title, str) else title
-        for number, paragraph in enumerate(article["paragraphs"]):
-            inside = f"{where}.paragraphs[{number}]"
+        for place, paragraph in enumerate(paragraphs):
+            paragraph_place = f"{article_place}.paragraphs[{place}]"
             if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
                 expected = "an object with context and a list qas"
-                problem = InputError(f"{inside} is not a paragraph", file=path, line=line, expected=expected)
-                yield SourceRow(path, line, None, problem)
-                continue
-            for place, entry in enumerate(paragraph["qas"]):
-                parse = partial(_squad_sample, paragraph.get("context"), title, inside, place)
-                yield parsed_row(path, line, parse, entry)
+                raise InputError(f"{paragraph_place} is not a paragraph", file=path, expected=expected)
+            for entry_place, entry in enumerate(paragraph["qas"]):
+                number += 1
+                parse = partial(_squad_sample, paragraph.get("context"), title, paragraph_place, entry_place)
+                yield parsed_row(path, number, parse, entry)
 
 
 def _squad_sample(context: Any, title: Any, inside: str, place: int, entry: Any) -> TrainingSample:

@@ -14,8 +14,7 @@ from dpr.formats.json_records import iter_json_records
 from dpr.formats.question_sets import grade_of, names_judgements
 from dpr.formats.training_files import arrow_rows, beir, columns, json_formats
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, preparing
-from dpr.formats.training_files.values import number_of
-from dpr.formats.training_records import is_printed_list
+from dpr.formats.training_records import is_printed_list, number_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ FORMATS = {
             "Tevatron's JSON lines or Parquet, version 1 (passages in the row) and 2 (ids, with corpus=)",
             '{"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text":'
             ' "..."}], "negative_passages": []}',
-            json_formats.read_tevatron,
+            columns.read_lists,
             json_formats.write_tevatron,
         ),
         TrainingFormat(
@@ -117,7 +116,7 @@ FORMATS = {
             "FlagEmbedding's JSON lines or Parquet: plain texts; a prompt becomes the beginning of its"
             " question",
             '{"query": "...", "pos": ["..."], "neg": ["..."]}',
-            json_formats.read_flag_embedding,
+            columns.read_lists,
             json_formats.write_flag_embedding,
         ),
         TrainingFormat(

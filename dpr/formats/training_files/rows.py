@@ -1,12 +1,11 @@
-"""What every reader yields: one item per row of a file, good or bad, without exception; and warnings about
-keys that none reads."""
+"""What every reader yields, one item per row of a file, good or bad; warnings about keys that none reads; and which
+rows are used."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,16 +13,15 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
+from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.json_records import JsonRecord
+from dpr.storage.durable import durable_file
+
+logger = get_logger(__name__)
 
 _SCORES = re.compile(r"(.*_)?(scores?|labels?|similarity|relevance|margin)")
 _INSTRUCTION = re.compile(r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?")
-_SIDES = (
-    re.compile(r"hard_?neg(ative)?s?(_|\d|$)"),
-    re.compile(r"neg(ative)?s?(_|\d|$)"),
-    re.compile(r"pos(itive)?s?(_|\d|$)"),
-)
 Note = Mapping[str, Any] | None
 """What a written file was made of, for the checksum beside it."""
 
@@ -37,14 +35,12 @@ class KnownKeys:
 
 
 class UnreadKeys:
-    """Collects warnings about keys that a reader does not know, each key once, and about rows that are read
-    in a way to know of."""
+    """Collects warnings about keys that a reader does not know, each key once."""
 
     def __init__(self) -> None:
         self.warnings: dict[str, str] = {}
-        """One sentence per key, or per kind of rows."""
+        """One sentence per key."""
         self._seen: set[str] = set()
-        self._counts: Counter[str] = Counter()
 
     def look(self, keys: Iterable[str], known: KnownKeys, *, file: Path, line: int) -> None:
         """Compares the keys of one record with those that its format reads."""
@@ -52,31 +48,21 @@ class UnreadKeys:
             self._seen.add(key)
             if key in known.names or known.others.fullmatch(key):
                 continue
+            why = ""
             if near := _near(key.lower(), known.names):
-                self.warn(key, f"did you mean {near}?", file=file, line=line)
+                why = f"did you mean {near}?"
             elif _SCORES.fullmatch(key.lower()):
-                self.warn(
-                    key,
-                    "each passage has its own teacher's score (docs/training_data.md)",
-                    file=file,
-                    line=line,
-                )
+                why = "each passage has its own teacher's score (docs/training_data.md)"
             elif _INSTRUCTION.fullmatch(key.lower()):
-                self.warn(
-                    key, "write it into the texts, or train with encoder.query_prompt", file=file, line=line
-                )
+                why = "write it into the texts, or train with encoder.query_prompt"
+            if why:
+                self.warn(key, why, file=file, line=line)
 
     def warn(self, key: str, why: str, *, file: Path, line: int | None = None) -> None:
         """Adds a warning about a key, if there is none yet."""
         self.warnings.setdefault(
             key, f"{file}{'' if line is None else f':{line}'}: the key {key!a} is not read; {why}"
         )
-
-    def count(self, what: str, *, file: Path) -> None:
-        """Adds a row to those of a file of which a warning says ``what``, with their number."""
-        key = f"{file}: {what}"
-        self._counts[key] += 1
-        self.warnings[key] = f"{key} (rows: {self._counts[key]:,})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +181,98 @@ def _merged(group: list[tuple[SourceRow, TrainingSample]]) -> SourceRow:
 def _near(key: str, known: Sequence[str]) -> str:
     """The known name that a key resembles, or "". ``question_id`` is a name in its own right, not a misspelt
     ``question``."""
-    for side in _SIDES:
-        names = [name for name in known if side.match(name)]
-        if names and side.match(key) and not _SCORES.fullmatch(key) and not key.endswith(("id", "ids")):
-            return difflib.get_close_matches(key, names, n=1, cutoff=0.0)[0]
-    (near,) = difflib.get_close_matches(key, known, n=1, cutoff=0.8) or [""]
-    return "" if near and key.startswith(f"{near}_") else near
+    (near,) = difflib.get_close_matches(key, known, n=1, cutoff=0.7) or [""]
+    return "" if _SCORES.fullmatch(key) or key.endswith(("id", "ids")) or key.startswith(f"{near}_") else near
+
+
+@dataclass(slots=True)
+class Counts:
+    """Rows of training files: ``kept``, ``dropped`` for having no positive passage, ``rejected`` as bad;
+    together ``read``.
+
+    Formats that join rows of one question make fewer records of the kept ones.
+    """
+
+    read: int = 0
+    kept: int = 0
+    dropped: int = 0
+    rejected: int = 0
+
+
+class UsableRows:
+    """Counts rows and gives the samples of those that are used.
+
+    ``limit`` is the number of bad rows that are set aside, None refuses the first; ``share`` allows more of
+    them in long files, as a part of the rows read so far. ``file`` lists them when they are too many.
+    """
+
+    def __init__(self, limit: int | None, *, file: Path, share: float = 0.0) -> None:
+        self._limit, self._share, self._file = limit, share, file
+        self._rejects: list[dict[str, Any]] = []
+        self.counts = Counts()
+
+    def samples(self, rows: Iterable[SourceRow]) -> Iterator[TrainingSample]:
+        """The samples with a positive.
+
+        Raises:
+            InputError: bad rows are not allowed, or there are too many; those so far are then listed in the
+            file.
+        """
+        for row in rows:
+            self.counts.read += row.num_rows
+            if row.sample is None:
+                self.counts.rejected += 1
+                self._set_aside(row, row.error or InputError("bad row"))
+            elif row.sample.positives:
+                self.counts.kept += row.num_rows
+                yield row.sample
+            else:
+                self.counts.dropped += row.num_rows
+
+    def require_some(self, files: Sequence[Path]) -> None:
+        """Raises InputError if no row can be used."""
+        counts = self.counts
+        if counts.kept:
+            return
+        found = "no rows"
+        if counts.read:
+            found = (
+                f"none of the {counts.read} rows can be used: {counts.dropped} have no positive passage,"
+                f" {counts.rejected} are bad"
+            )
+        raise InputError(found, file=shown(files), expected="at least one training record")
+
+    def list_rejected(self, file: Path | None = None) -> None:
+        """Lists bad rows, if there are any: file, line, reason and hash of the text, one JSON object a
+        line."""
+        if self._rejects:
+            target = self._write(file or self._file)
+            logger.warning("%d bad rows were skipped; reasons are in %s", len(self._rejects), target)
+
+    def _write(self, file: Path) -> Path:
+        with durable_file(file) as out:
+            out.writelines(json.dumps(reject) + "\n" for reject in self._rejects)
+        return file
+
+    def _set_aside(self, row: SourceRow, error: InputError) -> None:
+        if self._limit is None:
+            hint = error.hint or "on_bad_row=skip leaves such rows out and lists them"
+            raise InputError(error.found, file=row.file, line=row.line, expected=error.expected, hint=hint)
+        reason = error.found + (f", expected {error.expected}" if error.expected else "")
+        self._rejects.append(
+            {"file": str(row.file), "line": row.line, "reason": reason, "sha256": row.sha256}
+        )
+        if len(self._rejects) > max(self._limit, self._share * self.counts.read):
+            allowed = f"max_bad_rows={self._limit}" + (f" or {self._share:.1%} of all" if self._share else "")
+            listed = self._write(self._file)
+            raise InputError(
+                f"more than {allowed} bad rows, this one: {error.found}",
+                file=row.file,
+                line=row.line,
+                hint=f"all so far are listed in {listed}; is this the right file? max_bad_rows=N allows more",
+            )
+
+
+def shown(files: Sequence[Path]) -> str:
+    """The first files, as messages name them."""
+    return ", ".join(map(str, files[:3]))

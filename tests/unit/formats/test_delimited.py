@@ -14,9 +14,8 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.formats.corpora import read_passages
-from dpr.formats.corpus_store import open_store
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
-from dpr.formats.training_files.lookup import open_lookup
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions
 
@@ -32,8 +31,6 @@ def passages_of(path: Path) -> ROWS:
     bounds = [len(found) * part // 3 for part in range(4)]
     shards = [list(store.passages(start, stop)) for start, stop in itertools.pairwise(bounds)]
     assert [(str(p.id), p.text, p.title) for shard in shards for p in shard] == found
-    looked_up = open_lookup(path, path.parent / "cache")
-    assert [(str(p.id), p.text, p.title) for p in looked_up.passages()] == found
     return found
 
 

@@ -19,7 +19,7 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.column_names import ALL_NAMES, normal_name
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_files.lookup import open_lookup
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions
 from tests.helpers.examples import examples
@@ -159,7 +159,7 @@ def test_tevatrons_second_version(tmp_path_factory: pytest.TempPathFactory, data
     world = World(tmp_path_factory.mktemp("ids"), data)
     records, expected = [], []
     for number in range(data.draw(st.integers(1, 4))):
-        question, answers = data.draw(SOLID), data.draw(st.lists(TEXT, max_size=2))
+        question, answers = data.draw(SOLID), data.draw(st.lists(TEXT, max_size=2, unique=True))
         positives, negatives = (
             [world.some(world.passages) for _ in range(data.draw(st.integers(least, 3)))] for least in (1, 0)
         )
@@ -279,5 +279,5 @@ def test_a_lone_surrogate_is_reported_with_its_line(tmp_path: Path, field: str) 
         "\n".join(json.dumps(value) for value in ({"_id": "d1", "text": "a"}, row)) + "\n"
     )
     with pytest.raises(InputError) as reported:
-        open_lookup(tmp_path / "corpus.jsonl", tmp_path / "cache")
+        open_store(tmp_path / "corpus.jsonl", cache_dir=tmp_path / "cache")
     assert (reported.value.line, "lone surrogate" in str(reported.value)) == (2, True)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_files import records as row_readers
-from dpr.formats.training_files.usable_rows import Counts
+from dpr.formats.training_files import arrow_rows as row_readers
+from dpr.formats.training_files.rows import Counts
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from tests.helpers.examples import examples
 from tests.helpers.patience import patient
@@ -147,7 +147,10 @@ BAD = [
     ({"question": "q", "positive_ctxs": None}, "positive_ctxs is null, expected a list"),
     ({"question": "q", "positive_ctxs": {"text": "p"}}, "positive_ctxs is an object, expected a list"),
     ({"question": "q", "positive_ctxs": ["p"]}, "positive_ctxs[0] is the string 'p', expected an object"),
-    ({"question": "q", "positive_ctxs": [{"text": "p"}, {"title": "t"}]}, "positive_ctxs[1].text is missing"),
+    (
+        {"question": "q", "positive_ctxs": [{"text": "p"}, {"title": "t"}]},
+        "no text of positive_ctxs[1] among the keys title",
+    ),
     ({"question": "q", "positive_ctxs": [{"text": " "}]}, "positive_ctxs[0].text is empty"),
     (record(hard_negative_ctxs=[{"text": "h"}, {"text": ""}]), "hard_negative_ctxs[1].text is empty"),
     (record(negative_ctxs="n"), "negative_ctxs is the string 'n', expected a list"),

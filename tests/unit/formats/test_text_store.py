@@ -4,13 +4,10 @@ grow with the file."""
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import os
-import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,10 +15,9 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource, StoredSource, with_store
-from dpr.formats import corpus_store, sorted_hashes
-from dpr.formats.corpora import read_passages, write_passages
-from dpr.formats.corpus_store import open_store
-from dpr.formats.sorted_hashes import HashIndex, sorted_parts
+from dpr.formats import text_store
+from dpr.formats.corpora import write_passages
+from dpr.formats.text_store import open_store
 from dpr.retrieval.passages import PassageLookup, find_passages
 
 ROWS = 70
@@ -55,14 +51,12 @@ def write(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("held", [10, 1000])
 @pytest.mark.parametrize(
     "name", ["c.tsv", "c.csv", "c.jsonl", "c.json", "c.tsv.gz", "c.jsonl.gz", "c.parquet"]
 )
 def test_a_store_gives_what_the_whole_file_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, held: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(sorted_hashes, "_HELD_HASHES", held)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     source = PassageSource(write(tmp_path / name), id_prefix="w:", normalize=True)
     expected = list(source.read())
@@ -85,55 +79,43 @@ def test_a_store_is_made_once_and_only_for_the_same_content(
     path = write(tmp_path / "c.tsv")
     first = open_store(path)
     with monkeypatch.context() as patch:
-        patch.setattr(corpus_store, "_build", None)
-        assert open_store(path).find(["3"]) == first.find(["3"])
+        patch.setattr(text_store, "_build", None)
+        assert open_store(path).passages_with(["3"]) == first.passages_with(["3"])
     path.write_text("3\tanother text\n")
     os.utime(path, ns=(1, 1))
     with pytest.raises(InputError, match=r"c\.tsv: has changed since it was opened"):
-        first.find(["3"])
-    assert open_store(path).find(["3"]) == {"3": Passage("another text", "", "3")}
-    for damaged in (tmp_path / "cache").glob("corpus-*/ids.npy"):
+        first.passages_with(["3"])
+    assert open_store(path).passages_with(["3"]) == {"3": Passage("another text", "", "3")}
+    for damaged in (tmp_path / "cache").glob("texts-*/ids.npy"):
         damaged.write_bytes(damaged.read_bytes()[:-8] + b"damaged!")
-    assert open_store(path).find(["3"]) == {"3": Passage("another text", "", "3")}
+    assert open_store(path).passages_with(["3"]) == {"3": Passage("another text", "", "3")}
 
 
-def test_bad_rows_are_named_with_their_line_whatever_row_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_rows_are_named_with_their_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "c.jsonl"
     path.write_text(
         "".join(json.dumps({"_id": str(n), "text": 5 if n == 40 else "x"}) + "\n" for n in range(50))
     )
-    store = open_store(path)  # as counting does, it looks at ids only
-    assert [passage.id for passage in store.passages(41)] == [str(n) for n in range(41, 50)]
     with pytest.raises(InputError, match=r"c\.jsonl:41: text is the number 5"):
-        list(store.passages(33))
+        open_store(path)
     path = tmp_path / "c.tsv"
     path.write_text("".join(f"{n}\tx\n" for n in range(40)) + "40\n")
     with pytest.raises(InputError, match=r"c\.tsv:41: 1 columns"):
         open_store(path)
-    assert not list((tmp_path / "cache").glob("*/places.npy"))[1:]
+    assert not list((tmp_path / "cache").glob("*/*"))
 
 
-@pytest.mark.parametrize("held", [4, 1000])
-def test_an_id_used_twice_is_refused_with_both_lines_but_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
-) -> None:
-    monkeypatch.setattr(sorted_hashes, "_HELD_HASHES", held)
+def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "c.tsv"
     write_passages(path, [Passage(f"text {n}", "", str(n % 30)) for n in range(40)])
-    store = open_store(path)
-    with pytest.raises(InputError, match=r"c\.tsv:32: passage id '0' is already used at line 2"):
-        store.check_unique()
-    # the first, as a reading of the file finds it
-    assert store.find(["5"]) == {"5": Passage("text 5", "", "5")}
-    monkeypatch.setattr(corpus_store, "text_hash", len)  # hashes decide nothing
+    with pytest.raises(InputError, match=r"c\.tsv:32: the id '0' is already used at line 2"):
+        open_store(path)
+    monkeypatch.setattr(text_store, "text_hash", len)  # hashes decide nothing
     (tmp_path / "d.tsv").write_text("".join(f"{n}\tx{n}\n" for n in range(100)))
     store = open_store(tmp_path / "d.tsv")
-    store.check_unique()
-    assert [passage.text for passage in store.find(["7", "77"]).values()] == ["x7", "x77"]
+    assert [passage.text for passage in store.passages_with(["7", "77"]).values()] == ["x7", "x77"]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
@@ -144,51 +126,3 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     source = PassageSource(write(tmp_path / "c.tsv"))
     lookup = PassageLookup([source], in_memory_bytes=10)
     assert lookup.get(["12", "absent"]) == {"12": Passage("text 12", "T12", "12")}
-
-
-def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_hashes, "_HELD_HASHES", 256)
-
-    def peak(rows: int) -> int:
-        path = tmp_path / str(rows) / "c.tsv"
-        path.parent.mkdir()
-        path.write_text("".join(f"{n}\tx\n" for n in range(rows)))
-        monkeypatch.setenv("DPR_CACHE", str(path.parent / "cache"))
-        open_store(path)
-        tracemalloc.start()
-        corpus_store._build(path, (0, 1, 2), path.parent / "cache" / "again")
-        store = open_store(path)
-        assert list(store.find([str(rows - 1)])) == [str(rows - 1)]
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return found
-
-    assert peak(16_000) < 1.2 * peak(2_000)
-
-
-@pytest.mark.parametrize("held", [0, 5, 99, 100, 1000])
-def test_parts_are_sorted_stably_and_equal_hashes_stay_together(tmp_path: Path, held: int) -> None:
-    rng = np.random.default_rng(0)
-    hashes = rng.integers(0, 2**64, 60, dtype=np.uint64)[rng.integers(0, 60, 100)]
-    rows = np.stack([hashes, np.arange(100, dtype=np.uint64)], axis=1)
-    parts = list(
-        sorted_parts((rows[start : start + 7] for start in range(0, 100, 7)), held=held, folder=tmp_path)
-    )
-    np.testing.assert_array_equal(np.concatenate(parts), rows[np.argsort(hashes, kind="stable")])
-    edges = [
-        (int(one[-1, 0]), int(two[0, 0])) for one, two in itertools.pairwise(parts) if len(one) and len(two)
-    ]
-    assert all(last < first for last, first in edges)
-    assert not list(tmp_path.iterdir())
-    HashIndex.write(tmp_path / "i.npy", iter(hashes.tolist()))
-    np.testing.assert_array_equal(HashIndex(tmp_path / "i.npy").pairs, np.concatenate(parts))
-
-
-def test_reading_from_a_place_reads_what_is_after_it(tmp_path: Path) -> None:
-    path = tmp_path / "c.tsv"
-    path.write_text("x\tid\ttext\n" + "".join(f"-\t{n}\tt{n}\n" for n in range(3)))
-    from dpr.formats.text_input import LinePlace
-
-    place = LinePlace(line=3, offset=len("x\tid\ttext\n-\t0\tt0\n"))
-    assert list(read_passages(path, place=place)) == [Passage("t1", "", "1"), Passage("t2", "", "2")]
-    assert (place.line, place.offset) == (4, len("x\tid\ttext\n-\t0\tt0\n-\t1\tt1\n"))
