@@ -116,6 +116,7 @@ SETTINGS = {
     "precisions": "onnxruntime makes smaller graphs itself (docs/interop.md)",
     "onnx": 'sentence-transformers makes the graph itself: backend="onnx"; or to=onnx (docs/interop.md)',
     "check_texts": "encode them with both, as README.md of the exported folder says",
+    "trec_runs": "TREC files are always written",
     "license": "write license: into the head of README.md",
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
