@@ -97,11 +97,11 @@ def _measured(
         print(f"{config.metric} {metrics[config.metric]:.4f} of {dict(zip(models, shares, strict=True))}")
         lines.append(json.dumps({"weights": shares, "metrics": metrics}))
         text = "".join(f"{line}\n" for line in lines).encode()
-        steps.write_step(0, {CANDIDATES: lambda file, text=text: file.write(text)})
+        steps.write_step(0, {CANDIDATES: partial(_write, text)})
     return [json.loads(line)["metrics"] for line in lines]
 
 
-def _write_model(model: BiEncoder, steps: Steps, facts: Mapping[str, Any]) -> None:
+def _write_model(model: BiEncoder, steps: Steps, facts: dict[str, Any]) -> None:
     """All files of the model are one step; the manifest is the last file."""
     aside = temporary_beside(steps.folder / "model")
     aside.mkdir()
@@ -117,6 +117,10 @@ def _write_model(model: BiEncoder, steps: Steps, facts: Mapping[str, Any]) -> No
     finally:
         remove(aside)
     steps.write_manifest({"kind": "model", "made_of": steps.provenance})
+
+
+def _write(text: bytes, file: IO[bytes]) -> None:
+    file.write(text)
 
 
 def _copy(path: Path, file: IO[bytes]) -> None:

@@ -116,7 +116,9 @@ def _cached_sha256(path: Path) -> str:
 def folder_problems(folder: Path) -> list[str]:
     """As ``verify_folder``, but files that had no problems are read again only when their inodes, sizes or
     times have changed."""
-    start, last, seen = time.time_ns(), 0, [str(folder.resolve())]
+    start = time.time_ns()
+    last = 0
+    seen = [str(folder.resolve())]
     try:
         for name in ("", *names_below(folder)):
             status = (folder / name).lstat()

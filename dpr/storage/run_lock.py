@@ -127,7 +127,8 @@ class RunLock:
             ]
         except (KeyError, TypeError, ValueError):
             return None
-        mine, since = this_process(), f", since {lock['since']}" if "since" in lock else ""
+        mine = this_process()
+        since = f", since {lock['since']}" if "since" in lock else ""
         for rank, process in enumerate(processes):
             is_gone = process.is_gone()
             if process == mine or is_gone or (is_gone is None and self._age_s() > STALE_AFTER_S):
