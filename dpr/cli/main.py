@@ -49,11 +49,11 @@ COMMANDS: dict[str, Command] = {
         "look for problems in training data before training", "dpr.jobs.check_data:CheckDataSettings"
     ),
     "mine": Command(
-        "add hard negatives to training data, by BM25 or a model", "dpr.mining.command_settings:MineCommand"
+        "add hard negatives to training data, by BM25 or a model", "dpr.mining.settings:MineCommand"
     ),
     "score": Command(
         "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid",
-        "dpr.mining.command_settings:ScoreCommand",
+        "dpr.mining.settings:ScoreCommand",
     ),
     "new-encoder": Command(
         "make a small untrained encoder with its own vocabulary", "dpr.jobs.new_encoder:NewEncoderSettings"

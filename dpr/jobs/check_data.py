@@ -116,11 +116,10 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     from dpr.formats.text_input import expand_files
     from dpr.formats.training_sets import open_training_set
     from dpr.jobs.mine import dense_search, lexical_search
-    from dpr.mining.settings import ModelSearchSettings
     from dpr.mining.suspects import find_suspects
 
-    how = ModelSearchSettings(
-        model_file=config.tokenizer,
+    model = dense_search(
+        str(config.tokenizer),
         query_prefix=config.query_prefix,
         passage_prefix=config.passage_prefix,
         device=config.device,
@@ -130,7 +129,7 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     train = open_training_set(
         expand_files(config.files), name="train", split=config.split, columns=config.columns()
     )
-    searches = [dense_search(how), lexical_search()]
+    searches = [model, lexical_search()]
     counts = find_suspects(train, out, searches, most=_MOST_SUSPECTS, overwrite=config.overwrite)
     positives, negatives = counts["positives in doubt"], counts["negatives in doubt"]
     print(

@@ -3,7 +3,7 @@ with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from dpr.core.compute_settings import ClusterSettings
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import usual_tokens
+from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
@@ -21,13 +22,11 @@ from dpr.indexer.settings import Bm25Settings
 from dpr.integrations.ray_cluster import share_out
 from dpr.jobs.catalogue import warn_of_lost_space
 from dpr.mining.audit import audit_lines
-from dpr.mining.command_settings import MineCommand
 from dpr.mining.dense import DenseSearch
 from dpr.mining.job import mine
-from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import PairScorer
-from dpr.mining.search import ScoringSearch
-from dpr.mining.settings import MiningSettings, ModelSearchSettings
+from dpr.mining.search import LexicalSearch, Search
+from dpr.mining.settings import MineCommand, MiningInputs, MiningSettings
 from dpr.mining.work import Elsewhere
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
@@ -50,8 +49,9 @@ def run(config: MineCommand) -> None:
         mining.veto_above = 0.5
     kind, options = config.indexer.kind, config.indexer.options
     if config.model_file:
-        index = {"vectors": config.vectors, "indexer": kind or "exact", "indexer_options": options}
-        search = dense_search(config.model_search(**index), corpus=corpus)
+        search = model_search(
+            config, corpus=corpus, vectors=config.vectors, indexer=kind or "exact", options=options
+        )
     else:
         search = lexical_search(indexer=kind or "bm25", options=options, **bm25_constants(config))
     device = config.device if config.model_file or config.cross_encoder else "cpu"
@@ -91,15 +91,42 @@ def bm25_constants(config: Bm25Settings) -> dict[str, Any]:
 
 def lexical_search(
     *, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float
-) -> ScoringSearch:
+) -> Search:
     """BM25, of which ``k1`` and ``b`` may be given, or another index over texts with its ``options``."""
     return LexicalSearch(
         _index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>")
     )
 
 
-def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -> ScoringSearch:
-    """A bi-encoder's search over vectors that ``dpr embed`` made; without them it makes them.
+def model_search(config: MiningInputs, **more: Any) -> Search:
+    """The search by the bi-encoder that the settings name; ``more`` as ``dense_search``."""
+    return dense_search(
+        str(config.model_file),
+        encoder=config.encoder,
+        query_prefix=config.query_prefix,
+        passage_prefix=config.passage_prefix,
+        prompt=config.prompt,
+        **config.models_options(),
+        **more,
+    )
+
+
+def dense_search(
+    model_file: str,
+    *,
+    encoder: CheckpointEncoderConfig | None = None,
+    corpus: Path | None = None,
+    vectors: Sequence[str] = (),
+    indexer: str = "exact",
+    options: Mapping[str, Any] | None = None,
+    query_prefix: str = "",
+    passage_prefix: str = "",
+    prompt: str | None = None,
+    device: str | None = None,
+    precision: str = "fp32",
+    batch_tokens: int = 0,
+) -> Search:
+    """A bi-encoder's search over ``vectors`` of ``corpus`` that ``dpr embed`` made; without them it makes them.
 
     Raises:
         ConfigError: vectors without a corpus, an index over texts, or a prompt or prefix that the model does
@@ -107,48 +134,37 @@ def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -
         InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
         CheckpointError: there is no model.
     """
-    settings.check()
-    index = _index(
-        settings.indexer, settings.indexer_options, reads="vectors", else_hint="leave model_file out"
-    )
-    if settings.vectors and corpus is None:
+    index = _index(indexer, options or {}, reads="vectors", else_hint="leave model_file out")
+    if vectors and corpus is None:
         raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
-    for key, prefix in (("query_prefix", settings.query_prefix), ("passage_prefix", settings.passage_prefix)):
+    for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
         warn_of_lost_space(key, prefix)
-    where = resolve_device(settings.device)
-    model = BiEncoder.load(settings.model_file, device=where, **settings.arguments())
-    shards = open_shards(settings.vectors) if settings.vectors else []
-    check_vectors_are_of(model, shards, model_file=f"model_file={settings.model_file}")
+    where = resolve_device(device)
+    arguments = (encoder or CheckpointEncoderConfig()).arguments()
+    model = BiEncoder.load(model_file, device=where, **arguments)
+    shards = open_shards(vectors) if vectors else []
+    check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
     text = model.tensorizer.text
-    passage_prefix = (
-        text.agreed_prefix(settings.passage_prefix, text.passage_prompt, key="passage_prefix") or ""
-    )
+    agreed = text.agreed_prefix(passage_prefix, text.passage_prompt, key="passage_prefix") or ""
     if corpus is not None:
-        require_corpora(
-            corpora_of(shard.metadata for shard in shards),
-            [PassageSource(corpus)],
-            file=", ".join(settings.vectors),
-        )
+        made_of = corpora_of(shard.metadata for shard in shards)
+        require_corpora(made_of, [PassageSource(corpus)], file=", ".join(vectors))
     for shard in shards:
-        if (stored := shard.metadata.get("passage_prefix")) != passage_prefix:
+        if (stored := shard.metadata.get("passage_prefix")) != agreed:
             hint = (
                 "name the passage_prefix that the corpus was embedded with, embed it with that of the"
                 " training, or leave vectors out"
             )
-            raise InputError(
-                f"vectors made with passage_prefix={stored!r}",
-                file=shard.path,
-                expected=repr(passage_prefix),
-                hint=hint,
-            )
+            found = f"vectors made with passage_prefix={stored!r}"
+            raise InputError(found, file=shard.path, expected=repr(agreed), hint=hint)
     return DenseSearch(
         model,
         shards=shards,
-        batch_tokens=settings.batch_tokens or usual_tokens(where),
-        precision=settings.precision,
-        query_prefix=settings.query_prefix,
-        passage_prefix=passage_prefix,
-        prompt=settings.prompt,
+        batch_tokens=batch_tokens or usual_tokens(where),
+        precision=precision,
+        query_prefix=query_prefix,
+        passage_prefix=agreed,
+        prompt=prompt,
         index=index,
     )
 

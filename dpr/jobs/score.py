@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.mine import bm25_constants, dense_search, lexical_search, open_cross_encoder
-from dpr.mining.command_settings import ScoreCommand
+from dpr.jobs.mine import bm25_constants, lexical_search, model_search, open_cross_encoder
 from dpr.mining.scoring import Teacher, audit_lines, score_passages
+from dpr.mining.settings import ScoreCommand
 from dpr.storage.checksums import file_state
 from dpr.storage.outputs import require_writable
 
@@ -35,7 +35,7 @@ def _teacher(config: ScoreCommand) -> Teacher:
     lexical = lexical_search(**bm25_constants(config))
     if not config.model_file:
         return Teacher(searches=(lexical,))
-    dense = dense_search(config.model_search())
+    dense = model_search(config)
     if config.hybrid == "none":
         return Teacher(searches=(dense,))
     return Teacher(searches=(dense, lexical), weight=config.hybrid_weight, depth=config.hybrid_depth)

@@ -161,11 +161,9 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
 def warn_of_few(audit: dict[str, Any], out: Path) -> None:
     """Warns where at least half of the questions got no negative, or no question is left, and says why."""
     counts = audit["counts"]
-    without, questions, not_found = (
-        counts["questions without negatives"],
-        counts["questions"],
-        counts.get(_NOT_FOUND, 0),
-    )
+    without = counts["questions without negatives"]
+    questions = counts["questions"]
+    not_found = counts.get(_NOT_FOUND, 0)
     if 2 * without < questions or not (questions or not_found):
         return
     reasons = [f"{counts['candidates']:,} candidates"]

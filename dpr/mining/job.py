@@ -16,7 +16,6 @@ from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import BlockAudit, combine, warn_of_few
 from dpr.mining.corpus import TRAINING_PASSAGES, MiningCorpus, write_training_passages
-from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import (
     Candidate,
     MiningSettings,
@@ -26,7 +25,7 @@ from dpr.mining.negatives import (
     finish_together,
     scored_by,
 )
-from dpr.mining.search import Finder, Query, QueryHits, Search
+from dpr.mining.search import Finder, LexicalSearch, Query, QueryHits, Search
 from dpr.mining.work import BlockWriter, Elsewhere, write_blocks
 from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import describe_file, read_json, remove_folder, write_json

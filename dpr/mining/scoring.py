@@ -22,7 +22,7 @@ from dpr.mining.audit import quantiles
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.job import BlockJob, run_job, source_of
 from dpr.mining.negatives import PairScorer, passages_of, scored_by, with_teacher_scores
-from dpr.mining.search import Query, Scorer, ScoringSearch
+from dpr.mining.search import Finder, Query, Search
 from dpr.mining.work import BlockWriter
 from dpr.storage.checksums import content_sha256
 from dpr.storage.steps import Steps
@@ -47,7 +47,7 @@ class Teacher:
     """
 
     scorer: PairScorer | None = None
-    searches: tuple[ScoringSearch, ...] = ()
+    searches: tuple[Search, ...] = ()
     weight: float = DEFAULT_WEIGHT
     depth: int = 100
 
@@ -115,7 +115,7 @@ def score_passages(
 class BlockScorer(BlockWriter):
     """Scores a block."""
 
-    finders: tuple[Scorer, ...]
+    finders: tuple[Finder, ...]
     weight: float
     depth: int
 

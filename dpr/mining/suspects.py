@@ -20,7 +20,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_records import passage_to_json
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.job import BlockJob, run_job, source_of
-from dpr.mining.search import Query, Scorer, ScoringSearch
+from dpr.mining.search import Finder, Query, Search
 from dpr.mining.work import BlockWriter
 from dpr.storage.steps import Steps
 
@@ -31,7 +31,7 @@ Scores = tuple[dict[int, float], dict[str, float]]
 
 
 def find_suspects(
-    train: TrainingSet, out: Path, searches: Sequence[ScoringSearch], *, most: int, overwrite: bool = False
+    train: TrainingSet, out: Path, searches: Sequence[Search], *, most: int, overwrite: bool = False
 ) -> dict[str, Any]:
     """Writes the ``most`` most doubtful labels to ``out``, a JSON line each (docs/file_formats.md), and
     returns how many are in doubt.
@@ -71,7 +71,7 @@ def find_suspects(
 class BlockDoubts(BlockWriter):
     """Doubts the labels of a block."""
 
-    finders: tuple[Scorer, ...] = ()
+    finders: tuple[Finder, ...] = ()
 
     def find(self, rows: range) -> list[list[Scores]]:
         """The scores of each side, for each question."""

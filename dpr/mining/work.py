@@ -104,8 +104,7 @@ def write_blocks(
     """Writes the blocks and yields each when it is written, in any order: in this process, in ``processes``
     of them, or elsewhere.
 
-    In processes of this machine a cross-encoder stays in this one with all its threads; the others only
-    search, and rest while it scores.
+    With a cross-encoder, which has all threads, this process works alone.
 
     Raises:
         LostRankError: a process was killed.
@@ -119,7 +118,7 @@ def write_blocks(
         for (_, rows), _ in elsewhere.each(_write_there, [(sent, rows) for rows in blocks]):
             yield rows
         return
-    if processes <= 1:
+    if processes <= 1 or scorer is not None:
         for rows in blocks:
             writer.write(rows, writer.find(rows), scorer)
             yield rows
@@ -127,20 +126,14 @@ def write_blocks(
     threads = max(1, torch.get_num_threads() // processes)
     # Not fork: the threads that libraries have started do not survive it. Each gets a copy: files that are
     # open here cannot be sent.
-    context, arguments = get_context("spawn"), (replace(writer), threads)
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=arguments)
+    pool = ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=_start, initargs=(replace(writer), threads)
+    )
     try:
-        if scorer is None:
-            running = {pool.submit(_write, rows): rows for rows in blocks}
-            for done in as_completed(running):
-                done.result()
-                yield running[done]
-        else:
-            for start in range(0, len(blocks), processes):
-                together = blocks[start : start + processes]
-                for rows, found in zip(together, list(pool.map(_find, together)), strict=True):
-                    writer.write(rows, found, scorer)
-                    yield rows
+        running = {pool.submit(_write, rows): rows for rows in blocks}
+        for done in as_completed(running):
+            done.result()
+            yield running[done]
     except BrokenProcessPool:
         raise LostRankError(
             "a mining process was killed, possibly because memory ran out; rerun the same command to resume"
@@ -185,11 +178,6 @@ def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)
-
-
-def _find(rows: range) -> Any:
-    assert _writer is not None
-    return _writer.find(rows)
 
 
 def _write(rows: range) -> None:

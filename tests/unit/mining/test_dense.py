@@ -27,10 +27,8 @@ from dpr.jobs.mine import dense_search
 from dpr.mining import dense
 from dpr.mining.dense import DenseSearch
 from dpr.mining.job import BlockMiner, mine
-from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import MiningSettings
-from dpr.mining.search import Search
-from dpr.mining.settings import ModelSearchSettings
+from dpr.mining.search import LexicalSearch, Search
 from dpr.models.biencoder import BiEncoder
 from tests.unit.mining.conftest import repeating_corpus, repeating_samples
 
@@ -334,21 +332,14 @@ def test_vectors_of_another_model_or_corpus_are_refused(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path
 ) -> None:
     embed(model_folder, corpus_file, tmp_path / "vectors")
+    vectors = [str(tmp_path / "vectors_0")]
     other = tmp_path / "other.tsv"
     write_passages(other, [replace(passage, text=f"{passage.text} ba") for passage in repeating_corpus()])
     foreign = _foreign_folder(tmp_path, model_folder.parent / "encoder")
     with pytest.raises(InputError, match="vectors of another corpus"):
-        dense_search(
-            ModelSearchSettings(
-                model_file=str(model_folder), vectors=[str(tmp_path / "vectors_0")], device="cpu"
-            ),
-            corpus=other,
-        )
+        dense_search(str(model_folder), vectors=vectors, device="cpu", corpus=other)
     with pytest.raises(InputError, match="vectors of another model"):
-        dense_search(
-            ModelSearchSettings(model_file=str(foreign), vectors=[str(tmp_path / "vectors_0")], device="cpu"),
-            corpus=corpus_file,
-        )
+        dense_search(str(foreign), vectors=vectors, device="cpu", corpus=corpus_file)
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:

@@ -18,7 +18,8 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
-from dpr.mining import job, lexical
+from dpr.mining import job
+from dpr.mining import search as searches
 from dpr.mining.job import BlockMiner, mine
 from dpr.mining.negatives import MiningSettings
 from tests.helpers.tiny import WORDS
@@ -26,7 +27,7 @@ from tests.helpers.tiny import WORDS
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lexical, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(searches, "BLOCK_ROWS", 7)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
 
 

@@ -15,12 +15,12 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.errors import LostRankError
 from dpr.formats.training_sets import TrainingSet
-from dpr.mining import dense, lexical
+from dpr.mining import dense
+from dpr.mining import search as searches
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.job import mine
-from dpr.mining.lexical import LexicalFinder, LexicalSearch
 from dpr.mining.negatives import MiningSettings
-from dpr.mining.search import Query, QueryHits
+from dpr.mining.search import LexicalFinder, LexicalSearch, Query, QueryHits
 from tests.helpers.patience import patient
 from tests.helpers.processes import fork_server
 
@@ -39,7 +39,7 @@ def run_until(killed_after: int, arguments: Sequence[str], *, command: str = "mi
 
 
 def _until(killed_after: int, arguments: list[str]) -> None:
-    dense.BLOCK_ROWS = lexical.BLOCK_ROWS = 7
+    dense.BLOCK_ROWS = searches.BLOCK_ROWS = 7
     real, renamed = os.replace, list[Any]()
 
     def counting(*places: Any) -> None:
@@ -61,7 +61,7 @@ def test_killed_mining_resumes_to_the_same_bytes(
     way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (dense, lexical):
+    for module in (dense, searches):
         monkeypatch.setattr(module, "BLOCK_ROWS", 7)
     arguments = [str(tmp_path / "train.jsonl"), f"corpus={corpus_file}", "pick=sample"]
     if way == "dense":

@@ -22,9 +22,10 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.fusion import fuse_linear
 from dpr.indexer.ranking import to_rankings
 from dpr.indexer.registry import Texts
-from dpr.mining import dense, lexical, scoring
-from dpr.mining.lexical import LexicalSearch
+from dpr.mining import dense, scoring
+from dpr.mining import search as searches
 from dpr.mining.scoring import Teacher, score_passages
+from dpr.mining.search import LexicalSearch
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from tests.unit.mining.conftest import repeating_corpus, repeating_samples
@@ -36,7 +37,7 @@ LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dense, lexical, scoring):
+    for module in (dense, searches, scoring):
         monkeypatch.setattr(module, "BLOCK_ROWS", 7)
 
 

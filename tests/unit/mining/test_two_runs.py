@@ -14,16 +14,16 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.formats.training_sets import TrainingSet
-from dpr.mining import lexical
+from dpr.mining import search as searches
 
 # Does one block, prints that, and waits.
 WAITING = """
 import sys, time
-import dpr.mining.lexical
+import dpr.mining.search
 from pathlib import Path
 from dpr.cli.main import main
 from dpr.mining.job import BlockMiner
-dpr.mining.lexical.BLOCK_ROWS = 7
+dpr.mining.search.BLOCK_ROWS = 7
 real = BlockMiner.write
 
 def waiting(miner, rows, *rest):
@@ -43,7 +43,7 @@ def test_a_second_run_is_refused_while_the_first_is_there(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(lexical, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(searches, "BLOCK_ROWS", 7)
     arguments, reached = (
         ["mine", str(tmp_path / "train.jsonl"), f"corpus={corpus_file}"],
         tmp_path / "reached",
