@@ -91,7 +91,9 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
     Raises:
         ConfigError: a flag without its value, or more words than the command takes.
     """
-    result, names, words = Arguments(), _names(known, has_groups=has_groups), list[str]()
+    result = Arguments()
+    names = _names(known, has_groups=has_groups)
+    words: list[str] = []
     operands = [entry for entry in known.values() if entry.rule.operand]
     tokens = [token for token in map(_trimmed, argv) if token]
     while tokens:
@@ -186,7 +188,8 @@ def items_of(value: str) -> list[str]:
     """The items of a list: commas outside quotes and brackets separate them, with square brackets around all
     or without."""
     text = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    parts, depth, start, position = [], 0, 0, 0
+    parts = []
+    depth = start = position = 0
     while position < len(text):
         inside = _QUOTED.match(text, position) if text[position] in "'\"" else None
         if inside:

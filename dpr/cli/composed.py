@@ -114,9 +114,11 @@ def _quoted_value(name: str, value: str, setting: Setting | None, *, is_sweep: b
     if is_ready(value):
         return value
     if setting is None:  # an option of an entry
-        takes_text, takes_texts = is_one_of(_TEXT_OPTIONS, name), True
+        takes_text = is_one_of(_TEXT_OPTIONS, name)
+        takes_texts = True
     else:
-        takes_text, takes_texts = setting.takes_text, setting.takes_texts
+        takes_text = setting.takes_text
+        takes_texts = setting.takes_texts
     kind = None if setting is None else without_none(setting.type)
     if exists(value) and (takes_text or takes_texts):
         return f"[{quoted(value)}]" if kind == list[str] else quoted(value)
@@ -224,7 +226,8 @@ def _run_by_hydra(
             composed.output_dir = HydraConfig.get().runtime.output_dir
         return job(composed)
 
-    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    before = sys.argv
+    full_error = os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [before[0], *_without_folders(given.flags), *overrides, *(quiet if given.is_sweep else [])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors then reach our own handler instead of ending the process
     try:
@@ -237,7 +240,8 @@ def _run_by_hydra(
 
 def _without_folders(flags: Sequence[str]) -> list[str]:
     """The flags without those that name a configuration, which Hydra is told in another way."""
-    kept, named = list(flags), ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+    kept = list(flags)
+    named = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
     while index := next((index for index, flag in enumerate(kept, 1) if flag in named), 0):
         del kept[index - 1 : index + 1]
     return kept

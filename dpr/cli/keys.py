@@ -56,7 +56,10 @@ def check_keys(
     Raises:
         ConfigError: unknown keys, or options that a group does not have, with the nearest valid ones.
     """
-    kept, warnings, problems, follows_flag = [], [], [], False
+    kept = []
+    warnings = []
+    problems = []
+    follows_flag = False
     for override in overrides:
         sign = override[: len(override) - len(override.lstrip("+~"))]
         key, has_value, value = (part.strip() for part in override[len(sign) :].partition("="))

@@ -125,7 +125,8 @@ def _code_of(result: Any) -> int:
 def help_text(program: str, config_class: type, folder: Path | None) -> str:
     """The whole help page; ``folder``: that of the config groups, for a command that has them."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 140)
-    entries, names = settings(config_class), sections(config_class)
+    entries = settings(config_class)
+    names = sections(config_class)
     words = [entry for entry in entries if entry.rule.operand]
     usage = " ".join([program, *(entry.rule.operand for entry in words), "[key=value ...]"])
     parts = [
@@ -170,7 +171,8 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
 
 
 def _describe(entry: Setting, width: int) -> str:
-    rule, default = entry.rule, "null" if entry.default is None else str(entry.default)
+    rule = entry.rule
+    default = "null" if entry.default is None else str(entry.default)
     value = "" if entry.is_open else f"={default.lower() if isinstance(entry.default, bool) else default}"
     kind = (
         "|".join([*rule.choices, *["module:Class"] * rule.or_class])

@@ -55,10 +55,8 @@ def suggestion(word: str, choices: Iterable[str], *, also: Iterable[str] = (), o
 
     ``otherwise`` takes its place where there are none.
     """
-    whole, leaf = (
-        difflib.SequenceMatcher(b=word.lower()),
-        difflib.SequenceMatcher(b=word.lower().rpartition(".")[2]),
-    )
+    whole = difflib.SequenceMatcher(b=word.lower())
+    leaf = difflib.SequenceMatcher(b=word.lower().rpartition(".")[2])
 
     def similarity(choice: str) -> float:
         whole.set_seq1(choice.lower())
