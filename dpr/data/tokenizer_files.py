@@ -4,12 +4,16 @@ of the vocabulary or an end token behind every text."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.offline import reading
@@ -37,6 +41,7 @@ _MOST = {
     r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000,
     r".*": 1 << 31,
 }
+_NODES_AT_ONCE = 4096
 _MIB = 1 << 20
 # The files of a folder that models and tokenizers are read from, with the largest size of each kind; of
 # weights, None.
@@ -46,6 +51,7 @@ _READ: dict[str, int | None] = {
     r"(tokenizer_config|added_tokens|special_tokens_map|.*\.index)\.json": 32 * _MIB,
     r"(.*config.*|modules)\.json|chat_template\..*": _MIB,
 }
+_LONGEST_TEXT = 1 << 14
 
 
 def check_files(folder: Path, *, within: Path | None = None) -> None:
@@ -86,7 +92,7 @@ def _check_index(file: Path) -> None:
 
 def check_tokenizer_files(folder: Path) -> None:
     """Raises InputError as ``check_files``, and for files that are not JSON objects, an unknown kind of
-    vocabulary, and names of files elsewhere."""
+    vocabulary, names of files elsewhere, and tables that point outside themselves."""
     check_files(folder)
     for name in _OBJECTS:
         if (folder / name).is_file():
@@ -104,12 +110,8 @@ def check_tokenizer_files(folder: Path) -> None:
                     )
             for file in listed(state.get("fast_tokenizer_files")):
                 inside(folder, file, stated_in=name)
-            if name == TOKENIZER and not _has_vocabulary(state):
-                raise InputError(
-                    "its model has no vocabulary of tokens and their numbers",
-                    file=folder / name,
-                    hint="copy the tokenizer's files again",
-                )
+            if name == TOKENIZER and (found := _fault(state)):
+                raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
 
 
 def check_numbers(values: Any, file: str | Path) -> None:
@@ -126,14 +128,91 @@ def check_numbers(values: Any, file: str | Path) -> None:
                 raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
 
 
-def _has_vocabulary(state: dict[str, Any]) -> bool:
+def _fault(state: dict[str, Any]) -> str | None:
     model = state.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
-        return all(type(number) is int and 0 <= number < _MAX_ID for number in vocabulary.values())
-    return isinstance(vocabulary, list) and all(
-        isinstance(entry, list) and len(entry) == 2 for entry in vocabulary
+        is_sound = all(type(number) is int and 0 <= number < _MAX_ID for number in vocabulary.values())
+    else:
+        is_sound = isinstance(vocabulary, list) and all(
+            isinstance(entry, list) and len(entry) == 2 for entry in vocabulary
+        )
+    if not is_sound:
+        return "its model has no vocabulary of tokens and their numbers"
+    if not all(map(_is_sound, _charsmaps(state.get("normalizer")))):
+        return "the precompiled_charsmap of its normalizer is damaged"
+    steps = [
+        state.get(name)
+        for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
+    ]
+    is_long = any(len(text) > _LONGEST_TEXT for text in _texts(steps))
+    return (
+        f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary"
+        if is_long
+        else None
     )
+
+
+def _charsmaps(normalizer: Any) -> Iterator[Any]:
+    waiting = [normalizer]
+    while waiting:
+        step = waiting.pop()
+        if isinstance(step, dict):
+            if step.get("type") == "Precompiled":
+                yield step.get("precompiled_charsmap")
+            waiting += step["normalizers"] if isinstance(step.get("normalizers"), list) else []
+
+
+def _texts(steps: list[Any]) -> Iterator[str]:
+    """The texts that steps of a tokenizer put in, or look for; a table of characters is none."""
+    for step in steps:  # which grows
+        if isinstance(step, str):
+            yield step
+        elif isinstance(step, dict | list):
+            values = (
+                {key: value for key, value in step.items() if key != "precompiled_charsmap"}.values()
+                if isinstance(step, dict)
+                else step
+            )
+            steps += values
+
+
+def _is_sound(charsmap: Any) -> bool:
+    """Whether no text can lead the look-up outside the table.
+
+    The table is the size of a double array (4 bytes), the array's units of 4 bytes, then texts that end with
+    NUL. A unit holds the byte it stands for, the offset to its children, and whether a value, the place of a
+    text, is the first of them.
+    """
+    try:
+        data = base64.b64decode(charsmap, validate=True)
+        size = int.from_bytes(data[:4], "little")
+        texts = data[4 + size :]
+        texts.decode()
+        units = np.frombuffer(data, dtype="<u4", count=size // 4, offset=4).astype(np.int64)
+    except (TypeError, ValueError, binascii.Error):
+        return False
+    offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
+    starts = np.array([byte & 0xC0 != 0x80 for byte in texts] + [True])  # of characters, and the end
+    seen = np.zeros(len(units), dtype=bool)
+    waiting = offsets[:1] if size % 4 == 0 else np.empty(0, dtype=np.int64)
+    if not len(waiting):
+        return False
+    while len(waiting):
+        nodes, waiting = waiting[:_NODES_AT_ONCE], waiting[_NODES_AT_ONCE:]
+        if (nodes | 0xFF).max() >= len(units):
+            return False
+        seen[nodes] = True
+        places = nodes[:, None] ^ np.arange(1, 256)
+        places = places[(units[places] & (1 << 31 | 0xFF)) == np.arange(1, 256)[None, :]]
+        children = places ^ offsets[places]
+        if children.size and children.max() >= len(units):
+            return False
+        values = units[children[(units[places] >> 8) & 1 == 1]] & ((1 << 31) - 1)
+        if values.size and (values.max() > len(texts) or not starts[values].all()):
+            return False
+        waiting = np.concatenate([waiting, np.unique(children[~seen[children]])])
+    return True
 
 
 def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:

@@ -1,30 +1,93 @@
-"""What is looked at in a model folder before libraries read it: sizes, links, names, and numbers."""
+"""What is looked at in a model folder before libraries read it: sizes, links, names, numbers, and tables of
+characters."""
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from dpr.core.errors import InputError
 from dpr.data.tokenizer_files import check_files, check_numbers, check_tokenizer_files
 
 
-def unigram(folder: Path) -> Path:
-    """A tokenizer as the tokenizers package writes it, whose vocabulary is a list."""
+def unigram(folder: Path, charsmap: bytes | None = None) -> Path:
+    """A tokenizer as the tokenizers package writes it, whose vocabulary is a list, with a table of characters
+    if one is given."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁ba", -1.0), ("b", -2.0)], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    if charsmap is not None:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap), normalizers.Strip()])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def table(units: dict[int, int], texts: bytes = b"b\0", *, count: int = 768) -> bytes:
+    """A double array of these units, and the texts that its values point into."""
+    trie = struct.pack(f"<{count}I", *(units.get(place, 0) for place in range(count)))
+    return struct.pack("<I", len(trie)) + trie + texts
+
+
+LEAF, END = 1 << 8, 1 << 31
+A_TO_B = {0: 256 << 10, 256 ^ ord("a"): 97 << 10 | LEAF | ord("a"), 256: END}
+"""The root's children are at 256; "a" is one of them, and its first child, at 256 again, says that the text
+at 0 takes its place."""
+FIRST, SECOND = "é".encode()
+ACCENT_TO_B = {
+    0: 256 << 10,
+    256 ^ FIRST: (256 ^ FIRST ^ 512) << 10 | FIRST,
+    512 ^ SECOND: (512 ^ SECOND ^ 700) << 10 | LEAF | SECOND,
+    700: END,
+}
 
 
 def change(folder: Path, name: str, **values: Any) -> None:
     state = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
     (folder / name).write_text(json.dumps(state | values))
+
+
+@pytest.mark.parametrize("units", [A_TO_B, ACCENT_TO_B])
+def test_a_table_of_characters_that_the_library_reads_is_sound(units: dict[int, int], tmp_path: Path) -> None:
+    folder = unigram(tmp_path, table(units))
+    check_tokenizer_files(folder)
+    text = "a" if units is A_TO_B else "é"
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).normalizer.normalize_str(text) == "b"
+
+
+@pytest.mark.parametrize(
+    "charsmap",
+    [
+        table(A_TO_B | {256: END | 3}),  # behind the last text
+        table(A_TO_B | {256: END | 1}, "é\0".encode()),  # inside a character
+        table(A_TO_B | {256 ^ ord("a"): 4000 << 10 | LEAF | ord("a")}),  # children behind the array
+        table(ACCENT_TO_B | {512 ^ SECOND: 4000 << 10 | LEAF | SECOND}),  # the same one level down
+        table({0: 512 << 10}, count=700),  # not all children of the root are inside
+        table(A_TO_B)[:-1] + b"\xff",
+        table(A_TO_B)[:2000],
+        struct.pack("<I", 6) + bytes(6),  # not whole units
+        b"",
+    ],
+)
+def test_a_table_that_leads_outside_itself_is_refused(charsmap: bytes, tmp_path: Path) -> None:
+    folder = unigram(tmp_path)
+    step = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+    change(
+        folder,
+        "tokenizer.json",
+        normalizer={"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [step]}]},
+    )
+    with pytest.raises(InputError, match="precompiled_charsmap of its normalizer is damaged"):
+        check_tokenizer_files(folder)
+
+
+def test_a_value_at_the_end_of_the_texts_is_one(tmp_path: Path) -> None:
+    check_tokenizer_files(unigram(tmp_path, table(A_TO_B | {256: END | 2})))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +112,21 @@ def test_a_vocabulary_is_tokens_with_their_numbers(vocab: Any, is_sound: bool, t
     else:
         with pytest.raises(InputError, match="its model has no vocabulary"):
             check_tokenizer_files(folder)
+
+
+@pytest.mark.parametrize("key", ["normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens"])
+def test_a_long_text_is_refused_beside_the_vocabulary_and_not_in_it(key: str, tmp_path: Path) -> None:
+    folder = unigram(tmp_path)
+    change(
+        folder,
+        "tokenizer.json",
+        model={"vocab": [["x" * 20_000, 0.0]]},
+        **{key: [{"content": "x" * (1 << 14)}]},
+    )
+    check_tokenizer_files(folder)
+    change(folder, "tokenizer.json", **{key: [{"deeper": {"content": "x" * ((1 << 14) + 1)}}]})
+    with pytest.raises(InputError, match="a text of more than 16,384 characters beside its vocabulary"):
+        check_tokenizer_files(folder)
 
 
 @pytest.mark.parametrize(
