@@ -7,7 +7,7 @@ from typing import Any
 
 from dpr.jobs import mine, prepare, score, train
 from dpr.jobs.stages import Stages
-from dpr.mining.command_settings import MineCommand, ScoreCommand
+from dpr.mining.settings import MineCommand, ScoreCommand
 from dpr.storage.durable import read_json
 from dpr.training.command_settings import BiEncoderTrainConfig
 

@@ -119,8 +119,8 @@ def test_what_is_wrong_in_a_row_names_the_row(tmp_path: Path, row: Any, message:
 
 def test_keys_that_are_not_read_name_the_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        opened([{"query": "a", "pos": ["p"], "negs": ["n"]}], tmp_path)
-        assert caplog.messages.pop().startswith("rows in memory, row 1: the key 'negs' is not read")
+        opened([{"query": "a", "pos": ["p"], "querry": ["n"]}], tmp_path)
+        assert caplog.messages.pop().startswith("rows in memory, row 1: the key 'querry' is not read")
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

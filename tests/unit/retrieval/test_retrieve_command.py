@@ -365,8 +365,7 @@ def test_what_does_not_fit_together_is_reported(
     )
     line = next(line for line in capsys.readouterr().err.splitlines() if "judgements:" in line)
     assert (
-        "1 questions evaluated; 10 without judgements left out; 1 without a relevant passage left out; 1"
-        " relevant passages are not" in line
+        "1 questions evaluated; 10 without judgements left out; 1 without a relevant passage left out" in line
     )
     assert metrics_of(tmp_path / "m.json")["recall@100"] == 0.5
 

@@ -165,8 +165,8 @@ def test_a_sample_keeps_what_is_relevant_and_is_said_to_be_optimistic(
 ) -> None:
     exact = measured(folder, tmp_path, {})
     assert measured(folder, tmp_path, {"sample": PASSAGES}) == exact
-    few = [measured(folder, tmp_path, {"sample": 30, "seed": seed}) for seed in (0, 0, 1)]
-    assert few[0] == few[1] != few[2]
+    few = [measured(folder, tmp_path, {"sample": 30}) for _ in range(2)]
+    assert few[0] == few[1]
     assert (
         all(few[0][name] >= value for name, value in exact.items())
         and few[0]["eval/own/mrr@10"] > exact["eval/own/mrr@10"]
