@@ -426,7 +426,7 @@ class TestHelp:
             "(fp32|bf16|fp16)",
             "(number, seconds, at least 1)",
             "(number, above 0)",
-            "(cls|mean|last|max|weighted_mean|mean_sqrt|idf|idf_sqrt|module:Class)",
+            "(cls|mean|last|max|weighted_mean|idf|idf_sqrt|module:Class)",
         ):
             assert facts in text
         assert "biencoder_default, biencoder_local, biencoder_nq" in text
