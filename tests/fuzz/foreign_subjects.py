@@ -95,7 +95,6 @@ def _dense_files() -> Files:
         tensors = {
             "linear.weight": torch.ones(2, 4),
             "linear.bias": torch.ones(2),
-            "residual.weight": torch.ones(2, 4),
         }
         save_file(tensors, f"{temporary}/model.safetensors")
         return contents(Path(temporary), "d")

@@ -25,6 +25,7 @@ FIRST = int(os.environ.get("DPR_FUZZ_SEED", "0"))
 LIMIT_S = 5.0
 # What has no line: a file that cannot be opened or unpacked, or has too little in it.
 _WITHOUT_LINE = (
+    "no Parquet or Arrow files in this folder",
     *(
         "no rows",
         "no such file",
