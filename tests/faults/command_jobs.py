@@ -22,6 +22,7 @@ import torch
 
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
+from dpr.formats.metrics_files import PerQuestion, write_metrics
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.results import write_trec_run
 from dpr.formats.training_sets import write_training_set
@@ -224,12 +225,11 @@ def make_inputs(folder: Path) -> None:
         ]
         (folder / f"wiki_{number}").write_bytes(pickle.dumps(part))
     for name in ("a", "b"):
-        report = {
-            "question_set": "q",
-            "num_questions": 8,
-            "metrics": {"mrr@10": rng.random(), "accuracy@1": rng.random()},
-        }
-        (folder / f"{name}.json").write_text(json.dumps(report))
+        values = {metric: [rng.random() for _ in range(8)] for metric in ("mrr@10", "accuracy@1")}
+        means = {metric: sum(of_questions) / 8 for metric, of_questions in values.items()}
+        report = {"question_set": "q", "num_questions": 8, "metrics": means}
+        each = PerQuestion([f"q{row}" for row in range(8)], [sentence(rng, 4) for _ in range(8)], values)
+        write_metrics(folder / f"{name}.json", report, each)
     (folder / "docs").mkdir()
     for number in range(5):
         sections = (f"## {sentence(rng, 5)}\n\n{sentence(rng, 8)}. {sentence(rng, 20)}.\n" for _ in range(8))
