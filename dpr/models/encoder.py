@@ -21,6 +21,7 @@ from dpr.models.trials import (
     is_static,
     longest_sequence,
     pad_id,
+    steady_length,
 )
 
 
@@ -125,13 +126,18 @@ class Encoder(nn.Module):
         self._last = _LastToken(token, position, first)
 
     def check_length(self, length: int, setting: str) -> None:
-        """ConfigError if the backbone has fewer positions than ``length``."""
+        """ConfigError if the backbone has fewer positions than ``length``, or so long a text changes the
+        vectors of those beside it."""
         longest = longest_sequence(self.backbone, length)
-        if longest < length:
-            kind = type(self.backbone).__name__
-            raise ConfigError(
-                f"{setting}={length}, but {kind} has {longest} positions; set {setting}={longest} or less"
+        if longest == length:
+            return
+        kind = type(self.backbone).__name__
+        reason = f"{kind} has {longest} positions"
+        if steady_length(self.backbone, length) == longest:
+            reason = (
+                f"a text of more than {longest} tokens changes how {kind} encodes all others of its batch"
             )
+        raise ConfigError(f"{setting}={length}, but {reason}; set {setting}={longest} or less")
 
     @property
     def is_packed(self) -> bool:

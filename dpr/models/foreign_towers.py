@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError, InputError
+from dpr.core.logs import get_logger
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.data.tokenizer_files import append_end_token, check_files, load_tokenizer
@@ -33,7 +34,9 @@ from dpr.models.backbones import (
 )
 from dpr.models.parts import ModelParts, present
 from dpr.models.settings import EncoderSettings
-from dpr.models.trials import first_position
+from dpr.models.trials import first_position, steady_length
+
+logger = get_logger(__name__)
 
 QUESTION, CTX = "question_encoder", "ctx_encoder"
 DPR_PAIR = (
@@ -95,6 +98,15 @@ def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
     positions, longest = getattr(backbone.config, "max_position_embeddings", None), None
     if isinstance(positions, int) and positions > 0:
         longest = positions - (first_position(backbone) or 0)
+        steady = steady_length(backbone, longest)
+        if steady < longest:
+            logger.warning(
+                "%s: texts are cut to %d tokens; beyond, a text would change how the others of its batch are"
+                " encoded",
+                backbone.name_or_path or type(backbone).__name__,
+                steady,
+            )
+            longest = steady
     return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
 
 

@@ -159,7 +159,11 @@ class _FirstLayer(Exception):
 
 def longest_sequence(backbone: Any, length: int) -> int:
     """The most tokens, up to ``length``, that the backbone has positions for; tried by running everything
-    before its first layer."""
+    before its first layer.
+
+    Beyond it, the vector of a text may also depend on the longest text beside it (``steady_length``).
+    """
+    length = steady_length(backbone, length)
     limit, layers = getattr(backbone.config, "max_position_embeddings", None), layers_of(backbone)
     margin = pad_id(backbone.config) + 3  # some families number positions from pad_id + 1 or + 2
     if limit is None or length <= limit - margin or not layers or backbone.device.type != "cpu":
@@ -186,6 +190,39 @@ def longest_sequence(backbone: Any, length: int) -> int:
             )
     finally:
         hook.remove()
+
+
+def steady_length(backbone: Any, length: int) -> int:
+    """The most tokens, up to ``length``, at which a token's rotation is that of its position, however long
+    the longest text of a batch is.
+
+    By some kinds of rotary positions (dynamic, longrope) it changes for all texts once one of them is longer
+    than the model's original length.
+    """
+    for rotary in (module for module in backbone.modules() if hasattr(module, "rope_type")):
+        for kind in [(name,) for name in rotary.rope_type] if isinstance(rotary.rope_type, dict) else [()]:
+            length = _steady_length(rotary, kind, length)
+    return length
+
+
+def _steady_length(rotary: Any, kind: tuple[str, ...], length: int) -> int:
+    shortest, sample = LENGTHS[-1], torch.zeros(1, 1, 1, device=next(rotary.buffers()).device)
+
+    def rotations(tokens: int) -> Tensor:
+        return torch.stack(rotary(sample, torch.arange(tokens, device=sample.device)[None], *kind))[
+            ..., :shortest, :
+        ]
+
+    def is_steady(tokens: int) -> bool:
+        # The short text comes last: a module keeps what a long one made of it until then.
+        return torch.equal(rotations(tokens), rotations(shortest))
+
+    with torch.no_grad():
+        if length <= shortest or is_steady(length):
+            return length
+        return shortest + bisect_left(
+            range(shortest, length), True, key=lambda tokens: not is_steady(tokens + 1)
+        )
 
 
 def is_static(backbone: Any) -> bool:

@@ -107,6 +107,60 @@ def test_relative_positions_have_no_end() -> None:
         assert longest_sequence(backbone_from_config(config), 200) == 200
 
 
+ROTARY = {"rope_theta": 10000.0, "factor": 4.0}
+DECODER: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0] * 4,
+    "original_max_position_embeddings": 32,
+}
+CHANGING: dict[str, Any] = {
+    "phi3 longrope": lambda: transformers.Phi3Config(
+        **DECODER,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        rope_parameters=ROTARY | LONG_ROPE,
+    ),
+    "llama dynamic": lambda: transformers.LlamaConfig(
+        **DECODER, max_position_embeddings=32, rope_parameters=ROTARY | {"rope_type": "dynamic"}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_vector_never_depends_on_the_longest_text_beside_it(kind: str, packed: bool) -> None:
+    tower = Encoder(backbone_from_config(CHANGING[kind](), dropout=0.0), pooling="last", packed=packed).eval()
+    tower.check_length(32, "encoder.sequence_length")
+    found = (
+        "encoder.sequence_length=33, but a text of more than 32 tokens changes how .* encodes all others of"
+        " its batch; set .*=32 or less"
+    )
+    with pytest.raises(ConfigError, match=found):
+        tower.check_length(33, "encoder.sequence_length")
+    assert longest_sequence(tower.backbone, 100) == 32
+
+    short, full, too_long = (list(range(3, 3 + size)) for size in (12, 32, 40))
+    with torch.no_grad():
+        alone = tower(TokenBatch.from_lists([short]))
+        torch.testing.assert_close(tower(TokenBatch.from_lists([full, short]))[1:], alone, rtol=0, atol=1e-5)
+        assert (
+            tower(TokenBatch.from_lists([too_long, short]))[1:] - alone
+        ).abs().max() > 1e-3  # which is why it is refused
+
+
 @pytest.mark.parametrize("setting", ["sequence_length", "question_length"])
 def test_more_tokens_than_positions_are_refused_at_the_start(setting: str, tmp_path: Path) -> None:
     encoder_folder(tmp_path)
