@@ -195,7 +195,7 @@ class Retriever:
             ConfigError, InputError: a mode or field that there is not, files that have changed.
         """
         is_list = isinstance(question, Iterable) and not isinstance(question, str)
-        questions = list(question) if is_list else [question]
+        questions: list[Any] = list(question) if is_list else [question]
         if not all(isinstance(item, str) for item in questions):
             raise ConfigError(
                 f"search() got {question!r:.100} for a question; give a text or a list of texts"
@@ -251,7 +251,8 @@ class Retriever:
 
     def __len__(self) -> int:
         side: Any = self.side(self.mode)
-        return int((side.dense if isinstance(side, HybridRetriever) else side).index.num_passages)
+        inner: Any = side.dense if isinstance(side, HybridRetriever) else side
+        return int(inner.index.num_passages)
 
     def __repr__(self) -> str:
         return f"Retriever({len(self):,} passages, {' or '.join(self.modes)}, by default {self.mode})"

@@ -480,7 +480,7 @@ def add_to(
                 index_path=old.index_path and str(index),
             )
             if "dense" in corpus.modes:
-                dense = sides.get("dense") or corpus.side("dense")
+                dense: Any = sides.get("dense") or corpus.side("dense")
                 embed_shard(
                     dense.model, source, EmbedConfig(out_file=str(vectors), dimensions=old.dimensions)
                 )
