@@ -82,17 +82,20 @@ def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield record.line, record.value
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The one JSON object that a file holds, plain or gzip, over any number of lines.
+def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
+    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members
+    are passed over.
 
     Raises:
-        InputError: the file cannot be read, or holds anything else.
+        InputError: what cannot be skipped: an unreadable file, an object that is not JSON or does not end, no
+        such array.
     """
     with open_input(path) as stream:
-        record = _record(stream.read().removeprefix(BOM), path, 1, 0, NulWarning(path))
-    if record.error is not None:
-        raise record.error
-    return record.value
+        line, first = _skip_space(stream)
+        if first != b"{":
+            found = f"starts with {first.decode('latin-1')!r}" if first else "is empty"
+            raise InputError(found, file=path, line=line, expected=f"one JSON object with a list {key!r}")
+        yield from _array_records(stream, path, line, key)
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -136,8 +139,8 @@ def _record(
     return JsonRecord(line, value, error, text)
 
 
-def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator[JsonRecord]:
-    """Records of the array that begins here.
+def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = "") -> Iterator[JsonRecord]:
+    """Records of the array that begins here, or of the one under ``key`` of the object that does.
 
     Raises:
         InputError: it is not JSON, does not end, is nested too deeply, or something follows it.
@@ -178,18 +181,17 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator
         move(start + 1)
         return sign()
 
-    sign()
-    following = skip()  # after the bracket
-    while following != "]":
+    def value_end() -> int:
+        """Where the value ends at which reading goes on."""
         while True:
             try:
                 end = _LENIENT.raw_decode(text, start)[1]
                 if end < len(text) or is_end:
-                    break
+                    return end
             except RecursionError:
                 raise fail(str(TooDeepError())) from None
             except json.JSONDecodeError as error:
-                if is_end and not text.rstrip().endswith("]"):
+                if is_end and not text.rstrip().endswith(("]", "}")):
                     raise fail("the file ends inside the array", "it may be cut off") from None
                 if is_end or len(text) - start > MAX_LINE_BYTES:
                     found = f"not JSON: {error.msg.removesuffix(' at')}"
@@ -197,6 +199,30 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator
                     hint = "the file may be cut off, or a string not closed"
                     raise fail(f"{found} at column {column + 1}", hint) from None
             fill()
+
+    def is_member() -> bool:
+        """Passes over the name of a member and its colon. Returns whether it is the array to read."""
+        end = value_end()
+        name = text[start:end]
+        move(end)
+        if sign() != ":":
+            raise fail(f"not JSON: no colon after {name[:100]}")
+        return skip() == "[" and name == f'"{key}"'
+
+    sign()
+    following = skip()  # after the bracket
+    if key:
+        while following == '"' and not is_member():
+            move(value_end())
+            following = sign()
+            if following == ",":
+                following = skip()
+        if following != '"':
+            raise InputError(f"no list {key!r} in the object", file=path)
+        following = skip()
+
+    while following != "]":
+        end = value_end()
         if end - start > MAX_LINE_BYTES:
             raise fail(f"a record of more than {MAX_LINE_BYTES // 2**20} MB")
         yield _record(text[start:end].encode(errors="surrogateescape"), path, line, column, nul)
@@ -211,8 +237,19 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator
                 f"not JSON: {following!r} after a record" if following else "the file ends inside the array",
                 None if following else "it may be cut off",
             )
-    if following := skip():
-        raise fail(f"{following!r} after the end of the array, expected nothing")
+
+    following = skip()
+    if key:
+        while following == ",":
+            skip()
+            is_member()
+            move(value_end())
+            following = sign()
+        if following != "}":
+            raise fail("the file ends inside the object", "it may be cut off")
+        following = skip()
+    if following:
+        raise fail(f"{following!r} after the end of the {'object' if key else 'array'}, expected nothing")
 
 
 def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:

@@ -150,7 +150,7 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
     ]
     capfd.readouterr()
     assert retrieve(world, tmp_path / "other.run", *own, "indexer.options.scale=2.0") == 3
-    assert "was built with scale=1.0, expected 2.0" in capfd.readouterr().err
+    assert "was built with scale 1.0, expected 2.0" in capfd.readouterr().err
     assert main(["verify", str(tmp_path / "index")]) == 0
     assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, (
         "a file does not make a class run"

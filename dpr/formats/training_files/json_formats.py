@@ -12,7 +12,7 @@ from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import durable_text
-from dpr.formats.json_records import indented_record, read_json_object
+from dpr.formats.json_records import indented_record, iter_member_records
 from dpr.formats.training_files.arrow_rows import record_rows
 from dpr.formats.training_files.rows import KnownKeys, Note, ReadOptions, SourceRow, content_id, parsed_row
 from dpr.formats.training_records import (
@@ -100,32 +100,35 @@ write_flag_embedding = partial(_write_lines, _flag_embedding_record)
 
 def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """SQuAD's JSON (also SQuADShifts and others of its form): one row per question, article by article; its
-    title is that of its passages. The file is held in memory.
+    title is that of its passages.
 
-    A question without answer in its paragraph (SQuAD 2.0) has no positive. Rows are numbered, since most such
-    files are a single line; messages name the place inside.
+    A question without answer in its paragraph (SQuAD 2.0) has no positive. Bad rows are named by the line of
+    their article and the place inside it, since most such files are a single line.
     """
-    articles = read_json_object(path).get("data")
-    if not isinstance(articles, list):
-        raise InputError("no list 'data' in the object", file=path)
-    number = 0
-    for index, article in enumerate(articles):
-        article_place = f"data[{index}]"
-        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
+    for index, record in enumerate(iter_member_records(path, "data")):
+        line = record.line
+        if record.error is not None:
+            yield SourceRow(path, line, None, record.error, record.sha256())
+            continue
+        article = record.value
+        paragraphs = article.get("paragraphs")
         if not isinstance(paragraphs, list):
-            raise InputError(f"{article_place} has no list of paragraphs", file=path)
+            problem = InputError(f"data[{index}] has no list of paragraphs", file=path, line=line)
+            yield SourceRow(path, line, None, problem)
+            continue
         title = article.get("title")
         # File names of Wikipedia pages have underscores for spaces.
         title = title.replace("_", " ") if isinstance(title, str) else title
-        for place, paragraph in enumerate(paragraphs):
-            paragraph_place = f"{article_place}.paragraphs[{place}]"
+        for number, paragraph in enumerate(paragraphs):
+            inside = f"data[{index}].paragraphs[{number}]"
             if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
                 expected = "an object with context and a list qas"
-                raise InputError(f"{paragraph_place} is not a paragraph", file=path, expected=expected)
-            for entry_place, entry in enumerate(paragraph["qas"]):
-                number += 1
-                parse = partial(_squad_sample, paragraph.get("context"), title, paragraph_place, entry_place)
-                yield parsed_row(path, number, parse, entry)
+                problem = InputError(f"{inside} is not a paragraph", file=path, line=line, expected=expected)
+                yield SourceRow(path, line, None, problem)
+                continue
+            for place, entry in enumerate(paragraph["qas"]):
+                parse = partial(_squad_sample, paragraph.get("context"), title, inside, place)
+                yield parsed_row(path, line, parse, entry)
 
 
 def _squad_sample(context: Any, title: Any, inside: str, place: int, entry: Any) -> TrainingSample:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.formats import json_records
-from dpr.formats.json_records import iter_json_records
+from dpr.formats.json_records import iter_json_records, iter_member_records
 from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
@@ -205,3 +205,35 @@ def test_memory_does_not_grow_with_the_array(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 12_000_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"data": [{"a": 1}, {"a": 2}], "version": {"data": [1]}}',
+        '{"version": "[", "x": {"data": [{"b": 2}]},\n "data": [{"a": 1},\n{"a": 2}]}\n',
+    ],
+)
+def test_records_of_a_member(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "x"
+    file.write_text(content)
+    assert [record.value for record in iter_member_records(file, "data")] == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"version": "1"}', "x: no list 'data' in the object"),
+        ('{"data": {"a": 1}}', "x: no list 'data' in the object"),
+        ('{"data": [{"a": 1}]', "x:1: the file ends inside the object"),
+        ('{"data": [{"a": 1}', "x:1: the file ends inside the array"),
+        ('{"data": [{"a": 1}], "v": 1} x', "x:1: 'x' after the end of the object"),
+        ('{"data" [{"a": 1}]}', 'x:1: not JSON: no colon after "data"'),
+        ("[1]", "x:1: starts with '\\['"),
+    ],
+)
+def test_a_member_that_is_none_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "x"
+    file.write_text(content)
+    with pytest.raises(InputError, match=message):
+        list(iter_member_records(file, "data"))

@@ -76,7 +76,4 @@ def test_no_reader_recurses_deeper(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.write_text(f"{good}\n" + '{"a": ' + DEEP + f"}}\n{good}\n")
     assert [record.error is None for record in iter_json_records(file)] == [True, False, True]
     file.write_text(f'[{good},\n{good},\n{{"a": {DEEP}}},\n{good}]')
-    records = iter_json_records(file)
-    assert next(records).error is None and next(records).error is None
-    with pytest.raises(InputError, match=r"x\.json:3: nested too deeply"):
-        next(records)
+    assert [record.error is None for record in iter_json_records(file)] == [True, True, False, True]
