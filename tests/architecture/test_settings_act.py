@@ -43,7 +43,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("retrieve", {"indexer.kind": "hnsw"}, "indexer.factory", "indexer.store_n index_path"),
     ("retrieve", {"cluster.kind": "ray"}, "hybrid_depth", "cluster.workers"),
     ("evaluate", {"run_file": "x"}, "n_docs systems data precision", "qrels"),
-    ("evaluate", {"set": "x", "systems": ["bm25"]}, "model_file qrels batch_size", "bm25.k1 n_docs"),
+    ("evaluate", {"set": "x", "systems": ["bm25"]}, "model_file qrels", "bm25.k1 n_docs"),
     ("export", {"to": "lancedb"}, "model_file encoder.pooling results", "vectors metadata table"),
     ("export", {"to": "onnx"}, "vectors allow_other_vectors", "model_file results"),
     ("merge", {}, "weights metric", "tuned"),
