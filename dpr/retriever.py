@@ -349,7 +349,7 @@ def chosen_ids(ids: Iterable[str]) -> np.ndarray:
 
 
 def _kind_of(name: str, value: Any) -> str:
-    """The kind of field (``dpr/formats/corpus_metadata.py``) that a value is compared with."""
+    """The kind of field (``dpr/formats/corpora.py``) that a value is compared with."""
     first = next(iter(value), None) if isinstance(value, list) else value
     if isinstance(first, bool):
         return "bool"

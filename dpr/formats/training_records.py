@@ -10,16 +10,13 @@ import tokenize
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, keys_of, name_in, require_name
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.storage.strict_json import describe
-
-if TYPE_CHECKING:
-    from dpr.formats.text_store import TextStore
 
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")
 """Where a passage has a teacher's score, the first that is there."""
@@ -28,6 +25,14 @@ TEVATRON_LISTS = ("positive_passages", "negative_passages")
 _LARGEST_SCORE = 3.4e38  # training computes in float32
 _PRINTED_LIST = re.compile(r"""\s*(\[\s*(['"\]]|np\.str_\()|(np\.|numpy\.)?array\(|\{\s*['"]text['"]\s*:)""")
 _SIDE_BY_SIDE = re.compile(r"""['"]\s*['"]""")
+
+
+class KnownPassages(Protocol):
+    """Passages by id, such as a ``TextStore``."""
+
+    def passage(self, key: str) -> Passage:
+        """The passage with this id. Raises ValueError if there is none."""
+        ...
 
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
@@ -80,7 +85,7 @@ def passage_from_json(item: Any, where: str) -> Passage:
 
 
 def passages_of(
-    value: Any, where: str, corpus: TextStore | None = None, *, title: str = ""
+    value: Any, where: str, corpus: KnownPassages | None = None, *, title: str = ""
 ) -> tuple[Passage, ...]:
     """Passages given as a text, an object with a text (and title, id), or a list of these; with ``corpus``,
     ids in place of texts.
@@ -107,7 +112,7 @@ def passages_of(
 def _passage(
     item: dict[str, Any],
     where: str,
-    corpus: TextStore | None = None,
+    corpus: KnownPassages | None = None,
     *,
     id_names: tuple[str, ...] = PASSAGE_IDS,
     score_names: tuple[str, ...] = TEACHER_KEYS,

@@ -41,7 +41,7 @@ class RowBatch:
 class VectorRows:
     """All rows of some shards. Without ``sources`` they have an id and a vector alone.
 
-    ``metadata`` are fields of the corpus, name -> kind (``dpr/formats/corpus_metadata.py``).
+    ``metadata`` are fields of the corpus, name -> kind (``dpr/formats/corpora.py``).
     """
 
     shards: Sequence[VectorShard]
