@@ -137,7 +137,7 @@ def test_a_resumed_run_does_not_measure_it_again(
 
 def test_other_validations_have_no_start(folder: Path, tmp_path: Path) -> None:
     trainer(folder, tmp_path, max_steps=2).train()
-    job = trainer(folder, tmp_path, max_steps=2, validation=[entry(folder)])
+    job = trainer(folder, tmp_path, max_steps=2, validation=[entry(folder, sample=30)])
     job.train()
     assert job.progress.start_metrics == {}
 

@@ -156,7 +156,7 @@ def test_a_trainer_that_is_given_a_file_stores_its_tokens_too(folder: Path) -> N
         trainer = BiEncoderTrainer(
             model, folder / "train.json", folder / "dev.json", callbacks=[curve], **options
         )
-        opened = [*trainer.plan.dataset.sources, *(each.source for each in trainer._dev_sets)]
+        opened = [*trainer.plan.dataset.sources, *(source for source, _ in trainer._dev_sets)]
         assert {type(source) for source in opened} == {kind} and len(opened) == 2
         trainer.train()
         results.append((first, json.dumps(curve.metrics)))

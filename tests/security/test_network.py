@@ -57,7 +57,7 @@ def test_the_encoder_that_a_checkpoint_of_the_original_names_is_not(
     tmp_path: Path, asked: list[Any], params: Any
 ) -> None:
     file = original(tmp_path, params("bert-base-uncased"))
-    with pytest.raises(InputError, match="encoder is 'bert-base-uncased'"):
+    with pytest.raises(InputError, match="it builds on bert-base-uncased, which cannot be loaded"):
         BiEncoder.load(file)
     assert not asked
     with pytest.raises(InputError):

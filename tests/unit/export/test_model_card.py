@@ -75,36 +75,3 @@ def test_a_card_without_facts_is_a_card(tmp_path: Path) -> None:
     export_folder(bert(tmp_path / "made_of"), tmp_path / "out", "transformers", source="model")
     head = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n")[1])
     assert "license" not in head and "model-index" not in head
-
-
-def test_formats_are_refused_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        f"train_datasets={tmp_path}/none.json",
-        f"output_dir={tmp_path / 'run'}",
-        "train.export=[tensorflow]",
-    ]
-    assert main(arguments) != 0
-    (tmp_path / "train.json").write_text("[]")
-    arguments[0] = f"train_datasets={tmp_path}/train.json"
-    assert main(arguments) == 2
-    assert "train.export=tensorflow is not known" in capsys.readouterr().err
-
-
-def test_a_model_that_a_format_cannot_say_is_refused_before_training(
-    trained: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, arguments = trained
-    other = [argument for argument in arguments if not argument.startswith(("output_dir", "train.export"))]
-    assert (
-        main(
-            [
-                *other,
-                f"output_dir={tmp_path / 'run'}",
-                "encoder.pooling=mean",
-                "train.export=[transformers,hf-dpr]",
-            ]
-        )
-        == 3
-    )
-    assert "train.export=hf-dpr: cannot be said in this format: pooling is mean" in capsys.readouterr().err
-    assert not list(tmp_path.glob("run/*.step*"))

@@ -113,7 +113,7 @@ def test_other_libraries_give_the_same_vectors(to: str, kind: str, tmp_path: Pat
     assert "a table of token vectors for questions" in card and "| architecture | bert, 2 layers" in card
 
 
-@pytest.mark.parametrize("to", ["transformers", "hf-dpr", "pyserini"])
+@pytest.mark.parametrize("to", ["transformers", "hf-dpr"])
 def test_formats_that_know_one_kind_of_tower_refuse_it(to: str, tmp_path: Path) -> None:
     model = with_table(tmp_path / "encoder")
     with pytest.raises(InputError, match=r"static"):
