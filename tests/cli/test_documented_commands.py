@@ -240,7 +240,9 @@ def test_documented_commands_run_on_files_of_those_names(
         needs_model = any(
             re.match(r"(model_file|cross_encoder|encoder\.pretrained_model_cfg)=", word) for word in words
         )
-        if words[0] not in RUN or needs_model or not files or "..." in where:
+        # Passages of a few words are too short to cut pairs from.
+        is_cut = words[0] == "prepare" and any(word.startswith("pairs=") for word in words)
+        if words[0] not in RUN or needs_model or is_cut or not files or "..." in where:
             continue
         if all(Path(file).exists() or file in outputs for file in files):
             for output in outputs:
