@@ -269,7 +269,5 @@ def test_every_command_takes_the_folder(
         output_dir=str(evaluated),
         no_cuda=True,
     )
-    loss = train.run(config)
+    train.run(config)
     assert "eval/avg_rank" in capsys.readouterr().out
-    page = (evaluated / "report.html").read_text(encoding="utf-8")
-    assert f"{loss:.3f}" in page and "an evaluation without training" in page
