@@ -130,15 +130,20 @@ def test_a_token_is_asked_for_everywhere_but_at_health_and_page(run_folder: Path
 
 
 def test_a_full_service_says_when_to_come_again(run_folder: Path, world: World) -> None:
-    gate = threading.Event()
+    gate, batches = threading.Event(), []
+
+    def note(questions: list[str]) -> None:
+        batches.append(len(questions))
+        gate.wait(60)
+
     with (
         ThreadPoolExecutor(4) as pool,
-        served(
-            {"run": run_folder}, before=lambda questions: gate.wait(20), max_concurrent=2, modes="bm25"
-        ) as client,
+        served({"run": run_folder}, before=note, max_concurrent=2, modes="bm25") as client,
     ):
         body = {"queries": [world.questions[0].text]}
-        waiting = [pool.submit(client.post, "/search", json=body) for _ in range(2)]
+        waiting = [pool.submit(client.post, "/search", json=body)]
+        wait_until(lambda: batches)  # else one batch could take both
+        waiting.append(pool.submit(client.post, "/search", json=body))
         wait_until(lambda: "dpr_requests_waiting 1.0" in client.get("/metrics").text)
         refused = client.post("/search", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
