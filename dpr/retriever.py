@@ -39,7 +39,9 @@ class Retriever:
     def __init__(
         self, corpus: StoredCorpus | MemoryCorpus, *, mode: str | None = None, folder: Path | None = None
     ) -> None:
-        self.corpus, self.modes, self.folder = corpus, corpus.modes, folder
+        self.corpus = corpus
+        self.modes = corpus.modes
+        self.folder = folder
         self.mode = self._checked_mode(mode or corpus.mode)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; whoever reads it may clear

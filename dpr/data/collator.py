@@ -75,7 +75,8 @@ def encoded_text(passage: Passage, options: DataSetSettings) -> Passage:
     """As ``as_encoded``, for a passage as text."""
     if not (options.normalize or options.passage_prefix):
         return passage
-    text, title = normalize_passage(passage.text) if options.normalize else passage.text, passage.title
+    text = normalize_passage(passage.text) if options.normalize else passage.text
+    title = passage.title
     if options.passage_prefix:
         title, text = decorate_passage(title, text, prefix=options.passage_prefix)
     return Passage(text, title, passage.id, passage.has_score)
@@ -95,7 +96,10 @@ class Collator:
         seed: int | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.tensorizer, self.num_hard, self.num_other, self.seed = tensorizer, num_hard, num_other, seed
+        self.tensorizer = tensorizer
+        self.num_hard = num_hard
+        self.num_other = num_other
+        self.seed = seed
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
         if self._augmentation.crop_tokens:
             check_room(

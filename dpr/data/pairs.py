@@ -200,8 +200,10 @@ class TextRow:
     """A passage as text."""
 
     def __init__(self, passage: Passage, document: int) -> None:
-        self.passage, self.document = passage, document
-        self._title, self._text = written_spans(passage.title), written_spans(passage.text)
+        self.passage = passage
+        self.document = document
+        self._title = written_spans(passage.title)
+        self._text = written_spans(passage.text)
         title = [passage.title[start:end] for start, end in self._title]
         self.words = words_of(title, [passage.text[start:end] for start, end in self._text])
 
@@ -243,9 +245,12 @@ class PseudoPairs:
         columns: tuple[int, int, int] = DEFAULT_COLUMNS,
     ) -> None:
         setting = f"datasets.{name}.pairs"
-        self.name, self.file, self.drop_words = name, user_path(file), drop_words
+        self.name = name
+        self.file = user_path(file)
+        self.drop_words = drop_words
         self.kinds = kinds_of(kinds, setting=setting)
-        self._held_back, self._held_only = held_back, held_only
+        self._held_back = held_back
+        self._held_only = held_only
         self._settings = {
             "kinds": self.kinds,
             "drop_words": drop_words,

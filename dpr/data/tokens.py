@@ -69,8 +69,11 @@ class _Stored:
     """A set whose rows come as tokens, in place of the set ``text`` it was made of. Pickles as paths."""
 
     def __init__(self, text: Any, folder: Path, facts: StoreFacts) -> None:
-        self.text, self.name, self.fingerprint = text, text.name, text.fingerprint
-        self._folder, self._facts = folder, facts
+        self.text = text
+        self.name = text.name
+        self.fingerprint = text.fingerprint
+        self._folder = folder
+        self._facts = facts
         self._store = TokenStore(folder, facts)
 
     def __len__(self) -> int:
@@ -381,7 +384,10 @@ class _Parts(Dataset[tuple[int, int]]):
         tensorizer: Tensorizer,
         options: DataSetSettings,
     ) -> None:
-        self._kind, self.text, self._tensorizer, self._options = kind, text, tensorizer, options
+        self._kind = kind
+        self.text = text
+        self._tensorizer = tensorizer
+        self._options = options
         self.steps: Steps | None = None
         ends = text.block_ends()
         self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})

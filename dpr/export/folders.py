@@ -95,7 +95,8 @@ def export_folder(
         ``target`` is something else.
         OutputError: it cannot be written.
     """
-    form, facts = format_of(name), facts or CardFacts(target.name)
+    form = format_of(name)
+    facts = facts or CardFacts(target.name)
     made_of = {"format": name, "model": model.fingerprint, **facts.chosen()}
     with output(target, made_of, overwrite=None) as is_missing:
         if not is_missing:

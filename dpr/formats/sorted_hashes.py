@@ -4,7 +4,6 @@ held in memory."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, groupby
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +31,13 @@ class HashIndex:
             yield int(self._rows[index])
             index += 1
 
-    def repeated(self) -> Iterator[tuple[int, int]]:
-        """Pairs of rows with one hash, ordered by the second."""
-        places = np.flatnonzero(self.hashes[1:] == self.hashes[:-1])
-        suspects = [list(self.rows(int(wanted))) for wanted, _ in groupby(self.hashes[places].tolist())]
-        pairs = [pair for rows in suspects for pair in combinations(rows, 2)]
-        return iter(sorted(pairs, key=lambda pair: (pair[1], pair[0])))
+    def repeated(self) -> Iterator[list[int]]:
+        """The rows of each hash that several rows have, ascending; first those whose second row comes first."""
+        is_repeated = self.hashes[1:] == self.hashes[:-1]
+        # where a run of equal hashes begins
+        begins = np.flatnonzero(is_repeated & ~np.concatenate([[False], is_repeated[:-1]]))
+        for place in begins[np.argsort(self._rows[begins + 1])].tolist():
+            yield list(self.rows(int(self.hashes[place])))
 
 
 def repeated_hashes(hashes: np.ndarray) -> np.ndarray:

@@ -150,11 +150,15 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
         write_batches(temporary / _ROWS, _SCHEMA, rows(), lambda row: len(row[1]) + len(row[2]))
         HashIndex.write(temporary / _IDS, np.frombuffer(hashes, dtype=np.uint64))
         store = TextStore(file, temporary)
-        for first, second in HashIndex(temporary / _IDS).repeated():
-            if store.id_at(first) == store.id_at(second):
-                raise InputError(
-                    f"the id {store.id_at(first)!r} is already used at line {lines[first]}",
-                    file=file,
-                    line=lines[second],
-                    expected="unique ids",
-                )
+        for suspects in HashIndex(temporary / _IDS).repeated():
+            seen: dict[str, int] = {}
+            for row in suspects:
+                key = store.id_at(row)
+                if key in seen:
+                    raise InputError(
+                        f"the id {key!r} is already used at line {lines[seen[key]]}",
+                        file=file,
+                        line=lines[row],
+                        expected="unique ids",
+                    )
+                seen[key] = row

@@ -118,7 +118,8 @@ class Bm25Index(Index):
         import bm25s
 
         (ids, texts), settings = corpus, settings or Bm25Settings()
-        held, words = ids if isinstance(ids, HeldIds) else HeldIds(ids), _Words(texts)
+        held = ids if isinstance(ids, HeldIds) else HeldIds(ids)
+        words = _Words(texts)
         if len(words) != len(held):
             raise ValueError(f"{len(held)} ids for {len(words)} texts")
         if not words.vocab:

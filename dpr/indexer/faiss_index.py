@@ -67,7 +67,9 @@ class FaissIndex(Index):
     def __init__(self, engine: Any, ids: PackedIds, settings: Any) -> None:
         import faiss
 
-        self._engine, self._ids, self._settings = engine, ids, settings
+        self._engine = engine
+        self._ids = ids
+        self._settings = settings
         self._lists: Any = faiss.try_extract_index_ivf(engine)
         if self._lists is not None and settings.probes:
             self._lists.nprobe = min(settings.probes, self._lists.nlist)

@@ -114,9 +114,11 @@ class IndexStore:
         return index
 
     def _load(self, folder: Path, corpus: Callable[[], Any] | None) -> Index:
-        kind, made = self.choice.kind, self.choice.index_class
+        kind = self.choice.kind
+        made = self.choice.index_class
         metadata = read_manifest(folder)["metadata"]
-        settings, source = metadata.get("settings"), metadata.get("source")
+        settings = metadata.get("settings")
+        source = metadata.get("source")
         if not isinstance(settings, dict) or not isinstance(source, dict):
             raise InputError("is not an index of this toolkit", file=folder, hint=retired.FILES)
         if metadata.get("kind") != kind:

@@ -275,7 +275,8 @@ class ClusterIndex(Index):
                 self._shards.append((shard.path, prefix))
         self._num_passages = sum(source.num_vectors for source in corpus)
         self._dimension = common_dimension(corpus)
-        self._cluster, self._device = cluster, device
+        self._cluster = cluster
+        self._device = device
 
     @classmethod
     def build(cls, corpus: Any, settings: Any, *, device: torch.device | str = "cpu") -> ClusterIndex:

@@ -64,7 +64,8 @@ def run(config: QuickstartSettings) -> None:
     model_file = None if config.encoder == "static" else config.encoder
     require_model("encoder", model_file)
     start = time.monotonic()
-    folder, out = Path(str(config.folder)), Path(str(config.out))
+    folder = Path(str(config.folder))
+    out = Path(str(config.out))
     documents = find_documents(folder, config.types)
     prepared = out / "data" / "texts"
     train_sets = {

@@ -174,16 +174,19 @@ class StoredCorpus:
 
     def side(self, mode: str) -> Side:
         """Opens ``dense`` or ``bm25``."""
-        stored, sources = self.settings, self.settings.passages
+        stored = self.settings
+        sources = stored.passages
         if self._has_dense or self._reads_texts:  # the folder's own settings are checked whatever the mode is
             self._config(stored)
         with no_downloads():  # of models that search.json names
             if mode == "bm25":
                 if self._reads_texts:
-                    choice, path = index_choice(_indexer(stored)), stored.bm25_index_path or stored.index_path
+                    choice = index_choice(_indexer(stored))
+                    path = stored.bm25_index_path or stored.index_path
                 else:
                     words = _indexer(replace(stored, indexer=stored.indexer | {"kind": "bm25"}))
-                    choice, path = index_choice(words), stored.bm25_index_path
+                    choice = index_choice(words)
+                    path = stored.bm25_index_path
                 return LexicalRetriever(open_text_index(choice, sources, path))
             if self._reads_texts:
                 if not stored.encoded_ctx_files:
@@ -203,7 +206,8 @@ class StoredCorpus:
             stored = replace(
                 self.settings, indexer=_EXACT, index_path=None, hybrid="none", hybrid_weight=None
             )
-            config, device = self._config(stored), side.model.device
+            config = self._config(stored)
+            device = side.model.device
             choice = index_choice(config.indexer)
             self._exact = open_vector_index(config, choice, side.model, stored.passages, device)
         return self._exact
@@ -421,7 +425,8 @@ def build_in(
     )
     if model is not None:
         if isinstance(model, BiEncoder):
-            loaded, file = model, folder / "model"
+            loaded = model
+            file = folder / "model"
             if not file.exists():
                 model.save(file)
             elif (found := BiEncoder.load(file).fingerprint) != model.fingerprint:
@@ -432,7 +437,8 @@ def build_in(
                     hint="choose another folder",
                 )
         else:
-            loaded, file = BiEncoder.load(model, device=resolve_device(device)), Path(model)
+            loaded = BiEncoder.load(model, device=resolve_device(device))
+            file = Path(model)
         embed_shard(loaded, source, EmbedConfig(out_file=str(folder / "vectors")))
         path = str(folder / "index") if kind.is_saved and mode != "bm25" else None
         vectors = [str(folder / "vectors_0")]

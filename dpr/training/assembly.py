@@ -63,13 +63,12 @@ class Named:
             number: RetrievalValidation(options, precision=train.precision)
             for number, options in searched.items()
         }
-        if (
-            train.eval_at_start is False
-            and (guarded := next((n for n, options in searched.items() if options.guard is not None), None))
-            is not None
-        ):
-            key = f"train.validation[{guarded}].guard={searched[guarded].guard:g}"
-            raise ConfigError(f"{key} has no effect with train.eval_at_start=false; leave one of them out")
+        for number, options in searched.items():
+            if options.guard is not None and train.eval_at_start is False:
+                key = f"train.validation[{number}].guard={options.guard:g}"
+                raise ConfigError(
+                    f"{key} has no effect with train.eval_at_start=false; leave one of them out"
+                )
         validations = [searches.get(number) or user_validation(entry) for number, entry in entries.items()]
         return cls(
             user_callbacks(train.callbacks), user_metrics(train.metrics, metrics), validations, searches

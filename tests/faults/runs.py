@@ -27,8 +27,8 @@ NAME = "dpr_biencoder"
 LAST_STEP = 12
 SAVE_EVERY = 2
 CASE_LIMIT_S = 60.0
-RANK_TIMEOUT_S = round(patient(5 / 3))
-"""Five seconds on an idle machine."""
+RANK_TIMEOUT_S = round(patient(20 / 3))
+"""Twenty seconds on an idle machine, so that a slow disk is not a lost rank."""
 
 Injection = tuple[str, dict[str, Any]]
 

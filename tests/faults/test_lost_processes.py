@@ -14,6 +14,7 @@ from tests.faults.runs import RANK_TIMEOUT_S, Run, Workshop, final_hash
 from tests.helpers.patience import patient
 
 LOST = 5
+HANG_TIMEOUT_S = round(patient(5 / 3))
 
 
 def end_of(run: Run, rank: int, limit_s: float) -> float:
@@ -86,11 +87,13 @@ def test_one_rank_hangs(case: Case, workshop: Workshop, undisturbed: dict[int, s
         with trial:
             step = trial.random.randint(1, 12)
             run = workshop.start(
-                trial.output_dir, injections=[("at_step", {"step": step, "on_rank": 1, "what": "hangs"})]
+                trial.output_dir,
+                f"rank_timeout_s={HANG_TIMEOUT_S}",
+                injections=[("at_step", {"step": step, "on_rank": 1, "what": "hangs"})],
             )
             try:
                 run.wait_for(r"rank 1 hangs")
-                end_of(run, 0, RANK_TIMEOUT_S + 5.0)
+                end_of(run, 0, HANG_TIMEOUT_S + 5.0)
                 assert run.codes[run.pids[0]] == LOST
                 assert re.search(
                     rf"error: rank 1 of 2 died or stopped answering, at step {step} ", run.rank_text(0)

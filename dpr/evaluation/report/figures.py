@@ -50,8 +50,9 @@ def curves_svg(
         matplotlib.rcParams["svg.hashsalt"] = repr((title, curves, levels))
         matplotlib.rcParams["text.parse_math"] = False
         matplotlib.rcParams["path.simplify_threshold"] = 1.0  # a long curve in a few kB, its peaks included
-        figure = Figure(figsize=(6, 3), layout="constrained")
-        axes = figure.subplots()
+        figure = Figure(figsize=(6, 3))
+        # Margins that hold the longest labels; to have them computed takes as long as to draw.
+        axes = figure.add_axes((0.14, 0.16, 0.84, 0.69))
         for number, (label, points) in enumerate(curves.items()):
             xs, ys = zip(*points, strict=True)
             colour = f"C{number}"

@@ -32,6 +32,7 @@ from dpr.training.validations.protocol import higher_is_better, run_validations
 logger = get_logger(__name__)
 
 SANITY_POOLS = 2
+REPORT_EVERY_S = 60.0
 
 
 class SanityCheck(Callback):
@@ -57,17 +58,20 @@ def validate_ahead(run: Run, *, num_pools: int = 0) -> Metrics:
 
 
 class ReportPage(Callback):
-    """Rewrites ``report.html`` in the run's folder at every checkpoint, so after every validation, and at the
-    end. On rank 0.
+    """Writes ``report.html`` in the run's folder at the end, and before it at checkpoints, once a minute at
+    most: its pictures take seconds. On rank 0.
 
     A page that cannot be written is a warning.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._written = time.monotonic()
 
     def on_save(self, run: Run, folder: Path) -> None:
-        self.on_train_end(run)
+        if time.monotonic() - self._written >= REPORT_EVERY_S:
+            self.on_train_end(run)
+            self._written = time.monotonic()
 
     def on_train_end(self, run: Run) -> None:
         if run.ranks.is_main:

@@ -112,6 +112,9 @@ def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, monkeypatch
     write_passages(path, [Passage(f"text {n}", "", str(n % 30)) for n in range(40)])
     with pytest.raises(InputError, match=r"c\.tsv:32: the id '0' is already used at line 2"):
         open_store(path)
+    (tmp_path / "same.tsv").write_text("7\tx\n" * 20_000)  # each row alone, not each pair of rows
+    with pytest.raises(InputError, match=r"same\.tsv:2: the id '7' is already used at line 1"):
+        open_store(tmp_path / "same.tsv")
     monkeypatch.setattr(text_store, "text_hash", len)  # hashes decide nothing
     (tmp_path / "d.tsv").write_text("".join(f"{n}\tx{n}\n" for n in range(100)))
     store = open_store(tmp_path / "d.tsv")

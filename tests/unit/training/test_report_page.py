@@ -11,29 +11,23 @@ import pytest
 import torch
 
 from dpr.storage.durable import append_jsonl
-from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import Callback
+from dpr.training.callbacks import usual
 from dpr.training.callbacks.usual import ReportPage
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
-
-
-class Looker(Callback):
-    """Keeps the page of every checkpoint."""
-
-    def __init__(self) -> None:
-        self.pages: list[str] = []
-
-    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
-        self.pages.append((trainer.output_dir / "report.html").read_text())
 
 
 def trainer(*, is_main: bool = True) -> Any:
     return SimpleNamespace(ranks=SimpleNamespace(is_main=is_main))
 
 
-def test_the_page_follows_checkpoints_and_the_end(tmp_path: Path) -> None:
+def test_the_page_follows_checkpoints_once_a_minute_and_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = ReportPage(tmp_path)
+    page.on_save(trainer(), tmp_path / "dpr.step1")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(usual, "REPORT_EVERY_S", 0.0)
     append_jsonl(tmp_path / "metrics.jsonl", {"step": 1, "train/loss": 2.0})
     page.on_save(trainer(), tmp_path / "dpr.step1")
     assert "1 steps" in (tmp_path / "report.html").read_text()
@@ -50,20 +44,18 @@ def test_only_the_first_rank_writes(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "report.html").mkdir()
     with caplog.at_level(logging.WARNING, logger="dpr"):
-        ReportPage(tmp_path).on_save(trainer(), tmp_path)
+        ReportPage(tmp_path).on_train_end(trainer())
     assert "report.html is not written" in caplog.text
 
 
-def test_every_training_run_has_its_page_from_the_first_checkpoint_on(tmp_path: Path) -> None:
-    looker = Looker()
+def test_every_training_run_has_its_page(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
     train, dev = ListSource(make_samples(16)), ListSource(make_samples(4, seed=1), "dev")
     config = {"seed": 4711, "output_dir": str(tmp_path / "run")}
-    make_trainer(model, [train], [dev], tmp_path / "run", looker, config=config, report=True).train()
-    first, last = looker.pages
-    assert "2 steps" in first and "4 steps" in last
+    make_trainer(model, [train], [dev], tmp_path / "run", config=config, report=True).train()
     end = (tmp_path / "run" / "report.html").read_text()
     for words in (
+        "4 steps",
         "best eval/nll_loss",
         "4711",
         torch.__version__,
