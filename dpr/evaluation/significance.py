@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special  # scipy.stats, which has these under other names, takes a second to import
 
 from dpr.core.errors import InputError
 
@@ -43,7 +43,7 @@ class Estimate:
 
     @classmethod
     def of(cls, mean: float, variance: float, freedom: float) -> Estimate:
-        half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance) if variance else 0.0
+        half = float(special.stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance) if variance else 0.0
         return cls(mean, mean - half, mean + half, variance, freedom)
 
     @property
@@ -134,7 +134,7 @@ def paired_test(
         difference=mean.mean,
         low=mean.low,
         high=mean.high,
-        p_t=2 * float(stats.t.sf(abs(mean.mean) / error, mean.freedom)) if error else 1.0,
+        p_t=2 * float(special.stdtr(mean.freedom, -abs(mean.mean) / error)) if error else 1.0,
         p_flips=sign_flip_p(
             np.concatenate([(second - first) / len(first) for first, second in pairs]), flips=flips, seed=seed
         ),
@@ -166,7 +166,7 @@ def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -
 def detectable_difference(error: float) -> float:
     """The true difference that a two-sided test finds with probability ``POWER``, from the standard error of
     the difference."""
-    return float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER)) * error
+    return float(special.ndtri(1 - LEVEL / 2) + special.ndtri(POWER)) * error
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
