@@ -69,6 +69,7 @@ def _import_everything() -> None:
     import dpr.preparation.new_encoder  # noqa: F401
     import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
+    from dpr.evaluation.report.figures import curves_svg
     from dpr.evaluation.report.page import versions
     from dpr.training.metrics import matrix_peak
 
@@ -76,6 +77,7 @@ def _import_everything() -> None:
         command.settings_class()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
+    curves_svg("", {"": [(0, 0)]})  # imports and sets up matplotlib
     versions()  # this and the next are found out once in a process
     matrix_peak(torch.device("cpu"), torch.float32)
     gc.collect()
@@ -146,7 +148,7 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
         name, *rest = child["arguments"]
         sys.argv = ["dpr", name, *rest]
         if name in ("adapt", "quickstart"):
-            _make_small_encoders()
+            _make_short_trainings()
         code = (
             exit_code_of(lambda: docstring_corpus(rest))
             if name.startswith("examples.")
@@ -162,12 +164,13 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
         os._exit(code)
 
 
-def _make_small_encoders() -> None:
-    """In stages, which run in this process."""
-    from dpr.jobs import stages
+def _make_short_trainings() -> None:
+    """Of small encoders, in stages, which run in this process."""
+    from dpr.jobs import adapt, stages
     from tests.helpers.small_stages import small_command_line
 
     stages.command_line = small_command_line
+    adapt.LEAST_PAIRS = 64
 
 
 def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None:
