@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.formats.column_names import ALL_NAMES, are_names, normal_name
@@ -123,7 +124,7 @@ def _csv_rows(
             yield line, row
 
 
-def _csv_reader(texts: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+def _csv_reader(texts: Iterable[str], delimiter: str) -> Any:
     csv.field_size_limit(MAX_LINE_BYTES)
     return csv.reader(texts, delimiter=delimiter, strict=True)
 

@@ -138,7 +138,7 @@ def read_qrels(path: str | Path) -> Qrels:
     file = user_path(path)
     qrels: Qrels = {}
     count = 0
-    for line, _, found in judgement_rows(file):
+    for line, found in judgement_rows(file):
         if isinstance(found, str):
             raise InputError(found, file=file, line=line)
         question, passage, grade = found
@@ -178,8 +178,8 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
                 )
 
 
-def judgement_rows(file: Path) -> Iterator[tuple[int, list[str], Judgement | str]]:
-    """Line, columns, and question id, passage id and grade of every judgement in a file, or what is wrong
+def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
+    """Line, and question id, passage id and grade of every judgement in a file, or what is wrong
     with it. Empty lines and a header are left out; a header with known names says in which order the columns
     are."""
     form = table_form(file)
@@ -202,11 +202,11 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, list[str], Judgement | str
                 warn_of_header(file, line, columns)
                 continue
         if order is None:
-            yield line, columns, _judgement(columns)
+            yield line, _judgement(columns)
         elif len(columns) != width:
-            yield line, columns, f"{len(columns)} columns, expected {width} as in the header"
+            yield line, f"{len(columns)} columns, expected {width} as in the header"
         else:
-            yield line, columns, _judgement([columns[place] for place in order.values()])
+            yield line, _judgement([columns[place] for place in order.values()])
 
 
 def names_judgements(row: Sequence[str], file: Path) -> bool:
