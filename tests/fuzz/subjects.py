@@ -396,7 +396,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "shard manifest": Subject("v_0/manifest.json", _shard_files, _read_shard, JSON),
     "shard vectors": Subject("v_0/vectors-00000.npy", _shard_files, _read_shard, BYTES),
-    "shard codes": Subject("v_0/vectors-00000.npy", partial(_shard_files, "binary"), _read_shard, BYTES),
+    "shard codes": Subject("v_0/vectors-00000.npy", partial(_shard_files, "int8"), _read_shard, BYTES),
     "shard scales": Subject("v_0/scales-00000.npy", partial(_shard_files, "int8"), _read_shard, BYTES),
     "shard ids": Subject("v_0/ids-00000.npy", _shard_files, _read_shard, BYTES),
     "run.json": Subject(

@@ -198,11 +198,18 @@ def test_a_judgement_header_says_where_columns_are(tmp_path: Path, text: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["q1 Q0 d1\n", "q1 0 d1\nq2 0 d2\n", "q1 0 17\nq2 0 18\n", "query-id;corpus-id;score\nq1;d1;1\n"]
+    ("text", "message"),
+    [
+        ("q1 Q0 d1\n", "the grade 'd1' is not an integer"),
+        ("q1 0 17\nq2 0 18\n", "column 2 is 0 in all rows"),
+        ("query-id;corpus-id;score\nq1;d1;1\n", "1 columns, expected 3"),
+    ],
 )
-def test_judgements_without_grades_or_with_semicolons_are_refused(tmp_path: Path, text: str) -> None:
+def test_judgements_without_grades_or_with_semicolons_are_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "qrels.tsv").write_text(text)
-    with pytest.raises(InputError, match=r"column 2 is (Q0|0)|separated by semicolons"):
+    with pytest.raises(InputError, match=message):
         read_qrels(tmp_path / "qrels.tsv")
 
 
