@@ -82,8 +82,8 @@ class EmbedConfig(ForwardSettings, CudaSettings):
     chunk_size: int = setting(8192, unit="passages", least=1)
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per
     rank."""
-    out_dtype: str = setting("float32", choices=("float32", "float16", "int8", "binary"))
-    """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md
+    out_dtype: str = setting("float32", choices=("float32", "float16", "int8"))
+    """float32, or smaller: float16 (1/2) or int8 (1/4). docs/file_formats.md
     says what each loses."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"))
     """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa

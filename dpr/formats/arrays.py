@@ -6,10 +6,6 @@ stored.
 
     float32, float16   the numbers
     int8               c = round(x / s) in -127 ... 127 with s = max|x| / 127; read as s * c
-    binary             one bit per number, 1 where x >= 0, padded to whole bytes with 0, the first number in
-    the highest bit;
-                       read as s or -s with s = |x|^2 / sum|x|, so that the product of x with what is read is
-                       |x|^2
 
 The scale s is float32, one per vector, in a file of its own.
 """
@@ -27,9 +23,9 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES
 
-DTYPES = ("float32", "float16", "int8", "binary")
+DTYPES = ("float32", "float16", "int8")
 _NUMBERS: dict[str, np.dtype[Any]] = {
-    name: np.dtype(code) for name, code in zip(DTYPES, ("<f4", "<f2", "i1", "u1"), strict=True)
+    name: np.dtype(code) for name, code in zip(DTYPES, ("<f4", "<f2", "i1"), strict=True)
 }
 _IDS_AT_ONCE = 1 << 16
 _ROWS = 1024  # coded at a time: float64 takes more memory than the codes
@@ -37,55 +33,42 @@ _LEAST_SCALE = float(np.finfo(np.float32).smallest_normal)
 _NARROW = 1 << 32  # bytes of ids up to which 32 bits name a place
 
 
-def is_coded(dtype: str) -> bool:
-    """Whether vectors are stored as codes with a scale each, not as plain numbers."""
-    return dtype in ("int8", "binary")
-
-
 def array_names(dtype: str) -> tuple[str, ...]:
     """Names of the arrays that hold the vectors of a chunk."""
-    return ("vectors", "scales") if is_coded(dtype) else ("vectors",)
+    return ("vectors", "scales") if dtype == "int8" else ("vectors",)
 
 
 def encode(vectors: np.ndarray, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Arrays by name for vectors (n, D), n at least 1, and which rows (n,) they cannot hold: not finite, or
     all zeros."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        if not is_coded(dtype):
+        if dtype != "int8":
             stored = np.ascontiguousarray(vectors, dtype=_NUMBERS[dtype])
             return {"vectors": stored}, ~np.isfinite(stored).all(axis=1), np.asarray(~stored.any(axis=1))
         parts = [
-            _coded(vectors[start : start + _ROWS].astype(np.float64), dtype)
+            _coded(vectors[start : start + _ROWS].astype(np.float64))
             for start in range(0, len(vectors), _ROWS)
         ]
     codes, scales, is_bad, is_zero = (np.concatenate(column) for column in zip(*parts, strict=True))
     return {"vectors": codes, "scales": scales}, is_bad, is_zero
 
 
-def _coded(exact: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _coded(exact: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Codes, scales, and which rows they cannot hold: not finite, all zeros."""
-    sizes = np.abs(exact)
-    scales = sizes.max(axis=1) / 127 if dtype == "int8" else np.square(exact).sum(axis=1) / sizes.sum(axis=1)
-    is_zero = ~sizes.any(axis=1) | (scales < _LEAST_SCALE)
+    scales = np.abs(exact).max(axis=1) / 127
+    is_zero = ~exact.any(axis=1) | (scales < _LEAST_SCALE)
     stored = scales.astype("<f4")
-    largest = stored * np.float32(127 if dtype == "int8" else 1)
-    is_bad = ~np.isfinite(exact).all(axis=1) | (~np.isfinite(largest) & ~is_zero)
-    if dtype == "binary":
-        return np.packbits(exact >= 0, axis=1), stored, is_bad, is_zero
+    is_bad = ~np.isfinite(exact).all(axis=1) | (~np.isfinite(stored * np.float32(127)) & ~is_zero)
     is_kept = ~(is_bad | is_zero)
     ratios = np.where(is_kept[:, None], exact, 0) / np.where(is_kept, stored, 1).astype(np.float64)[:, None]
     return np.rint(ratios).clip(-127, 127).astype(np.int8), stored, is_bad, is_zero
 
 
-def decode(arrays: dict[str, np.ndarray], dtype: str, dimension: int) -> np.ndarray:
+def decode(arrays: dict[str, np.ndarray]) -> np.ndarray:
     """The vectors (n, D): the array itself for float32 and float16, else float32."""
-    codes = arrays["vectors"]
-    if not is_coded(dtype):
-        return codes
-    scales = np.asarray(arrays["scales"])[:, None]
-    if dtype == "int8":
-        return codes * scales
-    return np.where(np.unpackbits(codes, axis=1, count=dimension).view(bool), scales, -scales)
+    if "scales" not in arrays:
+        return arrays["vectors"]
+    return arrays["vectors"] * np.asarray(arrays["scales"])[:, None]
 
 
 def array_writers(arrays: Mapping[str, np.ndarray]) -> dict[str, Callable[[IO[bytes]], Any]]:
@@ -118,7 +101,7 @@ def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray
     """
     array = map_array(path)
     expected = np.dtype("<f4") if name == "scales" else _NUMBERS[dtype]
-    row = () if name == "scales" else (-(-dimension // 8) if dtype == "binary" else dimension,)
+    row = () if name == "scales" else (dimension,)
     if array.ndim != 1 + len(row) or array.shape[1:] != row or array.dtype != expected:
         shape = str(("n", *row)).replace("'", "")
         raise InputError(
@@ -140,24 +123,20 @@ IdChunks = Callable[[], Iterable[np.ndarray]]
 def write_ids(out: IO[bytes], chunks: IdChunks) -> None:
     """Writes ids as a ``.npy`` file; one chunk is held at a time, and ``chunks`` is called three times.
 
-    They are stored as whichever is smaller: fixed-width bytes (n,), or uint8 numbers, all in one row: where
-    each of the ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first
-    number on, and then their bytes. Where these places exceed 32 bits, they are uint64, and a uint64 of 0
-    stands before them.
+    They are stored as whichever is smaller: fixed-width bytes (n,), or, up to 4 GB, uint8 numbers, all in one row:
+    where each of the ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first
+    number on, and then their bytes.
     """
-    count = size = 0
+    count = 0
+    size = 0
     width = 1
     for ids in chunks():
         lengths = np.char.str_len(ids)
-        count, size, width = (
-            count + len(ids),
-            size + int(lengths.sum()),
-            max(width, int(lengths.max(initial=1))),
-        )
-    kind, start = "<u4", 4 * (count + 1)
-    if start + size >= _NARROW:
-        kind, start = "<u8", 8 * (count + 2)
-    if start + size >= count * width:
+        count += len(ids)
+        size += int(lengths.sum())
+        width = max(width, int(lengths.max(initial=1)))
+    start = 4 * (count + 1)
+    if start + size >= min(count * width, _NARROW):
         np.lib.format.write_array_header_1_0(
             out, {"descr": f"|S{width}", "fortran_order": False, "shape": (count,)}
         )
@@ -167,10 +146,10 @@ def write_ids(out: IO[bytes], chunks: IdChunks) -> None:
     np.lib.format.write_array_header_1_0(
         out, {"descr": "|u1", "fortran_order": False, "shape": (start + size,)}
     )
-    out.write(np.array([0, start] if kind == "<u8" else [start], dtype=kind).tobytes())
+    out.write(np.array([start], dtype="<u4").tobytes())
     for ids in chunks():
         ends = start + np.cumsum(np.char.str_len(ids), dtype=np.int64)
-        out.write(ends.astype(kind).tobytes())
+        out.write(ends.astype("<u4").tobytes())
         start = int(ends[-1]) if len(ends) else start
     for ids in chunks():
         out.write(b"".join(ids.tolist()))
@@ -200,13 +179,12 @@ class PackedIds:
             self._size = len(array)
             return
         self._fixed, self._bytes = None, array.view(np.ndarray)
-        kind, before = ("<u8", 8) if len(array) >= 16 and not self._bytes[:8].any() else ("<u4", 0)
-        width = np.dtype(kind).itemsize
-        first = int(self._bytes[before : before + width].view(kind)[0]) if len(array) >= width else 0
-        if first % width or not before + width <= first <= len(array):
+        first = int(self._bytes[:4].view("<u4")[0]) if len(array) >= 4 else 0
+        if first % 4 or not 4 <= first <= len(array):
             raise InputError("holds no ids", file=file, expected="where each begins, and their bytes")
-        self._starts = self._bytes[before:first].view(kind)
-        self._first, self._size = first, len(self._starts) - 1
+        self._starts = self._bytes[:first].view("<u4")
+        self._first = first
+        self._size = len(self._starts) - 1
 
     @classmethod
     def mapped(cls, file: Path) -> PackedIds:

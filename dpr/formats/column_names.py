@@ -50,7 +50,12 @@ POSITIVES = (
     "context",
     "document",
 )
-NEGATIVES = ("negative", "neg", "hard_negative")
+# fmt: off
+NEGATIVES = (
+    "negative", "negatives", "neg", "negs", "hard_negative", "hard_negatives", "hard_neg", "hard_negs", "neg_doc",
+    "neg_docs", "negative_passages", "hard_negative_passages", "negative_ctxs", "hard_negative_ctxs",
+)
+# fmt: on
 GRADES = (
     "score",
     "grade",
@@ -158,26 +163,23 @@ def require_distinct(known: Collection[str], names: Sequence[str], *, file: Path
 def require_known_names(
     rows: Sequence[tuple[int, list[str]]], needed: Mapping[str, tuple[str, ...]], *, file: Path
 ) -> None:
-    """Refuses a first row that seems to be a header and lacks a name that is needed; warns where only the
-    look of the row speaks for it.
+    """Refuses a first row that has a known name and seems to be a header, and lacks a name that is needed.
 
     ``rows`` are the first two, of which a header is the only one that consists of single words.
     """
     if len(rows) < 2 or not _are_words(rows[0][1]) or _are_words(rows[1][1]):
         return
     line, row = rows[0]
-    shown = ", ".join(map(repr, row))[:200]
-    expected = " and ".join(f"a column of {role} ({', '.join(known)})" for role, known in needed.items())
     if {normal_name(field) for field in row} & {name for known in needed.values() for name in known}:
-        hint = "rename the columns; if this row is data, write a header above it"
         raise InputError(
-            f"the header {shown} has names that are not known",
+            f"the header {', '.join(map(repr, row))[:200]} has names that are not known",
             file=file,
             line=line,
-            expected=expected,
-            hint=hint,
+            expected=" and ".join(
+                f"a column of {role} ({', '.join(known)})" for role, known in needed.items()
+            ),
+            hint="rename the columns; if this row is data, write a header above it",
         )
-    warn_of_file(file, line, f"{shown} is read as data; if it is a header, it needs {expected}")
 
 
 def _are_words(row: Sequence[str]) -> bool:

@@ -207,7 +207,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line and value of every record of such a file, in the order of its passages."""
     if is_json_name(path):
         return iter_json_objects(path)
-    from dpr.formats.training_files.arrow_rows import arrow_rows  # for this format alone
+    from dpr.formats.arrow_files import arrow_rows  # for this format alone
 
     return ((number, value) for _, number, value in arrow_rows(path))
 

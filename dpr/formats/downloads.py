@@ -1,18 +1,22 @@
 """Downloads of one file over HTTP: checked, and in place only when they are complete. One that breaks off begins
-anew."""
+anew. Zip archives are unpacked: plain files and folders only, inside the target only, up to a count and a size; any
+other entry refuses the whole archive, and nothing of it stays."""
 
 from __future__ import annotations
 
+import stat
 import sys
 import time
-from pathlib import Path
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.version import __version__
-from dpr.storage.durable import describe_file, durable_file
+from dpr.storage.durable import MANIFEST, describe_file, durable_file, durable_folder
 
 if TYPE_CHECKING:
     from requests import Response
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 _CHUNK = 2**20
+MAX_FILES = 100_000
+MAX_BYTES = 200 * 10**9
+# What zipfile raises for damaged, encrypted and unknown content, and the disk for a name that is there already.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError, ValueError)
 
 
 def download(
@@ -104,3 +112,52 @@ def _check(path: Path, url: str, sha256: str | None, *, named: str | Path, hint:
             )
     if sha256 is not None and (actual := describe_file(path)["sha256"]) != sha256:
         raise InputError(f"SHA-256 is {actual}", file=named, expected=sha256, hint=hint)
+
+
+def unpack(archive: Path, folder: Path, *, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> int:
+    """Unpacks a zip archive as ``folder``, which appears complete or not at all. Returns the number of files.
+
+    Raises:
+        InputError: an entry that leaves the folder, is a link or a device, is encrypted, or appears twice;
+            too many files or bytes; a damaged archive; ``folder`` exists.
+    """
+    with durable_folder(folder, metadata={"kind": "unpacked archive", "archive": archive.name}) as temporary:
+        try:
+            with zipfile.ZipFile(archive) as opened:
+                if len(opened.infolist()) > max_files:
+                    raise InputError(f"more than {max_files:,} entries", file=archive)
+                return _unpack(opened, temporary, archive, max_bytes)
+        except InputError:
+            raise
+        except _DAMAGED as error:
+            raise InputError(f"cannot be unpacked ({error})", file=archive) from None
+
+
+def _unpack(opened: zipfile.ZipFile, folder: Path, archive: Path, max_bytes: int) -> int:
+    left = max_bytes
+    count = 0
+    for info in opened.infolist():
+        name = info.orig_filename  # filename is cut at a NUL
+        parts = PurePosixPath(name).parts
+        is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
+        is_inside = bool(parts) and not name.startswith("/") and ".." not in parts and ":" not in parts[0]
+        if not is_plain or not is_inside or "\\" in name or "\0" in name or parts == (MANIFEST,):
+            raise InputError(
+                f"the entry {name[:200]!a} leads out of the folder, is a link or the like, or has a name of this"
+                " toolkit's",
+                file=archive,
+                expected="plain files and folders",
+            )
+        target = folder.joinpath(*parts)
+        if info.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with opened.open(info) as content, open(target, "xb") as out:
+            while chunk := content.read(_CHUNK):  # which may be more than the archive states
+                left -= len(chunk)
+                if left < 0:
+                    raise InputError(f"unpacks to more than {max_bytes:,} bytes", file=archive)
+                out.write(chunk)
+        count += 1
+    return count

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_sha256
 from dpr.formats.text_input import (
     BOM,
     MAX_LINE_BYTES,
@@ -41,11 +40,6 @@ class JsonRecord:
     line: int
     value: dict[str, Any]
     error: InputError | None = None
-    text: str = ""
-
-    def sha256(self) -> str:
-        """Hash of the record's text, or of its values where it is none, to find it again."""
-        return text_sha256(self.text or json.dumps(self.value, sort_keys=True, default=str))
 
 
 def iter_json_records(path: Path) -> Iterator[JsonRecord]:
@@ -136,7 +130,7 @@ def _record(
         error = InputError(found, file=path, line=at_line)
     except ValueError as problem:
         error = InputError(str(problem), file=path, line=line)
-    return JsonRecord(line, value, error, text)
+    return JsonRecord(line, value, error)
 
 
 def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = "") -> Iterator[JsonRecord]:

@@ -16,11 +16,9 @@ from dpr.formats.column_names import (
     GRADES,
     QUESTION_IDS,
     QUESTIONS,
-    are_names,
     name_in,
     named_columns,
     require_name,
-    warn_of_header,
 )
 from dpr.formats.corpora import (
     durable_text,
@@ -31,7 +29,7 @@ from dpr.formats.corpora import (
     read_records,
     require_word,
 )
-from dpr.formats.delimited import require_readable, separator_of, table_form, table_rows, wrong_columns
+from dpr.formats.delimited import require_readable, table_form, table_rows, wrong_columns
 from dpr.formats.text_input import located
 from dpr.formats.training_records import answers_in, checked_answers, checked_text
 
@@ -54,7 +52,6 @@ _JUDGED = {
     ),
     "grade": GRADES,
 }
-_ITERATIONS = ("0", "q0")  # the second of TREC's four columns
 _ASKED = {"questions": (*QUESTIONS, "text")}
 _ASKED_WITH = {"ids": QUESTION_IDS, "answers": ANSWERS}
 _DEFAULT_COLUMNS = (0, 1, -1)  # of question, answers and id, as in DPR
@@ -138,7 +135,7 @@ def read_qrels(path: str | Path) -> Qrels:
     file = user_path(path)
     qrels: Qrels = {}
     count = 0
-    for line, _, found in judgement_rows(file):
+    for line, found in judgement_rows(file):
         if isinstance(found, str):
             raise InputError(found, file=file, line=line)
         question, passage, grade = found
@@ -178,35 +175,26 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
                 )
 
 
-def judgement_rows(file: Path) -> Iterator[tuple[int, list[str], Judgement | str]]:
-    """Line, columns, and question id, passage id and grade of every judgement in a file, or what is wrong
-    with it. Empty lines and a header are left out; a header with known names says in which order the columns
-    are."""
-    form = table_form(file)
+def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
+    """Line, and question id, passage id and grade of every judgement in a file, or what is wrong with it. Empty lines
+    and a header of known names are left out; the header says in which order the columns are."""
     order: dict[str, int] | None = None
-    is_first = True
-    for line, row in table_rows(file, form):
+    width = 0
+    for line, row in table_rows(file, table_form(file)):
         columns = [column.strip() for column in (row if len(row) > 1 else row[0].split())]
         if not any(columns):
             continue
-        if is_first:
-            is_first = False
+        if not width:
+            width = len(columns)
             order = named_columns(columns, _JUDGED, {}, file=file, line=line)
             if order is not None:
-                width = len(columns)
-                continue
-            is_header = (
-                len(columns) == 3 and columns[1].lower() not in _ITERATIONS and grade_of(columns[-1]) is None
-            )
-            if is_header and are_names(columns) and all(columns):
-                warn_of_header(file, line, columns)
                 continue
         if order is None:
-            yield line, columns, _judgement(columns)
+            yield line, _judgement(columns)
         elif len(columns) != width:
-            yield line, columns, f"{len(columns)} columns, expected {width} as in the header"
+            yield line, f"{len(columns)} columns, expected {width} as in the header"
         else:
-            yield line, columns, _judgement([columns[place] for place in order.values()])
+            yield line, _judgement([columns[place] for place in order.values()])
 
 
 def names_judgements(row: Sequence[str], file: Path) -> bool:
@@ -216,47 +204,39 @@ def names_judgements(row: Sequence[str], file: Path) -> bool:
 
 def _judgement(columns: list[str]) -> Judgement | str:
     if len(columns) not in (3, 4):
-        separator, _ = separator_of(columns[0])
-        found = f"{len(columns)} columns" + (
-            f", separated by {separator}" if separator and len(columns) == 1 else ""
-        )
         return (
-            f"{found}, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade), separated by"
-            " tabs or spaces"
+            f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade),"
+            " separated by tabs or spaces; a header names them in another order"
         )
-    question, passage, grade = columns[0], columns[-2], grade_of(columns[-1])
-    if len(columns) == 3 and grade is None and passage.lower() in _ITERATIONS:
-        return (
-            f"column 2 is {passage}, so column 3 would be a passage without a grade; expected question,"
-            f" {passage}, passage, grade"
-        )
+    grade = grade_of(columns[-1])
     if grade is None:
-        return f"the grade {columns[-1]!a} is not an integer"
-    if not question or not passage:
+        return f"the grade {columns[-1]!a} is not an integer; a header names the columns in another order"
+    if not columns[0] or not columns[-2]:
         return "an empty id"
-    return question, passage, grade
+    return columns[0], columns[-2], grade
 
 
 def require_judged(asked: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:
     """Refuses judgements of which none is about one of these questions (ids; read from ``of``), and those
-    whose columns are the other way
-    round: ids of questions where passages should be."""
+    whose columns are the other way round: ids of questions where passages should be."""
     known = {*asked}
     passages = {passage for grades in qrels.values() for passage in grades}
     num_judged = len(qrels.keys() & known)
     is_swapped = known >= passages if num_judged else bool(known & passages)
     if 2 * num_judged >= len(qrels) or (num_judged and not is_swapped):
         return
-    example = f"a question's id is {next(iter(asked), '')!r}, a judged one's {next(iter(qrels))!r}"
-    if is_swapped:
-        found = f"passages come first, and questions second: {example}"
-        hint = "swap the columns, or write a first row that names them, corpus-id<TAB>query-id<TAB>score"
-        raise InputError(found, file=file, expected="question, passage, grade", hint=hint)
-    hint = (
-        "a table has ids with a header such as id<TAB>question, or with datasets.<name>.id_col; JSON lines"
-        " keep them"
+    found = (
+        "passages come first, and questions second" if is_swapped else f"no question of {of} has judgements"
     )
-    raise InputError(f"no question of {of} has judgements: {example}", file=file, hint=hint)
+    raise InputError(
+        f"{found}: a question's id is {next(iter(asked), '')!r}, a judged one's {next(iter(qrels))!r}",
+        file=file,
+        expected="question, passage, grade",
+        hint=(
+            "a first row such as corpus-id<TAB>query-id<TAB>score names the columns of judgements, one such as"
+            " id<TAB>question or datasets.<name>.id_col those of questions; JSON lines keep ids"
+        ),
+    )
 
 
 def grade_of(text: str) -> int | None:

@@ -44,10 +44,10 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
     """
     question = text_of(checked_text(record, "question"), "question")
     if record.get("positive_ctxs") is None:
-        found, keys = (
-            ("null", "") if "positive_ctxs" in record else ("missing", f"; the keys are {keys_of(record)}")
+        found = "null" if "positive_ctxs" in record else "missing"
+        raise ValueError(
+            f"positive_ctxs is {found}, expected a list of passages; the keys are {keys_of(record)}"
         )
-        raise ValueError(f"positive_ctxs is {found}, expected a list of passages{keys}")
     return TrainingSample(
         question=question,
         positives=_passages(record, "positive_ctxs"),
@@ -157,15 +157,6 @@ def with_scores(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[
     return tuple(
         replace(passage, teacher_score=score) for passage, score in zip(passages, scores, strict=True)
     )
-
-
-def with_ids(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[Passage, ...]:
-    """The passages with a list of ids, one for each or null. Raises ValueError for anything else."""
-    ids = [
-        None if key is None else id_of(key, f"{where}[{index}]")
-        for index, key in enumerate(_one_for_each(passages, value, where))
-    ]
-    return tuple(replace(passage, id=key) for passage, key in zip(passages, ids, strict=True))
 
 
 def _one_for_each(passages: tuple[Passage, ...], value: Any, where: str) -> list[Any]:
@@ -291,8 +282,7 @@ def answers_in(text: str) -> Any:
     """The value of a literal of Python or JSON, or of a list as numpy prints it, with spaces between its
     items; tuples become lists.
 
-    ``['a' 'b']``, ``array(['a', 'b'], dtype=object)`` and ``[np.str_('a')]`` are lists of texts, although
-    Python would join the texts of the first.
+    ``['a' 'b']`` is a list of two texts, although Python would join them.
 
     Raises:
         ValueError: the text is no such literal.
@@ -301,8 +291,7 @@ def answers_in(text: str) -> Any:
         with warnings.catch_warnings():
             # regex answers such as '\d' are legal literals for which Python warns
             warnings.simplefilter("ignore")
-            tree = ast.parse(_with_commas(text.strip()), mode="eval")
-            value = ast.literal_eval(_WithoutNumpy().visit(tree))
+            value = ast.literal_eval(_with_commas(text.strip()))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         shown = ascii(text[:60]) + ("..." if len(text) > 60 else "")
         raise ValueError(
@@ -328,23 +317,6 @@ def _with_commas(literal: str) -> str:
         end_of_text = token.end if token.type == tokenize.STRING else None
         parts.append(token.string)
     return " ".join(parts)
-
-
-class _WithoutNumpy(ast.NodeTransformer):
-    """``array([...], dtype=...)`` becomes the list, ``np.str_('a')`` the text."""
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        name = (
-            node.func.attr
-            if isinstance(node.func, ast.Attribute)
-            else node.func.id
-            if isinstance(node.func, ast.Name)
-            else ""
-        )
-        if name not in ("array", "str_") or len(node.args) != 1:
-            return node
-        inner: ast.expr = self.visit(node.args[0])
-        return inner
 
 
 def passage_to_json(passage: Passage) -> dict[str, Any]:

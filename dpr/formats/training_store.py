@@ -18,7 +18,7 @@ import pyarrow as pa
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.arrow_batches import MappedBatches, write_batches
+from dpr.formats.arrow_files import MappedBatches, write_batches
 
 _ROWS = "rows.arrow"
 _DUPLICATES = "duplicates.npy"

@@ -2,7 +2,7 @@
 written last.
 
     X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of
-    int8 or of single bits
+    int8
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
         ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
         (write_ids in dpr/formats/arrays.py)
@@ -37,7 +37,6 @@ from dpr.formats.arrays import (
     array_writers,
     decode,
     encode,
-    is_coded,
     map_vectors,
     pack_ids,
 )
@@ -231,10 +230,10 @@ class VectorShard:
         float32."""
         for number in self._chunks:
             ids, arrays = self._arrays(number)
-            rows = _DECODED_ROWS if is_coded(self.dtype) else _PLAIN_ROWS
+            rows = _DECODED_ROWS if self.dtype == "int8" else _PLAIN_ROWS
             for start in range(0, len(ids), rows):
                 part = {name: array[start : start + rows] for name, array in arrays.items()}
-                yield ids[start : start + rows], decode(part, self.dtype, self.dimension)
+                yield ids[start : start + rows], decode(part)
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
@@ -252,7 +251,7 @@ class VectorShard:
             parts.append(
                 (
                     ids[part],
-                    decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension),
+                    decode({name: array[part] for name, array in arrays.items()}),
                 )
             )
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([vectors for _, vectors in parts])
@@ -351,11 +350,8 @@ def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:
 
 
 def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing: bool) -> None:
-    """Raises InputError unless shards may be searched together: of one model and encoding, none missing.
-
-    Scores of float32, float16 and int8 agree to within a fraction of a percent. The error of single bits is
-    larger than the differences between good passages, so they are compared with each other only.
-    """
+    """Raises InputError unless shards may be searched together: of one model and encoding, none missing. Scores of
+    float32, float16 and int8 agree to within a fraction of a percent."""
     first_path, first = shards[0]
     for path, metadata in shards[1:]:
         for key, what in _MUST_AGREE.items():
@@ -365,13 +361,6 @@ def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing
                     f" {first.get(key)!r})"
                 )
                 raise InputError(found, file=path, hint="embed the corpus again with one model")
-        if (metadata.get("dtype") == "binary") != (first.get("dtype") == "binary"):
-            found = f"these vectors are {metadata.get('dtype')}, those of {first_path} {first.get('dtype')}"
-            raise InputError(
-                found,
-                file=path,
-                hint="binary vectors are searched with binary ones only; embed all with one out_dtype",
-            )
     groups: dict[tuple[Any, ...], dict[int, Path]] = {}
     for path, metadata in shards:
         number, of_corpus = metadata.get("shard_id"), tuple(metadata.get(key) for key in _OF_CORPUS)

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.suggestions import suggestion
-from dpr.formats.archives import is_archive, unpack
-from dpr.formats.downloads import download
+from dpr.formats.downloads import download, unpack
 from dpr.jobs.catalogue import Catalogue
 from dpr.preparation.settings import DownloadConfig, ResourceConfig
 from dpr.storage.outputs import require_writable
@@ -34,10 +33,8 @@ def run(config: DownloadConfig) -> None:
         for url, target in files_of(key, resource, Path(config.output_dir)):
             is_new = download(url, target, sha256=resource.sha256 if url == resource.url else None)
             print(f"{target}: {'fetched' if is_new else 'there already'}, {target.stat().st_size:,} bytes")
-            if is_archive(target):
-                folder = target.with_name(
-                    target.name.split(".tar")[0].removesuffix(".zip").removesuffix(".tgz")
-                )
+            if target.name.endswith(".zip"):
+                folder = target.with_suffix("")
                 if folder.exists():
                     print(f"{folder}: there already")
                 else:

@@ -54,7 +54,7 @@ dpr prepare corpus.jsonl pairs=[crops,title] rounds=4 out=data/pseudo
     """Format to write."""
     on_bad_row: str = setting("fail", choices=("fail", "skip"))
     """skip lists bad rows in <out>.rejected.jsonl."""
-    max_bad_rows: int | None = setting(None, unit="rows", least=0)
+    max_bad_rows: int = setting(100, unit="rows", least=0)
     """How many may be skipped; absent = 100, or 0.1% of all if that is more."""
     suspects: str | None = setting(None, path="input")
     """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""

@@ -20,8 +20,6 @@ from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
-SKIPPED_SHARE = 0.001
-
 
 @dataclass(slots=True)
 class ConversionCounts(Counts):
@@ -104,7 +102,7 @@ def convert(
     format_name: str = "",
     to: str = "dpr",
     skip_bad_rows: bool = False,
-    max_bad_rows: int | None = None,
+    max_bad_rows: int = 100,
     corrections: Corrections | None = None,
     overwrite: bool = False,
 ) -> ConversionCounts | None:
@@ -112,7 +110,7 @@ def convert(
     that was done before.
 
     Bad rows end the conversion, or with ``skip_bad_rows`` are listed in ``<out>.rejected.jsonl``: up to
-    ``max_bad_rows``, by default 100 or a thousandth of the rows read so far, whichever is more.
+    ``max_bad_rows``.
 
     Raises:
         InputError: a bad row, too many of them, no usable row, or ``out`` exists, made of something else, and
@@ -131,9 +129,8 @@ def convert(
         "bad rows": [skip_bad_rows, max_bad_rows],
     }
     made_of |= {"suspects": corrections.identity} if corrections else {}
-    limit = (100 if max_bad_rows is None else max_bad_rows) if skip_bad_rows else None
-    share = SKIPPED_SHARE if max_bad_rows is None and skip_bad_rows else 0.0
-    usable = UsableRows(limit, share=share, file=out.with_name(f"{out.name}.rejected.jsonl"))
+    limit = max_bad_rows if skip_bad_rows else None
+    usable = UsableRows(limit, file=out.with_name(f"{out.name}.rejected.jsonl"))
     assert writer is not None
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if not is_missing:

@@ -212,7 +212,7 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
     """
     check = DataCheck()
     for path in files:
-        for row in format_of(path, options, fallback="dpr").read(path, options):
+        for row in format_of(path, options).read(path, options):
             check.add(row)
     for note in options.unread.warnings.values():
         check.findings[UNREAD].add(note)

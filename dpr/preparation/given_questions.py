@@ -12,9 +12,15 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.formats.corpora import is_json_name
 from dpr.formats.delimited import form_of, rows_of
-from dpr.formats.documents.document import Block, Section, one_line
-from dpr.formats.documents.registry import decoded
-from dpr.formats.documents.tables import ANSWERS, QUESTIONS, column
+from dpr.formats.documents.document import (
+    ANSWERS,
+    QUESTIONS,
+    Block,
+    Section,
+    column,
+    decoded,
+    one_line,
+)
 from dpr.formats.json_records import iter_json_objects
 from dpr.preparation.passages import Piece, cut_section, passage_prefix
 from dpr.preparation.question_pairs import GIVEN, QuestionPair, sections_of, words_of

@@ -19,8 +19,7 @@ from pathlib import PurePosixPath
 
 from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage
-from dpr.formats.documents.document import Block, Section
-from dpr.formats.documents.python_source import name_as_words
+from dpr.formats.documents.document import Block, Section, name_as_words
 from dpr.preparation.folder_files import ReadFile
 
 SEPARATOR = " > "

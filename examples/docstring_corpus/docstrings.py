@@ -18,14 +18,14 @@ import multiprocessing
 import os
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.formats.documents.python_source import RULE, clean_markup, documented, parse
 from dpr.preparation.passages import first_sentence
 
 STANDARD_LIBRARY = "stdlib"
@@ -56,6 +56,16 @@ MIN_QUESTION_WORDS = 4
 MAX_QUESTION_WORDS = 32
 MIN_PASSAGE_WORDS = 15
 MAX_PASSAGE_WORDS = 200
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_TARGET = re.compile(r"`([^`<]+?)\s*<[^`>]+>`_{1,2}")
+RULE = re.compile(r"[-=~^*+#\"'`.:_|\s]{3,}")
+"""A line of signs only: a row under a title, or of a table."""
+_VERSION_NOTE = re.compile(
+    r"\.\. *(versionadded|versionchanged|deprecated|index|currentmodule|module|autosummary|plot)::"
+)
+_DIRECTIVE = re.compile(r"\.\. *[\w:-]+::|^:(param|type|return|returns|rtype|raises|keyword|arg)\b")
+_ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
 
 logger = get_logger(__name__)
 
@@ -201,3 +211,46 @@ def _read_file(source: SourceFile) -> list[Docstring] | None:
         if parts is not None:
             found.append(Docstring(name, source.module, *parts))
     return found
+
+
+def parse(code: str | bytes, name: str) -> ast.Module:
+    """The tree of a file; invalid escapes in other people's strings are no warning here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code, filename=name)
+
+
+def documented(tree: ast.Module, module: str) -> Iterator[tuple[str, Documented]]:
+    """The module, its classes, functions and methods, also those under ``if`` and ``try``; not what functions
+    define inside."""
+    yield module, tree
+    stack: list[tuple[str, Iterable[ast.stmt]]] = [(module, tree.body)]
+    while stack:
+        prefix, body = stack.pop()
+        for statement in body:
+            if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{prefix}.{statement.name}"
+                yield name, statement
+                if isinstance(statement, ast.ClassDef):
+                    stack.append((name, statement.body))
+            elif isinstance(statement, ast.If | ast.Try):
+                stack.append((prefix, statement.body))
+                stack.append((prefix, statement.orelse))
+
+
+def clean_markup(text: str) -> str:
+    """Keeps the prose: takes out interpreter sessions, reStructuredText roles, directives and rules, and
+    back-quotes."""
+    lines = []
+    in_session = False
+    for line in text.split("\n"):
+        stripped = line.strip()
+        in_session = bool(stripped) and (in_session or stripped.startswith((">>>", "In [")))
+        if in_session or RULE.fullmatch(stripped) or _VERSION_NOTE.match(stripped):
+            continue
+        lines.append(_DIRECTIVE.sub("", stripped))
+    lines = [
+        line if line.isprintable() else "".join(sign if sign.isprintable() else " " for sign in line)
+        for line in lines
+    ]
+    return _TARGET.sub(r"\1", _ROLE.sub(r"\1", "\n".join(lines))).replace("`", "")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.formats.documents.python_source import clean_markup
 from examples.docstring_corpus.docstrings import (
     MAX_PASSAGE_WORDS,
+    clean_markup,
     default_packages,
     find_sources,
     read_docstrings,

@@ -20,9 +20,9 @@ import torch
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.report.reading import Retrieval, read_training
-from dpr.formats.archives import unpack
 from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
 from dpr.formats.corpora import check_unique_ids, read_passages
+from dpr.formats.downloads import unpack
 from dpr.formats.metrics_files import read_evaluation, read_metrics
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
@@ -309,8 +309,6 @@ SUBJECTS: dict[str, Subject] = {
     "saved splits": Subject(
         "d/dataset_dict.json", _saved_dataset, lambda path: _read_foreign(path.parent), JSON
     ),
-    "tar": Subject("x.tar", one("x.tar", _archive("w")), _unpack, BYTES),
-    "tar gzip": Subject("x.tar.gz", one("x.tar.gz", _archive("w:gz")), _unpack, BYTES),
     "zip": Subject("x.zip", one("x.zip", _archive("zip")), _unpack, BYTES),
     "parquet": _foreign("c.parquet", _parquet(), BYTES),
     "beir": _foreign(
@@ -398,7 +396,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "shard manifest": Subject("v_0/manifest.json", _shard_files, _read_shard, JSON),
     "shard vectors": Subject("v_0/vectors-00000.npy", _shard_files, _read_shard, BYTES),
-    "shard codes": Subject("v_0/vectors-00000.npy", partial(_shard_files, "binary"), _read_shard, BYTES),
+    "shard codes": Subject("v_0/vectors-00000.npy", partial(_shard_files, "int8"), _read_shard, BYTES),
     "shard scales": Subject("v_0/scales-00000.npy", partial(_shard_files, "int8"), _read_shard, BYTES),
     "shard ids": Subject("v_0/ids-00000.npy", _shard_files, _read_shard, BYTES),
     "run.json": Subject(

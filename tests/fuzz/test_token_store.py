@@ -19,7 +19,7 @@ from dpr.core.records import TrainingSample
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats import arrow_batches
+from dpr.formats import arrow_files
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from tests.fuzz.mutations import BYTES, JSON, mutate
 from tests.fuzz.test_readers import CASES, FIRST
@@ -32,7 +32,7 @@ OPTIONS = DataSetSettings(query_prefix="ba")
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingSet:
     """24 rows in two parts."""
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(arrow_batches, "BATCH_ROWS", 3)
+    monkeypatch.setattr(arrow_files, "BATCH_ROWS", 3)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     write_training_set(tmp_path / "train.jsonl", make_samples(24, seed=4))

@@ -7,6 +7,7 @@ text. An archive, or the streams of a PDF, may unpack to ``MOST_UNPACKED`` bytes
 
 from __future__ import annotations
 
+import codecs
 import html
 import io
 import logging
@@ -17,13 +18,21 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from dpr.core.errors import InputError, first_line
 from dpr.core.lazy import require
-from dpr.formats.documents.document import Block, Document, Section, one_line, paragraphs
+from dpr.formats.documents.document import (
+    Block,
+    Document,
+    Section,
+    decoded,
+    one_line,
+    paragraphs,
+    rows_as_sections,
+)
 from dpr.formats.documents.markdown import read_markdown
-from dpr.formats.documents.tables import rows_as_sections
 
 MOST_UNPACKED = 256 * 2**20
 MOST_CELLS = 5_000_000
@@ -37,15 +46,28 @@ _CONVERTERS = {
 _NOT_CONTENT = (
     "script style input noscript template svg nav footer aside form select button head a.headerlink"
 )
+_CHARSETS = re.compile(
+    r"utf-8|utf-16(-[bl]e)?|ascii|cp\d+|iso8859-\d+|koi8-\w|gb\w+|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+"
+)
+_AS_IN_BROWSERS = {
+    "ascii": "cp1252",
+    "iso8859-1": "cp1252",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "utf-16": "utf-8",  # what could be searched for its charset is not UTF-16
+}
 _HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
 _STREAM = re.compile(rb"(?<!end)stream\r?\n")
 
 
-def read_html(text: str) -> Document:
-    """What a reader of a page sees, without its navigation, forms and scripts."""
+def read_html(data: bytes) -> Document:
+    """What a reader of a page sees, without its navigation, forms and scripts, in the charset that it declares."""
     bs4 = _package("bs4", "HTML")
     with _quietly():
-        soup = bs4.BeautifulSoup(text, "lxml")
+        declared = bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
+        soup = bs4.BeautifulSoup(decoded(data, _charset(declared)), "lxml")
     has_heading = soup.find("h1") is not None
     title = soup.title.get_text() if soup.title is not None and not has_heading else ""
     for node in soup.find_all(string=lambda node: isinstance(node, bs4.element.PreformattedString)):
@@ -67,8 +89,28 @@ def read_html(text: str) -> Document:
     return _without_lines(read_markdown(markdown, title))
 
 
-def read_office(data: bytes, suffix: str) -> Document:
+def _charset(declared: str) -> str:
+    """The encoding of the name that a page declares; browsers take some names for a larger encoding.
+
+    Raises:
+        InputError: nothing of this name is known.
+    """
+    if not declared:
+        return ""
+    try:
+        name = codecs.lookup(declared).name
+    except (LookupError, ValueError):
+        name = ""
+    if not _CHARSETS.fullmatch(name):
+        raise InputError(
+            f"declares the charset {declared[:40]!a}, which is not known", hint="save the file as UTF-8"
+        )
+    return _AS_IN_BROWSERS.get(name, name)
+
+
+def read_office(data: bytes, path: PurePath) -> Document:
     """Word, PowerPoint and EPUB."""
+    suffix = path.suffix.lower()
     _require_small_archive(data, suffix)
     markdown, title = _markdown(data, suffix)
     if suffix == ".epub":
@@ -119,11 +161,8 @@ def read_pdf(data: bytes) -> Document:
             if inflate.eof:
                 break
     pdfminer = _package("pdfminer.high_level", "PDF")
-    pdfplumber = _package("pdfplumber", "PDF")
     logging.getLogger("pdfminer").setLevel(logging.CRITICAL)  # its remarks on files that it repairs
     try:
-        with pdfplumber.open(io.BytesIO(data)) as pdf:
-            title = str(pdf.metadata.get("Title") or "")
         texts = pdfminer.extract_text(io.BytesIO(data)).split("\f")
     except Exception as error:
         raise _unreadable(error, "PDF") from None
@@ -132,7 +171,7 @@ def read_pdf(data: bytes) -> Document:
         joined = [one_line(_HYPHEN.sub(r"\1", "\n".join(lines))) for _, lines in paragraphs(text.split("\n"))]
         if blocks := tuple(Block(part) for part in joined if part):
             sections.append(Section((f"page {number}",), blocks, number))
-    return Document(one_line(title), tuple(sections), has_written_headings=False)
+    return Document("", tuple(sections), has_written_headings=False)
 
 
 def _markdown(data: bytes, suffix: str) -> tuple[str, str]:

@@ -1,4 +1,5 @@
-"""What every reader of documents makes: a title, and sections with their headings."""
+"""What every reader of documents makes: a title, and sections with their headings; and the rows of tables as
+sections."""
 
 from __future__ import annotations
 
@@ -6,8 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpr.core.errors import InputError
+
 _ASKED = re.compile(r"(?:Q|Question|Frage)\s?\d*\s?[:.)]\s+(?P<text>.+\?)", re.IGNORECASE)
 _ANSWERED = re.compile(r"(?:A|Answer|Antwort)\s?\d*\s?[:.)]\s+", re.IGNORECASE)
+QUESTIONS = ("question", "query", "q", "prompt")
+ANSWERS = ("answer", "answers", "response", "a", "passage", "reply")
+_TITLES = ("title", "name", "heading", "subject", "topic")
+_TEXTS = ("text", "body", "content", "description", "abstract", "summary", "passage", "answer")
+_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+_BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
+_MOST_ACCENTS = 0.3
 BELOW_ALL = 7
 """The level of a heading that every other one ends: a question in a list of questions, a defined term."""
 
@@ -126,3 +136,76 @@ def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
         blocks[-1][1].append(line)
         is_open = True
     return blocks
+
+
+def name_as_words(name: str) -> str:
+    """``pandas.io.parsers.TextFileReader.get_chunk`` -> ``pandas io parsers Text File Reader get chunk``."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    return " ".join(re.split(r"[\W_]+", apart)).strip()
+
+
+def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Section]:
+    """A section for every row under the first, which is the header; each row with its number.
+
+    Raises:
+        InputError: there is no row under the header.
+    """
+    if len(numbered) < 2:
+        raise InputError("no row under the header")
+    header = [name.strip() for name in numbered[0][1]]
+    question, answer = column(header, QUESTIONS), column(header, ANSWERS)
+    title, body = column(header, _TITLES), column(header, _TEXTS)
+    is_faq = question is not None and answer is not None
+    sections = []
+    for line, row in numbered[1:]:
+        cells = [one_line(cell) for cell in row] + [""] * (len(header) - len(row))
+        heading = ""
+        if question is not None and answer is not None:
+            heading = cells[question]
+            text = cells[answer]
+        elif body is not None:
+            heading = cells[title] if title is not None else ""
+            text = cells[body]
+        else:
+            text = ". ".join(f"{name}: {cell}" for name, cell in zip(header, cells) if cell)
+        if text:
+            sections.append(
+                Section((heading,) if heading else (), (Block(text),), line, is_faq and bool(heading))
+            )
+    return sections
+
+
+def column(header: Sequence[str], names: Sequence[str]) -> int | None:
+    """The number of the first column with one of these names, the first name first."""
+    lower = [name.strip().lower() for name in header]
+    return next((lower.index(name) for name in names if name in lower), None)
+
+
+def decoded(data: bytes, charset: str = "") -> str:
+    """The text of a file: by its byte order mark, else in ``charset``, else UTF-8, or else the Western
+    European of Windows.
+
+    Raises:
+        InputError: it is not in ``charset``, holds bytes that no text has, or is neither UTF-8 nor Western
+        European.
+    """
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), charset or "utf-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        if encoding != "utf-8" or charset:
+            raise InputError(
+                f"byte {error.start + 1} (0x{data[error.start]:02x}) is not {encoding}, which the file says"
+                " it is in"
+            ) from None
+        text = data.decode("cp1252", errors="replace")
+        letters = [sign for sign in text if sign.isalpha() or sign == "\ufffd"]
+        if sum(not sign.isascii() for sign in letters) > _MOST_ACCENTS * len(
+            letters
+        ):  # Cyrillic, Chinese ... would become gibberish
+            raise InputError(
+                "neither UTF-8 nor Western European text", hint="save the file as UTF-8"
+            ) from None
+    if match := _BINARY.search(text):
+        raise InputError(f"not text: it holds the byte 0x{ord(match[0]):02x}")
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.arrow_files import chosen_split
+from dpr.formats.corpora import require_word
 from dpr.formats.question_sets import Judgement, judgement_rows
 from dpr.formats.text_store import TextStore, open_store
 from dpr.formats.training_files.rows import (
     Note,
     ReadOptions,
     SourceRow,
-    chosen_split,
     content_id,
     joined,
     parsed_row,
@@ -50,61 +51,46 @@ def write(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> i
     seen: dict[str, int] = {}
     count = 0
     # A caller that gives a note has checked what is there, and may be allowed to replace it.
-    with durable_folder(
-        path, overwrite=note is not None, metadata={"kind": "BEIR layout", "made_of": note}
-    ) as folder:
+    with (
+        durable_folder(
+            path, overwrite=note is not None, metadata={"kind": "BEIR layout", "made_of": note}
+        ) as folder,
+        open(folder / "corpus.jsonl", "w", encoding="utf-8") as corpus,
+        open(folder / "queries.jsonl", "w", encoding="utf-8") as queries,
+    ):
         (folder / "qrels").mkdir()
-        with (
-            open(folder / "corpus.jsonl", "w", encoding="utf-8") as corpus,
-            open(folder / "queries.jsonl", "w", encoding="utf-8") as queries,
-            open(folder / "qrels" / "train.tsv", "w", encoding="utf-8") as qrels,
-        ):
+        with open(folder / "qrels" / "train.tsv", "w", encoding="utf-8") as qrels:
             qrels.write("query-id\tcorpus-id\tscore\n")
             for count, sample in enumerate(samples, 1):
-                query = {
-                    "_id": str(count - 1),
-                    "text": sample.question,
-                    "metadata": {"answers": list(sample.answers)},
-                }
+                key = str(count - 1)
+                metadata = {"answers": list(sample.answers)}
+                query = {"_id": key, "text": sample.question, "metadata": metadata}
                 queries.write(json.dumps(query, ensure_ascii=False) + "\n")
                 grades: dict[str, int] = {}
-                for passages, grade in (
-                    (sample.positives, 1),
-                    (sample.hard_negatives + sample.other_negatives, 0),
-                ):
-                    for passage in passages:
-                        key = content_id(passage)
-                        if _is_new(passage, key, seen, path):
-                            corpus.write(
-                                json.dumps(
-                                    {"_id": key, "title": passage.title, "text": passage.text},
-                                    ensure_ascii=False,
-                                )
-                                + "\n"
-                            )
-                        grades.setdefault(key, grade)
-                qrels.writelines(f"{count - 1}\t{key}\t{grade}\n" for key, grade in grades.items())
+                negatives = sample.hard_negatives + sample.other_negatives
+                for passage in sample.positives + negatives:
+                    name = content_id(passage)
+                    if _is_new(passage, name, seen, path):
+                        record = {"_id": name, "title": passage.title, "text": passage.text}
+                        corpus.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    grades.setdefault(name, int(passage in sample.positives))
+                qrels.writelines(f"{key}\t{name}\t{grade}\n" for name, grade in grades.items())
     return count
 
 
 def _is_new(passage: Passage, key: str, seen: dict[str, int], path: Path) -> bool:
+    require_word(key, path)
     content = hash((passage.title, passage.text))
-    known = seen.get(key)
-    if known is None:
-        if not key or key.split() != [key]:
-            raise InputError(
-                f"the passage id {key!a} is empty or holds white space",
-                file=path,
-                expected="ids that a qrels file can hold",
-            )
+    if key not in seen:
         seen[key] = content
-    elif known != content:
+        return True
+    if seen[key] != content:
         raise InputError(
             f"two different passages have the id {key!a}",
             file=path,
             hint="give the passages of one corpus at a time",
         )
-    return known is None
+    return False
 
 
 def _qrels_file(folder: Path, split: str) -> Path:
@@ -137,12 +123,10 @@ def _beside(folder: Path, name: str, path: Path) -> Path:
 
 def _rows(qrels: Path, corpus: TextStore, queries: TextStore, min_grade: float) -> Iterator[SourceRow]:
     parse = partial(_sample, corpus, queries, min_grade)
-    for _, group in groupby(
-        judgement_rows(qrels), key=lambda item: item[2][0] if isinstance(item[2], tuple) else item[1][0]
-    ):
+    for _, group in groupby(judgement_rows(qrels), key=_question_of):
         graded: list[tuple[int, SourceRow]] = []
-        for line, columns, found in group:
-            row = parsed_row(qrels, line, lambda _, found=found: parse(found), columns)  # type: ignore[misc]
+        for line, found in group:
+            row = parsed_row(qrels, line, parse, found)
             if row.sample is None or isinstance(found, str):
                 yield row
             else:
@@ -151,21 +135,19 @@ def _rows(qrels: Path, corpus: TextStore, queries: TextStore, min_grade: float) 
         yield from joined(row for _, row in graded)
 
 
+def _question_of(row: tuple[int, Judgement | str]) -> str:
+    return "" if isinstance(row[1], str) else row[1][0]
+
+
 def _sample(
     corpus: TextStore, queries: TextStore, min_grade: float, found: Judgement | str
 ) -> TrainingSample:
     if isinstance(found, str):
         raise ValueError(found)
     question, key, grade = found
-    if question not in queries and key in queries and question in corpus:
-        raise ValueError(
-            "the passage comes first, and the question second; a header corpus-id<TAB>query-id<TAB>score"
-            " says so"
-        )
     text, answers = queries.question(question)
     passage = corpus.passage(key)
-    if not passage.text.strip():
-        raise ValueError(f"the passage {passage.id!a} has an empty text, expected some text")
+    text_of(passage.text, f"the text of passage {key!a}")
     positives = (passage,) if grade >= min_grade else ()
     return TrainingSample(
         text_of(text, "the question"), positives, (passage,) if grade <= 0 else (), answers=answers

@@ -7,15 +7,16 @@ sample.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.arrow_files import is_arrow
 from dpr.formats.column_names import (
     GRADES,
     LABELS,
@@ -25,19 +26,23 @@ from dpr.formats.column_names import (
     QUESTION_IDS,
     QUESTIONS,
     TITLES,
-    are_names,
     name_in,
     named_columns,
-    normal_name,
     require_distinct,
     require_name,
-    warn_of_header,
 )
 from dpr.formats.delimited import table_form, table_rows
 from dpr.formats.text_input import open_input
 from dpr.formats.text_store import TextStore, open_store
-from dpr.formats.training_files.arrow_rows import is_arrow, record_rows
-from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, parsed_row, preparing
+from dpr.formats.training_files.rows import (
+    ReadOptions,
+    SourceRow,
+    joined,
+    parsed_row,
+    preparing,
+    record_rows,
+    unnumbered,
+)
 from dpr.formats.training_records import (
     TEVATRON_LISTS,
     answers_in,
@@ -49,44 +54,41 @@ from dpr.formats.training_records import (
     split_by_grade,
     text_of,
     title_of,
-    with_ids,
     with_scores,
 )
 
 HEAD_BYTES = 2**16
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
-_NEGATIVES = re.compile(r"(hard_)?neg(ative)?s?([_-]?\d+)?|neg_docs?|(hard_)?negative_(passages|ctxs)")
 _QUESTION_IDS = tuple(name for name in QUESTION_IDS if name not in ("_id", "id"))  # which are the row's
 _POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
-_NEGATIVE_IDS = re.compile(r"(negative|neg)_(document_|passage_)?ids?|negative_id_\d+")
+_NEGATIVE_IDS = (
+    "negative_id",
+    "negative_ids",
+    "negative_document_ids",
+    "neg_id",
+    "neg_ids",
+    "negative_passage_id",
+    "negative_passage_ids",
+)
 _ROLES_OF_TABLES = {
     "question": (*QUESTIONS, *QUESTION_IDS),
     "positive": (*POSITIVES, "text", "answer", *PASSAGE_IDS),
     "negative": NEGATIVES,
 }
-_KNOWN_LISTS = KnownKeys(
-    (
-        *QUESTIONS,
-        *POSITIVES,
-        *QUESTION_IDS,
-        *_POSITIVE_IDS,
-        *TITLES,
-        "negative",
-        "negatives",
-        "hard_negatives",
-        "negative_passages",
-        "negative_document_ids",
-        "answers",
-        "pos_id",
-        "pos_ids",
-        "pos_scores",
-        "neg_scores",
-        "prompt",
-        "type",
-    ),
-    re.compile(f"{_NEGATIVES.pattern}|{_NEGATIVE_IDS.pattern}"),
+_LISTS_KNOWN = (
+    *QUESTIONS,
+    *POSITIVES,
+    *NEGATIVES,
+    *_QUESTION_IDS,
+    *_POSITIVE_IDS,
+    *_NEGATIVE_IDS,
+    *TITLES,
+    "answers",
+    "pos_scores",
+    "neg_scores",
+    "prompt",
 )
-_KNOWN = KnownKeys((*_KNOWN_LISTS.names, *LABELS), _KNOWN_LISTS.others)
+_KNOWN = (*_LISTS_KNOWN, *LABELS)
 
 
 def has_columns(keys: Iterable[str]) -> bool:
@@ -109,28 +111,27 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
         raise ConfigError(
             f"unknown role of a column: {', '.join(sorted(unknown))}; choose one of {', '.join(ROLES)}"
         )
-    parser = _Parser(path, options, *_stores(options))
+    parser = _parser(path, options)
     if not is_arrow(path) and not head_of(path).lstrip().startswith(("{", "[")):
-        return joined(_table_rows(path, options, parser))
+        return joined(_table_rows(path, parser))
     return joined(record_rows(path, parser, options, _known(options)))
 
 
 def read_lists(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """Tevatron's records, version 1 with the passages in the row and version 2 with their ids and
     ``options.corpus``, and FlagEmbedding's: one row for each, whatever its question."""
-    queries, corpus = _stores(options)
-    return record_rows(path, _Parser(path, options, queries, corpus, labels=()), options, _KNOWN_LISTS)
+    return record_rows(path, replace(_parser(path, options), labels=()), options, _LISTS_KNOWN)
 
 
 def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """Rows of question and passage, or of question, passage and a label or score
     (``ReadOptions.min_grade``)."""
-    return joined(_rows_without_header(path, options, ("question", "positive")))
+    return joined(_rows_in_order(path, options, ("question", "positive")))
 
 
 def read_triples(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """Rows of question, positive and negative passage."""
-    return joined(_rows_without_header(path, options, ("question", "positive", "negative")))
+    return joined(_rows_in_order(path, options, ("question", "positive", "negative")))
 
 
 def head_of(path: Path) -> str:
@@ -143,74 +144,53 @@ def training_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The fields of every row that is not blank, with the line that the row ends on.
 
     Raises:
-        InputError: quotes that can be read in two ways, or what ``iter_lines`` raises.
+        InputError: what ``table_rows`` raises.
     """
     for line, fields in table_rows(path, table_form(path)):
         if any(field.strip() for field in fields):
             yield line, fields
 
 
-def _rows_without_header(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
+def _rows_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
     """Rows of a table whose columns are in the order of ``roles``, if no header says otherwise."""
-    queries, corpus = _stores(options)
-    if (queries is None) != (corpus is None):
+    parser = _parser(path, options)
+    if (parser.queries is None) != (parser.corpus is None):
         raise ConfigError(
             "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"
         )
-    names = ("the question", "column 2", "column 3")
-    parser = _Parser(path, replace(options, columns=dict(zip(roles, names, strict=False))), queries, corpus)
-    labelled = replace(options, columns={**parser.options.columns, "label": names[2]})
+    rows = training_rows(path)
+    line, first = next(rows, (1, []))
+    needed = {role: _ROLES_OF_TABLES[role] for role in roles}
+    order = named_columns(first, needed, {"label": GRADES}, file=path, line=line)
+    if order is None:
+        rows = chain([(line, first)], rows)
 
     def parse(fields: list[str]) -> TrainingSample:
-        is_number = len(fields) == 3 and number_of(fields[2]) is not None
-        is_graded = is_number and len(roles) == 2
-        if len(fields) != len(roles) + is_graded:
-            raise ValueError(f"{len(fields)} columns, expected {len(roles)}, separated by tabs")
-        if is_number and not is_graded and corpus is None:
-            advice = f"{preparing('format=pairs')} reads it as label or score"
-            raise ValueError(f"column 3 is the number {fields[2]}, expected a negative passage; {advice}")
-        if corpus is not None:
-            fields = [field.strip() for field in fields]
-        row = dict(zip(names, fields, strict=False))
-        return replace(parser, options=labelled)(row) if is_graded else parser(row)
-
-    order: dict[str, int] | None = None
-    num_columns = 0
-    for index, (line, fields) in enumerate(training_rows(path)):
-        if not index:
-            needed = {role: _ROLES_OF_TABLES[role] for role in roles}
-            order = named_columns(fields, needed, {"label": GRADES}, file=path, line=line)
-            num_columns = len(fields)
-            if order is not None:
-                continue
-            if normal_name(fields[0]) in QUESTIONS and are_names(fields):
-                warn_of_header(path, line, fields)
-                continue
-        if order is not None and len(fields) == num_columns:
+        columns = dict(zip(roles, ("the question", "column 2", "column 3"), strict=False))
+        if order is not None and len(fields) == len(first):
             fields = [fields[place] for place in order.values()]
+        if len(roles) == 2 and len(fields) == 3 and number_of(fields[2]) is not None:
+            columns["label"] = "column 3"
+        if len(fields) != len(columns):
+            raise ValueError(f"{len(fields)} columns, expected {len(roles)}, separated by tabs")
+        record = dict(zip(columns.values(), map(str.strip, fields) if parser.corpus else fields, strict=True))
+        return replace(parser, options=replace(options, columns=columns))(record)
+
+    for line, fields in rows:
         yield parsed_row(path, line, parse, fields)
 
 
-def _stores(options: ReadOptions) -> tuple[TextStore | None, TextStore | None]:
-    """Questions and passages that rows name by id, where they are given."""
-    queries = open_store(options.queries, cache_dir=options.cache_dir) if options.queries else None
-    corpus = open_store(options.corpus, cache_dir=options.cache_dir) if options.corpus else None
-    return queries, corpus
+def _known(options: ReadOptions) -> tuple[str, ...]:
+    return (*_KNOWN, *(name.partition(".")[0] for name in options.columns.values()))
 
 
-def _known(options: ReadOptions) -> KnownKeys:
-    named = (name.partition(".")[0] for name in options.columns.values())
-    return KnownKeys((*_KNOWN.names, *named), _KNOWN.others)
-
-
-def _table_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[SourceRow]:
+def _table_rows(path: Path, parse: _Parser) -> Iterator[SourceRow]:
     rows = training_rows(path)
     line, header = next(rows, (1, []))
-    names = [name.strip() if options.columns else name.strip().lower() for name in header]
-    known = _known(options)
-    read_names = {name for name in names if name in known.names or known.others.fullmatch(name)}
-    require_distinct(read_names, names, file=path, line=line)
-    options.unread.look(names, known, file=path, line=line)
+    names = [name.strip() if parse.options.columns else name.strip().lower() for name in header]
+    known = _known(parse.options)
+    require_distinct({name for name in names if unnumbered(name) in known}, names, file=path, line=line)
+    parse.options.unread.look(names, known, file=path, line=line)
 
     def parse_fields(fields: list[str]) -> TrainingSample:
         if len(fields) != len(names):
@@ -229,6 +209,13 @@ def _cell(field: str) -> Any:
     return field or None
 
 
+def _parser(path: Path, options: ReadOptions) -> _Parser:
+    """With the questions and passages that rows name by id, where they are given."""
+    queries = open_store(options.queries, cache_dir=options.cache_dir) if options.queries else None
+    corpus = open_store(options.corpus, cache_dir=options.cache_dir) if options.corpus else None
+    return _Parser(path, options, queries, corpus)
+
+
 @dataclass(frozen=True, slots=True)
 class _Parser:
     """Record -> sample, by roles."""
@@ -240,15 +227,15 @@ class _Parser:
     labels: tuple[str, ...] = LABELS
 
     def __call__(self, record: dict[str, Any]) -> TrainingSample:
-        question, answers = self._question(record)
         named = self.options.columns
-        name = named.get("title") or name_in(record, TITLES) or "title"
-        title = title_of(_at(record, name) if name.split(".")[0] in record else None, name)
+        question, answers = self._question(record)
+        name = named.get("title") or name_in(record, TITLES)
+        title = title_of(_at(record, name), name) if name else ""
         positives = self._passages(record, self._positive_column(record), title)
         negatives: tuple[Passage, ...] = ()
         columns = [named["negative"]] if "negative" in named else self._negative_columns(record)
-        for name in columns:
-            negatives += self._passages(record, name)
+        for column in columns:
+            negatives += self._passages(record, column)
 
         label = named.get("label") or next((name for name in self.labels if record.get(name) is not None), "")
         if not label:
@@ -263,7 +250,7 @@ class _Parser:
             positives, negatives = passages[: len(positives)], passages[len(positives) :]
         else:  # a margin, perhaps, which tells nothing of one passage
             why = "a teacher's scores are a list, one for each passage, the positive's first"
-            self.options.unread.warn(label, why, file=self.path)
+            self.options.unread.warn(label, why, self.path)
         return TrainingSample(question, positives, negatives, answers=answers)
 
     def _question(self, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -285,35 +272,30 @@ class _Parser:
             )
         value = _at(record, named["answers"]) if "answers" in named else record.get("answers")
         if value is not None:
-            answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
+            answers = tuple(dict.fromkeys(checked_answers(value)))
         return question, answers
 
     def _positive_column(self, record: dict[str, Any]) -> str:
         if "positive" in self.options.columns:
             return self.options.columns["positive"]
-        if self.corpus is None:
-            ids = name_in(record, _POSITIVE_IDS)
-            if ids and not name_in(record, POSITIVES):
-                raise ValueError(
-                    f"the row names passages by id ({ids}); say where they are: {preparing('corpus=corpus.jsonl')}"
-                )
-        known = (*_POSITIVE_IDS, *POSITIVES) if self.corpus else POSITIVES
-        return _named(record, known, "positive")
+        ids = name_in(record, _POSITIVE_IDS)
+        if self.corpus is None and ids and not name_in(record, POSITIVES):
+            raise ValueError(
+                f"the row names passages by id ({ids}); say where they are: {preparing('corpus=corpus.jsonl')}"
+            )
+        return _named(record, (*_POSITIVE_IDS, *POSITIVES) if self.corpus else POSITIVES, "positive")
 
     def _negative_columns(self, record: dict[str, Any]) -> list[str]:
-        by_id = list(filter(_NEGATIVE_IDS.fullmatch, record)) if self.corpus else []
-        return by_id or list(filter(_NEGATIVES.fullmatch, record))
+        by_id = [key for key in record if unnumbered(key) in _NEGATIVE_IDS] if self.corpus else []
+        return by_id or [key for key in record if unnumbered(key) in NEGATIVES]
 
     def _passages(self, record: dict[str, Any], name: str, title: str = "") -> tuple[Passage, ...]:
         corpus = None if name in TEVATRON_LISTS else self.corpus
-        passages = passages_of(_flat(_at(record, name)), name, corpus, title=title)
-        if name not in ("pos", "neg"):
-            return passages
-        # FlagEmbedding's lists beside the texts.
-        if record.get(f"{name}_scores") is not None:
-            passages = with_scores(passages, record[f"{name}_scores"], f"{name}_scores")
-        ids = name_in(record, (f"{name}_id", f"{name}_ids"))
-        return with_ids(passages, record[ids], ids) if ids and record[ids] is not None else passages
+        passages = passages_of(_at(record, name), name, corpus, title=title)
+        scores = f"{name}_scores"  # FlagEmbedding's lists beside the texts
+        if name in ("pos", "neg") and record.get(scores) is not None:
+            return with_scores(passages, record[scores], scores)
+        return passages
 
 
 def _named(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:
@@ -324,19 +306,13 @@ def _named(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:
 
 
 def _at(record: Any, path: str) -> Any:
-    """The value at ``a.b``; of lists on the way, the values of all items."""
+    """The value at ``a.b``; of lists on the way, the values of all items as one list."""
+    if isinstance(record, list):
+        values = [_at(item, path) for item in record]
+        return [leaf for value in values for leaf in (value if isinstance(value, list) else [value])]
     if isinstance(record, dict) and path in record:
         return record[path]
     name, _, rest = path.partition(".")
-    if isinstance(record, list):
-        return [_at(item, path) for item in record]
     if not isinstance(record, dict) or name not in record:
         raise ValueError(f"no column {path!r}")
     return _at(record[name], rest) if rest else record[name]
-
-
-def _flat(value: Any) -> Any:
-    """Lists inside lists as one list; anything else as it is."""
-    if not isinstance(value, list):
-        return value
-    return [leaf for item in value for leaf in (_flat(item) if isinstance(item, list) else [item])]

@@ -13,8 +13,13 @@ from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import durable_text
 from dpr.formats.json_records import indented_record, iter_member_records
-from dpr.formats.training_files.arrow_rows import record_rows
-from dpr.formats.training_files.rows import KnownKeys, Note, ReadOptions, SourceRow, content_id, parsed_row
+from dpr.formats.training_files.rows import (
+    Note,
+    ReadOptions,
+    SourceRow,
+    content_id,
+    record_rows,
+)
 from dpr.formats.training_records import (
     checked_answers,
     sample_from_json,
@@ -24,7 +29,7 @@ from dpr.formats.training_records import (
 )
 from dpr.storage.strict_json import describe
 
-_DPR_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"))
+_DPR_KEYS = ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 
 def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -47,34 +52,33 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note
 
 
 def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
-    return {
-        "query_id": str(number),
-        "query": sample.question,
-        **({"answers": list(sample.answers)} if sample.answers else {}),
-        "positive_passages": [_tevatron_passage(passage) for passage in sample.positives],
-        "negative_passages": [
-            _tevatron_passage(passage) for passage in sample.hard_negatives + sample.other_negatives
-        ],
-    }
+    record: dict[str, Any] = {"query_id": str(number), "query": sample.question}
+    if sample.answers:
+        record["answers"] = list(sample.answers)
+    negatives = sample.hard_negatives + sample.other_negatives
+    record["positive_passages"] = [_tevatron_passage(passage) for passage in sample.positives]
+    record["negative_passages"] = [_tevatron_passage(passage) for passage in negatives]
+    return record
 
 
 def _tevatron_passage(passage: Passage) -> dict[str, Any]:
-    record = {"docid": content_id(passage), "title": passage.title, "text": passage.text}
-    return record if passage.teacher_score is None else {**record, "score": passage.teacher_score}
+    record: dict[str, Any] = {"docid": content_id(passage), "title": passage.title, "text": passage.text}
+    if passage.teacher_score is not None:
+        record["score"] = passage.teacher_score
+    return record
 
 
 def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
     """Title and text are joined by a space; ids and answers have no place in this format."""
-    lists = {"pos": sample.positives, "neg": sample.hard_negatives + sample.other_negatives}
     record: dict[str, Any] = {"query": sample.question}
+    lists = {"pos": sample.positives, "neg": sample.hard_negatives + sample.other_negatives}
     for key, listed in lists.items():
         record[key] = [
             f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed
         ]
     if any(passage.teacher_score is not None for listed in lists.values() for passage in listed):
-        record |= {
-            f"{key}_scores": [passage.teacher_score for passage in listed] for key, listed in lists.items()
-        }
+        for key, listed in lists.items():
+            record[f"{key}_scores"] = [passage.teacher_score for passage in listed]
     return record
 
 
@@ -102,45 +106,43 @@ def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """SQuAD's JSON (also SQuADShifts and others of its form): one row per question, article by article; its
     title is that of its passages.
 
-    A question without answer in its paragraph (SQuAD 2.0) has no positive. Bad rows are named by the line of
-    their article and the place inside it, since most such files are a single line.
+    A question without answer in its paragraph (SQuAD 2.0) has no positive. A bad row ends its article. It is
+    named by the line of the article and the place inside it, since most such files are a single line.
     """
     for index, record in enumerate(iter_member_records(path, "data")):
-        line = record.line
-        if record.error is not None:
-            yield SourceRow(path, line, None, record.error, record.sha256())
-            continue
-        article = record.value
-        paragraphs = article.get("paragraphs")
-        if not isinstance(paragraphs, list):
-            problem = InputError(f"data[{index}] has no list of paragraphs", file=path, line=line)
-            yield SourceRow(path, line, None, problem)
-            continue
-        title = article.get("title")
-        # File names of Wikipedia pages have underscores for spaces.
-        title = title.replace("_", " ") if isinstance(title, str) else title
-        for number, paragraph in enumerate(paragraphs):
-            inside = f"data[{index}].paragraphs[{number}]"
-            if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
-                expected = "an object with context and a list qas"
-                problem = InputError(f"{inside} is not a paragraph", file=path, line=line, expected=expected)
-                yield SourceRow(path, line, None, problem)
-                continue
-            for place, entry in enumerate(paragraph["qas"]):
-                parse = partial(_squad_sample, paragraph.get("context"), title, inside, place)
-                yield parsed_row(path, line, parse, entry)
+        try:
+            if record.error is not None:
+                raise record.error
+            for sample in _squad_samples(record.value, f"data[{index}]"):
+                yield SourceRow(path, record.line, sample)
+        except ValueError as error:
+            problem = (
+                error
+                if isinstance(error, InputError)
+                else InputError(str(error), file=path, line=record.line)
+            )
+            yield SourceRow(path, record.line, None, problem)
 
 
-def _squad_sample(context: Any, title: Any, inside: str, place: int, entry: Any) -> TrainingSample:
-    where = f"{inside}.qas[{place}]"
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} is not an object, expected a question with its answers")
-    question = text_of(entry.get("question"), f"{where}.question")
-    passage = Passage(text_of(context, f"{inside}.context"), title_of(title, "title"))
-    if entry.get("is_impossible") is True:
-        return TrainingSample(question, ())
-    listed = entry.get("answers") or []
-    if not isinstance(listed, list) or any(not isinstance(answer, dict) for answer in listed):
-        raise ValueError(f"{where}.answers is {describe(listed)}, expected a list of objects with text")
-    answers = checked_answers(list(dict.fromkeys(str(answer.get("text", "")) for answer in listed)))
-    return TrainingSample(question, (passage,), answers=tuple(answer for answer in answers if answer))
+def _squad_samples(article: dict[str, Any], where: str) -> Iterator[TrainingSample]:
+    # File names of Wikipedia pages have underscores for spaces.
+    title = title_of(article.get("title"), f"{where}.title").replace("_", " ")
+    for inside, paragraph in _objects(article.get("paragraphs"), f"{where}.paragraphs"):
+        passage = Passage(text_of(paragraph.get("context"), f"{inside}.context"), title)
+        for place, entry in _objects(paragraph.get("qas"), f"{inside}.qas"):
+            question = text_of(entry.get("question"), f"{place}.question")
+            listed = _objects(entry.get("answers") or [], f"{place}.answers")
+            answers = checked_answers(
+                list(dict.fromkeys(str(answer.get("text", "")) for _, answer in listed))
+            )
+            if entry.get("is_impossible") is True:
+                yield TrainingSample(question, ())
+            else:
+                yield TrainingSample(question, (passage,), answers=tuple(filter(None, answers)))
+
+
+def _objects(value: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a list, each with its place."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError(f"{where} is {describe(value)}, expected a list of objects")
+    return [(f"{where}[{number}]", item) for number, item in enumerate(value)]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import TrainingSample
+from dpr.formats.arrow_files import column_names, is_arrow
 from dpr.formats.delimited import separator_of
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.question_sets import grade_of, names_judgements
-from dpr.formats.training_files import arrow_rows, beir, columns, json_formats
+from dpr.formats.training_files import beir, columns, json_formats
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, preparing
 from dpr.formats.training_records import is_printed_list, number_of
 
@@ -165,11 +166,8 @@ def format_named(name: str, *, to_write: bool = False) -> TrainingFormat:
     return FORMATS[name]
 
 
-def format_of(
-    path: Path, options: ReadOptions | None = None, *, name: str = "", fallback: str = ""
-) -> TrainingFormat:
-    """The format that is named, else the one that the content shows, else ``fallback`` for JSON and empty
-    files.
+def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "") -> TrainingFormat:
+    """The format that is named, else the one that the content shows; DPR's where there is nothing to see.
 
     Raises:
         ConfigError: no format has this name.
@@ -181,13 +179,8 @@ def format_of(
     fitting = _fitting(seen)
     if len(fitting) == 1:
         return FORMATS[fitting[0]]
-    if (
-        fallback
-        and not fitting
-        and seen.kind in ("json", "empty")
-        and (not seen.keys or "question" in seen.keys)
-    ):
-        return FORMATS[fallback]
+    if not fitting and (seen.kind == "empty" or (seen.kind == "json" and not seen.keys)):
+        return FORMATS["dpr"]
     found = f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
     found = f"{len(seen.fields)} columns" if seen.kind == "table" else found
     if fitting:
@@ -216,10 +209,10 @@ def files_read(path: Path) -> list[Path]:
 
 def look_at(path: Path) -> Glimpse:
     """Reads the beginning of a file, or a folder's names."""
-    if path.is_dir() and ((path / "qrels").is_dir() or not arrow_rows.is_arrow(path)):
+    if path.is_dir() and ((path / "qrels").is_dir() or not is_arrow(path)):
         return Glimpse(path, "folder")
-    if arrow_rows.is_arrow(path):
-        return Glimpse(path, "arrow", frozenset(arrow_rows.column_names(path)))
+    if is_arrow(path):
+        return Glimpse(path, "arrow", frozenset(column_names(path)))
     head = columns.head_of(path).lstrip()
     if not head:
         return Glimpse(path, "empty")

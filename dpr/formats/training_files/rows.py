@@ -11,27 +11,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.json_records import JsonRecord
+from dpr.formats.arrow_files import arrow_rows, is_arrow
+from dpr.formats.json_records import JsonRecord, iter_json_records
 from dpr.storage.durable import durable_file
 
 logger = get_logger(__name__)
 
-_SCORES = re.compile(r"(.*_)?(scores?|labels?|similarity|relevance|margin)")
-_INSTRUCTION = re.compile(r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?")
+_MATTERS = re.compile(
+    r"(.*_)?(scores?|labels?|similarity|relevance|margin)|"
+    r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?"
+)
 Note = Mapping[str, Any] | None
 """What a written file was made of, for the checksum beside it."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownKeys:
-    """What a format reads: keys by name, and others by a pattern."""
-
-    names: tuple[str, ...]
-    others: re.Pattern[str] = re.compile("(?!)")
+def unnumbered(key: str) -> str:
+    """The name of a column without a number behind it: ``negative`` of ``negative_1``."""
+    return re.sub(r"[_-]?\d+$", "", key)
 
 
 class UnreadKeys:
@@ -42,27 +42,24 @@ class UnreadKeys:
         """One sentence per key."""
         self._seen: set[str] = set()
 
-    def look(self, keys: Iterable[str], known: KnownKeys, *, file: Path, line: int) -> None:
+    def look(self, keys: Iterable[str], known: Sequence[str], *, file: Path, line: int) -> None:
         """Compares the keys of one record with those that its format reads."""
         for key in {*keys} - self._seen:
             self._seen.add(key)
-            if key in known.names or known.others.fullmatch(key):
+            name = key.lower()
+            if key in known or unnumbered(key) in known:
                 continue
-            why = ""
-            if near := _near(key.lower(), known.names):
-                why = f"did you mean {near}?"
-            elif _SCORES.fullmatch(key.lower()):
-                why = "each passage has its own teacher's score (docs/training_data.md)"
-            elif _INSTRUCTION.fullmatch(key.lower()):
-                why = "write it into the texts, or train with encoder.query_prompt"
-            if why:
-                self.warn(key, why, file=file, line=line)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+            if _MATTERS.fullmatch(name):
+                self.warn(key, "docs/training_data.md says where scores and prompts are read", file, line)
+            # question_id is a name in its own right, not a misspelt question
+            elif near and not name.endswith(("id", "ids")) and not name.startswith(f"{near[0]}_"):
+                self.warn(key, f"did you mean {near[0]}?", file, line)
 
-    def warn(self, key: str, why: str, *, file: Path, line: int | None = None) -> None:
+    def warn(self, key: str, why: str, file: Path, line: int | None = None) -> None:
         """Adds a warning about a key, if there is none yet."""
-        self.warnings.setdefault(
-            key, f"{file}{'' if line is None else f':{line}'}: the key {key!a} is not read; {why}"
-        )
+        place = file if line is None else f"{file}:{line}"
+        self.warnings.setdefault(key, f"{place}: the key {key!a} is not read; {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +86,46 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A row, or consecutive rows with the same question: ``sample``, or ``error`` and the hash of the faulty
-    text."""
+    """A row, or consecutive rows with the same question: ``sample``, or ``error``."""
 
     file: Path
     line: int
     sample: TrainingSample | None
     error: InputError | None = None
-    sha256: str = ""
     num_rows: int = 1
 
 
 def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], value: Any) -> SourceRow:
-    """The row that ``parse`` makes of ``value``: a text, the fields of a table, a record. Its ValueError
-    makes a bad row."""
+    """The row that ``parse`` makes of ``value``: the fields of a table, a record. Its ValueError makes a bad row."""
     try:
         return SourceRow(file, line, parse(value))
     except ValueError as error:
         problem = error if isinstance(error, InputError) else InputError(str(error), file=file, line=line)
-        return SourceRow(file, line, None, problem, _source_hash(value))
+        return SourceRow(file, line, None, problem)
+
+
+def record_rows(
+    path: Path, parse: Callable[[dict[str, Any]], TrainingSample], options: ReadOptions, known: Sequence[str]
+) -> Iterator[SourceRow]:
+    """One row per record of a JSON, Parquet or Arrow file, or of a folder of these; ``known`` are the keys that
+    ``parse`` reads.
+
+    Raises:
+        InputError: what cannot be skipped (see ``iter_json_records``, ``arrow_rows``).
+    """
+
+    def parse_record(record: JsonRecord) -> TrainingSample:
+        if record.error is not None:
+            raise record.error
+        options.unread.look(record.value, known, file=path, line=record.line)
+        return parse(record.value)
+
+    if is_arrow(path):
+        for file, number, value in arrow_rows(path, split=options.split):
+            yield parsed_row(file, number, parse_record, JsonRecord(number, value))
+        return
+    for record in iter_json_records(path):
+        yield parsed_row(path, record.line, parse_record, record)
 
 
 def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
@@ -125,28 +143,6 @@ def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
         yield _merged(group)
 
 
-def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
-    """The part of a folder to read: ``split``, else train, else the only one; a test set must be named.
-
-    Raises:
-        InputError: the folder has no such split.
-        ConfigError: several splits without ``train``, or only a test set, and none is named.
-    """
-    shown = ", ".join(names)[:300]
-    if split and split not in names:
-        raise InputError(f"no split {split!r}", file=path, expected=f"one of {shown}")
-    if split or "train" in names or (len(names) == 1 and names[0] != "test"):
-        return split or ("train" if "train" in names else names[0])
-    only = (
-        "has only the split test, which is kept to measure by"
-        if len(names) == 1
-        else f"has the splits {shown}"
-    )
-    raise ConfigError(
-        f"{path} {only}; choose with split=NAME ({preparing('split=NAME')}), or name the file of a split"
-    )
-
-
 def preparing(options: str) -> str:
     """The command that reads a file with ``options``, which other commands do not have."""
     return f"dpr prepare FILE {options} out=train.jsonl"
@@ -157,32 +153,22 @@ def content_id(passage: Passage) -> str:
     return passage.id if passage.id is not None else text_sha256(f"{passage.title}\0{passage.text}")[:20]
 
 
-def _source_hash(value: Any) -> str:
-    if isinstance(value, JsonRecord):
-        return value.sha256()
-    if isinstance(value, list):
-        value = "\t".join(value)
-    return text_sha256(value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str))
-
-
 def _merged(group: list[tuple[SourceRow, TrainingSample]]) -> SourceRow:
     first, sample = group[0]
     if len(group) == 1:
         return first
-    parts: dict[str, Any] = {
-        name: tuple(dict.fromkeys(item for _, sample in group for item in getattr(sample, name)))
-        for name in ("positives", "hard_negatives", "other_negatives", "answers")
-    }
-    return replace(
-        first, sample=TrainingSample(sample.question, **parts), num_rows=sum(row.num_rows for row, _ in group)
+
+    def each_once(name: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(item for _, sample in group for item in getattr(sample, name)))
+
+    whole = TrainingSample(
+        sample.question,
+        positives=each_once("positives"),
+        hard_negatives=each_once("hard_negatives"),
+        other_negatives=each_once("other_negatives"),
+        answers=each_once("answers"),
     )
-
-
-def _near(key: str, known: Sequence[str]) -> str:
-    """The known name that a key resembles, or "". ``question_id`` is a name in its own right, not a misspelt
-    ``question``."""
-    (near,) = difflib.get_close_matches(key, known, n=1, cutoff=0.7) or [""]
-    return "" if _SCORES.fullmatch(key) or key.endswith(("id", "ids")) or key.startswith(f"{near}_") else near
+    return replace(first, sample=whole, num_rows=sum(row.num_rows for row, _ in group))
 
 
 @dataclass(slots=True)
@@ -202,12 +188,13 @@ class Counts:
 class UsableRows:
     """Counts rows and gives the samples of those that are used.
 
-    ``limit`` is the number of bad rows that are set aside, None refuses the first; ``share`` allows more of
-    them in long files, as a part of the rows read so far. ``file`` lists them when they are too many.
+    ``limit`` is the number of bad rows that are set aside, None refuses the first. ``file`` lists them when they are
+    too many.
     """
 
-    def __init__(self, limit: int | None, *, file: Path, share: float = 0.0) -> None:
-        self._limit, self._share, self._file = limit, share, file
+    def __init__(self, limit: int | None, *, file: Path) -> None:
+        self._limit = limit
+        self._file = file
         self._rejects: list[dict[str, Any]] = []
         self.counts = Counts()
 
@@ -243,33 +230,26 @@ class UsableRows:
         raise InputError(found, file=shown(files), expected="at least one training record")
 
     def list_rejected(self, file: Path | None = None) -> None:
-        """Lists bad rows, if there are any: file, line, reason and hash of the text, one JSON object a
-        line."""
+        """Lists bad rows, if there are any: file, line and reason, one JSON object a line."""
         if self._rejects:
-            target = self._write(file or self._file)
+            target = file or self._file
+            with durable_file(target) as out:
+                out.writelines(json.dumps(reject) + "\n" for reject in self._rejects)
             logger.warning("%d bad rows were skipped; reasons are in %s", len(self._rejects), target)
-
-    def _write(self, file: Path) -> Path:
-        with durable_file(file) as out:
-            out.writelines(json.dumps(reject) + "\n" for reject in self._rejects)
-        return file
 
     def _set_aside(self, row: SourceRow, error: InputError) -> None:
         if self._limit is None:
             hint = error.hint or "on_bad_row=skip leaves such rows out and lists them"
             raise InputError(error.found, file=row.file, line=row.line, expected=error.expected, hint=hint)
         reason = error.found + (f", expected {error.expected}" if error.expected else "")
-        self._rejects.append(
-            {"file": str(row.file), "line": row.line, "reason": reason, "sha256": row.sha256}
-        )
-        if len(self._rejects) > max(self._limit, self._share * self.counts.read):
-            allowed = f"max_bad_rows={self._limit}" + (f" or {self._share:.1%} of all" if self._share else "")
-            listed = self._write(self._file)
+        self._rejects.append({"file": str(row.file), "line": row.line, "reason": reason})
+        if len(self._rejects) > self._limit:
+            self.list_rejected()
             raise InputError(
-                f"more than {allowed} bad rows, this one: {error.found}",
+                f"more than max_bad_rows={self._limit} bad rows, this one: {error.found}",
                 file=row.file,
                 line=row.line,
-                hint=f"all so far are listed in {listed}; is this the right file? max_bad_rows=N allows more",
+                hint=f"all so far are listed in {self._file}; is this the right file? max_bad_rows=N allows more",
             )
 
 

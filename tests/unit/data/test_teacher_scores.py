@@ -22,7 +22,7 @@ from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.data.training_data import TrainingData
-from dpr.formats import arrow_batches
+from dpr.formats import arrow_files
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.storage.durable import read_manifest
@@ -62,7 +62,7 @@ def tensorizer(tmp_path_factory: pytest.TempPathFactory) -> Tensorizer:
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingSet:
     """60 rows in parts of 20; the last part has no score."""
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(arrow_batches, "BATCH_ROWS", 5)
+    monkeypatch.setattr(arrow_files, "BATCH_ROWS", 5)
     samples = make_samples(60, seed=4)
     write_training_set(tmp_path / "train.jsonl", [*scored(samples[:40]), *samples[40:]])
     return open_training_set(tmp_path / "train.jsonl", name="tiny")

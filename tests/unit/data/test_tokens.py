@@ -24,7 +24,7 @@ from dpr.data.loader import PoolOrder, cut_into_pools, pool_loader
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats import arrow_batches
+from dpr.formats import arrow_files
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.storage.durable import verify_folder, write_manifest
 from dpr.storage.steps import Steps
@@ -58,7 +58,7 @@ def many_samples(count: int = 60) -> list[TrainingSample]:
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingSet:
     """60 rows in blocks of 5, so in parts of 20."""
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(arrow_batches, "BATCH_ROWS", 5)
+    monkeypatch.setattr(arrow_files, "BATCH_ROWS", 5)
     write_training_set(tmp_path / "train.jsonl", many_samples())
     return open_training_set(tmp_path / "train.jsonl", name="tiny")
 

@@ -38,7 +38,7 @@ def passages_of(path: Path) -> ROWS:
 @pytest.mark.parametrize("form", ["lf", "crlf with mark", "gzip", "commas", "no header"])
 def test_what_a_csv_writer_writes_is_read(tmp_path: Path, quoting: int, form: str) -> None:
     rng = random.Random(f"{quoting} {form}")
-    for number in range(12):
+    for number in range(6):
         texts = [
             "x" + "".join(rng.choices(PIECES, k=rng.randrange(6))) + "x" for _ in range(rng.randrange(4, 20))
         ]
@@ -61,7 +61,7 @@ def test_what_a_csv_writer_writes_is_read(tmp_path: Path, quoting: int, form: st
 def test_in_a_file_without_quoting_each_line_is_a_row(tmp_path: Path, width: int) -> None:
     rng = random.Random(width)
     words = ["said", "the", "river", '"quoted"', '"open', 'close"', "it's", 'a "b" c']
-    for number in range(40):
+    for number in range(15):
         texts = [
             '"A" is a letter',
             *(" ".join(rng.choices(words, k=rng.randrange(1, 6))) for _ in range(rng.randrange(20))),
@@ -82,8 +82,6 @@ def test_in_a_file_without_quoting_each_line_is_a_row(tmp_path: Path, width: int
     [
         ('0\tplain\n1\t"opens and never closes\n2\tsecond\n3\twhat is "this"\n4\tlast\n', "01234"),
         ('0\tplain\n1\t"opens and never closes\n2\tsecond\n', "012"),
-        ('id\ttext\ttitle\n1\t"opens\tT\n2\t"a ""quoted"" one"\tT\n3\tc\tT\n4\t"d ""e"""\tT\n', "1234"),
-        ('"id"\t"text"\n"1"\t"a"\n"2"\t"b" c"\n"3"\t"d"\n"4"\t"e"\n"5"\t"f"\n"6"\t"g"\n', "123456"),
         ("1\ta\rb\n2\tc\n".replace("\r", ' "'), "12"),
     ],
 )
@@ -92,13 +90,28 @@ def test_an_open_quote_swallows_no_passage(tmp_path: Path, text: str, ids: str) 
     assert [row[0] for row in passages_of(tmp_path / "c.tsv")] == list(ids)
 
 
+def test_a_csv_file_with_wrong_quotes_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.tsv"
+    path.write_text('id\ttext\ttitle\n1\t"opens\tT\n2\t"a ""b"" c"\tT\n3\tc\tT\n4\t"d ""e"""\tT\n')
+    with pytest.raises(InputError, match=r"c\.tsv:2: the quotes of this row are not those of a csv file"):
+        list(read_passages(path))
+
+
+def test_quotes_after_the_beginning_are_read_by_the_line_or_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "c.tsv"
+    plain = "".join(f"d{number}\t{'words ' * 100}\n" for number in range(2000))
+    path.write_text(plain + 'x1\t"in ""quotes"""\nx2\t"opens\nx3\tlast"\n')
+    texts = [passage.text for passage in read_passages(path)]
+    assert texts[2000:] == ['in "quotes', "opens", "last"]  # as in DPR, quotes around a text go
+
+
 def test_lines_that_a_quote_may_join_are_refused_or_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "c.tsv"
     path.write_text('1\t"one or\n2\ttwo"\n3\tthree\n')
     with pytest.raises(
-        InputError, match=r"c\.tsv:1: a quote opens here and closes in line 2: one row, or 2 rows"
+        InputError, match=r"c\.tsv:1: quotes join 3 lines to 2 rows, or are part of the texts"
     ):
         list(read_passages(path))
     path = tmp_path / "d.tsv"
@@ -150,7 +163,7 @@ def test_a_question_that_opens_a_quote_is_one_question(tmp_path: Path) -> None:
     path.write_text("\"who said\t['a']\nnext\" one\t['b']\nthird\t['c']\n")
     assert [question.text for question in read_questions(path)] == ['"who said', 'next" one', "third"]
     path.write_text("\"who said\t['a']\nnext one\"\t['b']\n")
-    with pytest.raises(InputError, match=r"q\.csv:1: a quote opens here and closes in line 2"):
+    with pytest.raises(InputError, match=r"q\.csv:1: quotes join 2 lines to 1 rows"):
         read_questions(path)
 
 
@@ -185,11 +198,18 @@ def test_a_judgement_header_says_where_columns_are(tmp_path: Path, text: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["q1 Q0 d1\n", "q1 0 d1\nq2 0 d2\n", "q1 0 17\nq2 0 18\n", "query-id;corpus-id;score\nq1;d1;1\n"]
+    ("text", "message"),
+    [
+        ("q1 Q0 d1\n", "the grade 'd1' is not an integer"),
+        ("q1 0 17\nq2 0 18\n", "column 2 is 0 in all rows"),
+        ("query-id;corpus-id;score\nq1;d1;1\n", "1 columns, expected 3"),
+    ],
 )
-def test_judgements_without_grades_or_with_semicolons_are_refused(tmp_path: Path, text: str) -> None:
+def test_judgements_without_grades_or_with_semicolons_are_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "qrels.tsv").write_text(text)
-    with pytest.raises(InputError, match=r"column 2 is (Q0|0)|separated by semicolons"):
+    with pytest.raises(InputError, match=message):
         read_qrels(tmp_path / "qrels.tsv")
 
 

@@ -104,9 +104,8 @@ def test_data_sets_of_the_package_datasets_are_read(tmp_path: Path) -> None:
         ({"query": "c", "positive": "p", "score": float("nan")}, "row 3: NaN is not a JSON number"),
         (
             {"query": "c", "positive": {"p"}},
-            "row 3: positive cannot be read (a value of type set), expected texts",
+            "row 3: cannot be read (a value of type set), expected texts",
         ),
-        ({"query": "c", 3: "p"}, "row 3: the key 3 is of type int, expected a text"),
         ("c", "row 3: of type str, expected a dictionary"),
     ],
 )

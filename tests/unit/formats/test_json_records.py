@@ -148,7 +148,6 @@ def test_reading_continues_after_a_bad_record(tmp_path: Path) -> None:
         records = list(iter_json_records(tmp_path / "x"))
         assert [record.error is None for record in records] == [True, False, False, True]
         assert records[-1].value == {"a": 2}
-        assert len({record.sha256() for record in records}) == 4
 
 
 def test_nul_becomes_a_space_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

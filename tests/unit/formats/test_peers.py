@@ -94,8 +94,8 @@ FLAG = {
 }
 FLAG_SAMPLE = TrainingSample(
     "q",
-    (Passage("p", "", "1", teacher_score=3.0),),
-    (Passage("n", "", "2", teacher_score=1.0), Passage("m", "", "3", teacher_score=0.5)),
+    (Passage("p", teacher_score=3.0),),
+    (Passage("n", teacher_score=1.0), Passage("m", teacher_score=0.5)),
 )
 DPR = {
     "question": "q",
@@ -228,8 +228,6 @@ def test_the_way_out_that_a_message_names_works(
 PRINTED = {
     "numpy": str(np.array(["it's", "b c"], dtype=object)),
     "numpy, wrapped": str(np.array(["it's", "b c", "x" * 40, "y" * 40])),
-    "repr of numpy": repr(np.array(["it's", "b c"], dtype=object)),
-    "list of numpy's texts": repr(list(np.array(["it's", "b c"]))),
     "Python": repr(["it's", "b c"]),
     "JSON": json.dumps(["it's", "b c"]),
 }
@@ -250,7 +248,16 @@ def test_a_printed_list_of_answers_is_that_list(tmp_path: Path, tool: str) -> No
     assert row.answers == expected
 
 
-@pytest.mark.parametrize("text", ["['a''b']", "['a' nan]", str(np.array(["a"] * 2000)), "['a' ... 'b']"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "['a''b']",
+        "['a' nan]",
+        "array(['a', 'b'], dtype=object)",
+        str(np.array(["a"] * 2000)),
+        "['a' ... 'b']",
+    ],
+)
 def test_a_printed_list_that_is_not_whole_is_refused(tmp_path: Path, text: str) -> None:
     for name in ("q.jsonl", "q.parquet"):
         with pytest.raises(InputError, match=r":1: the answers .* cannot be read"):

@@ -195,29 +195,18 @@ def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
     assert read_qrels(path) == {"1": {"d1": 2, "d2": 1}}
 
 
-def test_a_first_judgement_without_a_grade_is_told_from_a_header(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for first, warnings in (("query-id\tcorpus-id\tscore", 0), ("1\td2\thigh", 1)):
-        (tmp_path / "qrels").write_text(f"{first}\n1\td1\t1\n")
-        assert read_qrels(tmp_path / "qrels") == {"1": {"d1": 1}}
-        assert len(caplog.records) == warnings
-    (tmp_path / "qrels").write_text("1\td2\t1,5\n1\td1\t1\n")
-    with pytest.raises(InputError, match="qrels:1: the grade '1,5' is not an integer"):
-        read_qrels(tmp_path / "qrels")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("1 d1\n", "qrels:1: 2 columns, expected 3"),
-        ("q\tc\ts\n1\td1\thigh\n", "qrels:2: the grade 'high' is not an integer"),
+        ("1\td1\t1\n1\td1\thigh\n", "qrels:2: the grade 'high' is not an integer"),
+        ("q\tc\ts\n1\td1\t1\n", "qrels:1: the grade 's' is not an integer; a header names the columns"),
         ("1 0 d1 1.5\n", "qrels:1: the grade '1.5' is not an integer"),
         ("1 0 d1 inf\n", "qrels:1: the grade 'inf' is not an integer"),
         ("1 0 d1 1e300\n", "qrels:1: the grade '1e300' is not an integer"),
         ("1\td1\t1\n1\td1\t2\n", "qrels:2: a second, different grade"),
         ("\td1\t1\n", "qrels:1: an empty id"),
-        ("q\tc\ts\n", "qrels: no rows"),
+        ("query-id\tcorpus-id\tscore\n", "qrels: no rows"),
     ],
 )
 def test_bad_qrels_are_refused_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:

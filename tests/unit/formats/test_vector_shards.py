@@ -409,26 +409,14 @@ def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: 
         list(VectorShard(replaced(folder, "ids-00000.npy", bytes(content))).chunks())
 
 
-def test_ids_beyond_32_bits_are_read_as_they_were_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_beyond_32_bits_are_of_fixed_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [key.encode() for key in [*RAGGED[0], *RAGGED[1], *IDS]]
     monkeypatch.setattr(arrays, "_NARROW", 64)
     with open(tmp_path / "ids.npy", "wb") as out:
         write_ids(out, lambda: [np.array(part, dtype=bytes) for part in (ids[:2], [], ids[2:])])
-    numbers = np.load(tmp_path / "ids.npy")[: 8 * (len(ids) + 2)].view("<u8").tolist()
-    assert numbers == [0, *(8 * (len(ids) + 2) + np.cumsum([0, *map(len, ids)])).tolist()]
+    assert np.load(tmp_path / "ids.npy").tolist() == ids
     found = PackedIds.mapped(tmp_path / "ids.npy")
-    assert len(found) == len(ids)
-    assert found[2:].tolist() == ids[2:]
     assert found[np.array([7, 1, 1])].tolist() == [ids[7], ids[1], ids[1]]
-    whole = (tmp_path / "ids.npy").read_bytes()
-    for place, value in ((1, 2**63 + 8), (1, 4000), (1, 4), (3, 2**63), (3, 0), (5, 2**40)):
-        damaged = bytearray(whole)
-        damaged[128 + 8 * place : 136 + 8 * place] = value.to_bytes(8, "little")
-        (tmp_path / "ids.npy").write_bytes(bytes(damaged))
-        with pytest.raises(InputError, match=r"ids\.npy"):
-            PackedIds.mapped(tmp_path / "ids.npy")[:]
 
 
 def rows(first: int, end: int, **more: Any) -> dict[str, Any]:

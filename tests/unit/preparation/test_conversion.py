@@ -42,7 +42,7 @@ def test_last_line_accounts_for_every_row(tmp_path: Path, capsys: pytest.Capture
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"{out}: read 4, kept 3 as 2 questions, dropped 0 without positives, rejected 1"
     (reject,) = map(json.loads, (tmp_path / "x.jsonl.rejected.jsonl").read_text().splitlines())
-    assert (reject["file"], reject["line"], len(reject["sha256"])) == (str(source), 3, 64)
+    assert (reject["file"], reject["line"]) == (str(source), 3)
     assert reject["reason"] == "1 columns, expected 2, separated by tabs"
     assert len(open_training_set(out, name="x")) == 2
 
@@ -50,7 +50,7 @@ def test_last_line_accounts_for_every_row(tmp_path: Path, capsys: pytest.Capture
 def test_skipping_has_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "x.jsonl"
     assert main(["prepare", str(pairs(tmp_path / "a.tsv", 50, 101)), f"out={out}", "on_bad_row=skip"]) == 3
-    assert "more than max_bad_rows=100 or 0.1% of all bad rows" in capsys.readouterr().err
+    assert "more than max_bad_rows=100 bad rows" in capsys.readouterr().err
     assert len((tmp_path / "x.jsonl.rejected.jsonl").read_text().splitlines()) == 101
     assert (
         main(["prepare", str(tmp_path / "a.tsv"), f"out={out}", "on_bad_row=skip", "max_bad_rows=101"]) == 0
@@ -69,18 +69,6 @@ def test_skipping_has_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         == 3
     )
     assert ":58: more than max_bad_rows=7 bad rows" in capsys.readouterr().err
-    # 120 bad rows are below a thousandth of a long file
-    assert (
-        main(
-            [
-                "prepare",
-                str(pairs(tmp_path / "b.tsv", 125_000, 120)),
-                f"out={tmp_path / 'b.jsonl'}",
-                "on_bad_row=skip",
-            ]
-        )
-        == 0
-    )
 
 
 def test_there_and_back_through_every_format_that_is_written(

@@ -216,10 +216,10 @@ def test_strict_ends_with_three(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text('{"question": "q"}\n')
+    path.write_text('{"question": "q", "positive_ctxs": null}\n')
     assert main(["check-data", str(path)]) == 3
     assert (
-        f"none of 1 rows can be used; the first problem: {path}:1: positive_ctxs is missing"
+        f"none of 1 rows can be used; the first problem: {path}:1: positive_ctxs is null"
         in capsys.readouterr().err
     )
 
