@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from dpr.cli.endings import exit_code_of, run_and_leave
+from dpr.cli.launch import launch, run_and_leave
 from dpr.core import retired
 from dpr.core.suggestions import suggestion
 from dpr.core.version import __version__
@@ -133,14 +133,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    return exit_code_of(lambda: _run(name, arguments[1:]))
-
-
-def _run(name: str, argv: list[str]) -> int:
-    from dpr.cli.launch import launch
-
+    command = COMMANDS[name]
     return launch(
-        COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}"
+        command.config, command.settings_class(), job_of(name), arguments[1:], program=f"dpr {name}"
     )
 
 
