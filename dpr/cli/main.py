@@ -33,9 +33,11 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "quickstart": Command(
-        "from a folder of documents to an evaluated retriever", "dpr.jobs.quickstart:QuickstartSettings"
+        "from a folder of documents to an evaluated retriever", "dpr.preparation.settings:QuickstartSettings"
     ),
-    "adapt": Command("from a corpus without questions to a retriever", "dpr.jobs.adapt:AdaptSettings"),
+    "adapt": Command(
+        "from a corpus without questions to a retriever", "dpr.preparation.settings:AdaptSettings"
+    ),
     "download": Command(
         "fetch DPR's published data and models by their keys",
         "dpr.preparation.settings:DownloadConfig",
@@ -43,10 +45,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "prepare": Command(
         "make training data of other formats, of a folder of documents, or of a corpus",
-        "dpr.jobs.prepare:PrepareSettings",
+        "dpr.preparation.settings:PrepareSettings",
     ),
     "check-data": Command(
-        "look for problems in training data before training", "dpr.jobs.check_data:CheckDataSettings"
+        "look for problems in training data before training", "dpr.preparation.settings:CheckDataSettings"
     ),
     "mine": Command(
         "add hard negatives to training data, by BM25 or a model", "dpr.mining.settings:MineCommand"
@@ -56,7 +58,8 @@ COMMANDS: dict[str, Command] = {
         "dpr.mining.settings:ScoreCommand",
     ),
     "new-encoder": Command(
-        "make a small untrained encoder with its own vocabulary", "dpr.jobs.new_encoder:NewEncoderSettings"
+        "make a small untrained encoder with its own vocabulary",
+        "dpr.preparation.settings:NewEncoderSettings",
     ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
