@@ -221,8 +221,7 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
         if folder is None
         else _FLAGS
     )
-    more = f"\n{config_class.more_help()}" if hasattr(config_class, "more_help") else ""
-    return "\n".join(parts).replace("``", "").rstrip() + "\n" + flags + examples + more
+    return "\n".join(parts).replace("``", "").rstrip() + "\n" + flags + examples
 
 
 def _describe(entry: Setting, width: int) -> str:

@@ -163,6 +163,24 @@ dpr prepare docs out=data/docs questions=faq.tsv        # a folder of documents
 dpr prepare manuals out=data/manuals types=md,pdf words=100 overlap=0
 dpr prepare corpus.jsonl pairs=mixed out=data/pseudo
 dpr prepare corpus.jsonl pairs=[crops,title] rounds=4 out=data/pseudo
+
+Formats (those marked to= can be written too)
+dpr            DPR's JSON or JSON lines: what training reads and what is written by default [to=dpr]
+               {"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}], "hard_negative_ctxs": [...]}
+beir           folder with corpus.jsonl, queries.jsonl, qrels/<split>.tsv (or a file of judgements, queries= and corpus=) [to=beir]
+               qrels: query-id <TAB> corpus-id <TAB> score
+tevatron       Tevatron's JSON lines or Parquet, version 1 (passages in the row) and 2 (ids, with corpus=) [to=tevatron]
+               {"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text": "..."}], "negative_passages": []}
+flagembedding  FlagEmbedding's JSON lines or Parquet: plain texts; a prompt becomes the beginning of its question [to=flagembedding]
+               {"query": "...", "pos": ["..."], "neg": ["..."]}
+squad          SQuAD's JSON: paragraphs are passages, articles give the titles
+               {"data": [{"title": "...", "paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": [...]}]}]}]}
+triples        MS MARCO's triples, tab-separated: texts, or ids with queries= and corpus=
+               question <TAB> positive passage <TAB> negative passage
+pairs          tab-separated question and passage (or ids with queries= and corpus=), with a label or score or without
+               question <TAB> passage <TAB> 1
+columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: columns query, positive, negative, label (question=COLUMN ...)
+               {"query": "...", "positive": "...", "negative_1": "...", "negative_2": "..."}
 """
     sources: list[str] = setting(list, operand="SOURCE ...", also=("folder",), path="input")
     """Files, folders or patterns; one folder of documents; or with pairs one corpus, in any format that dpr
@@ -205,23 +223,6 @@ dpr prepare corpus.jsonl pairs=[crops,title] rounds=4 out=data/pseudo
         require_set(self, {"sources": "train.json", "out": "train.jsonl"})
         if self.pairs is not None and len(self.sources) > 1:
             raise ConfigError("pairs are cut from one corpus; write the passages into one file")
-        if self.sources[0] == "docstrings" and not Path("docstrings").exists():
-            raise ConfigError(
-                "the corpus of docstrings is an example: python -m examples.docstring_corpus --out FOLDER, in"
-                " the repository"
-            )
-
-    @staticmethod
-    def more_help() -> str:
-        """Every format with an example row."""
-        from dpr.formats.training_files.registry import FORMATS
-
-        rows = [
-            f"  {name:<14}"
-            f" {entry.about}{'' if entry.write is None else f' [to={name}]'}\n{' ' * 17}{entry.example}\n"
-            for name, entry in FORMATS.items()
-        ]
-        return "Formats (those marked to= can be written too)\n" + "".join(rows)
 
 
 @dataclass
