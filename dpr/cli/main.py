@@ -93,7 +93,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
     "serve": Command(
-        "answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"
+        "answer questions over HTTP, with a page to try a run or compare two",
+        "dpr.serving.settings:ServeSettings",
     ),
     "export": Command(
         "write a model in another program's format", "dpr.export.settings:ExportConfig", "export"
