@@ -1,5 +1,5 @@
 """Command-line tokens as users and launchers write them -> overrides (``key=value``), words that stand alone,
-and Hydra's flags."""
+and flags."""
 
 from __future__ import annotations
 
@@ -14,32 +14,17 @@ from dpr.core.setting_keys import Setting, quoted
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")
-_SWITCHES = (
-    "--hydra-help",
-    "--version",
-    "--resolve",
-    "--run",
-    "-r",
-    "--multirun",
-    "-m",
-    "--shell-completion",
-    "-sc",
-)
-_WITH_VALUE = (
-    "--cfg",
-    "-c",
-    "--package",
-    "-p",
-    "--config-path",
-    "-cp",
-    "--config-name",
-    "-cn",
-    "--config-dir",
-    "-cd",
-)
-_MAYBE_VALUE = ("--info", "-i")
-# Flags that Hydra answers itself, without running the job once.
-_ANSWERED_BY_HYDRA = {"--hydra-help", "--version", "--shell-completion", "-sc", "--cfg", "-c", "--info", "-i"}
+FLAGS = {
+    "--cfg": "cfg",
+    "-c": "cfg",
+    "--config-path": "path",
+    "-cp": "path",
+    "--config-name": "name",
+    "-cn": "name",
+    "--config-dir": "dir",
+    "-cd": "dir",
+}
+"""Flags about files of settings, each followed by a value."""
 
 _PATH = re.compile(r"/|\.[A-Za-z]\w*$")
 KEEP_SPACES = ("query_prefix", "passage_prefix", "query_prompt", "passage_prompt", "title_template")
@@ -53,28 +38,13 @@ def under_launcher() -> bool:
 
 @dataclass
 class Arguments:
-    """The command line, sorted: overrides, words by the setting that they belong to, and Hydra's flags, whose
-    values follow them."""
+    """The command line, sorted: overrides, words by the setting that they belong to, and the values of
+    flags."""
 
     overrides: list[str] = field(default_factory=list)
     operands: dict[str, str | list[str]] = field(default_factory=dict)
-    flags: list[str] = field(default_factory=list)
-
-    @property
-    def wants_help(self) -> bool:
-        return bool({*_HELP} & set(self.flags))
-
-    @property
-    def is_sweep(self) -> bool:
-        return bool({"--multirun", "-m"} & set(self.flags)) or "hydra.mode=MULTIRUN" in self.overrides
-
-    @property
-    def is_for_hydra(self) -> bool:
-        return bool(_ANSWERED_BY_HYDRA & set(self.flags))
-
-    def values_of(self, *names: str) -> list[str]:
-        """The values given to a flag, by any of its names."""
-        return [self.flags[index + 1] for index, flag in enumerate(self.flags[:-1]) if flag in names]
+    flags: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in FLAGS.values()})
+    wants_help: bool = False
 
 
 def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool = True) -> Arguments:
@@ -86,7 +56,7 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
 
     Args:
         known: the settings of the command by their keys.
-        has_groups: Hydra composes the command's configuration, so its flags are known too.
+        has_groups: the command's settings are composed of files, so the flags about these are known too.
 
     Raises:
         ConfigError: a flag without its value, or more words than the command takes.
@@ -103,15 +73,12 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
         if name in _LAUNCHER_FLAGS and under_launcher():
             if not has_value and tokens and tokens[0].isdigit():
                 tokens.pop(0)
-        elif token in _HELP or (has_groups and name in _SWITCHES and not has_value):
-            result.flags.append(name)
-        elif has_groups and name in _WITH_VALUE:
+        elif token in _HELP:
+            result.wants_help = True
+        elif has_groups and name in FLAGS:
             if not has_value and not tokens:
                 raise ConfigError(f"{name} needs a value")
-            result.flags += [name, value if has_value else tokens.pop(0)]
-        elif has_groups and name in _MAYBE_VALUE:
-            follows = tokens[0] if tokens and "=" not in tokens[0] and not tokens[0].startswith("-") else None
-            result.flags += [name, value if has_value else tokens.pop(0) if follows else "all"]
+            result.flags[FLAGS[name]].append(value if has_value else tokens.pop(0))
         elif key is not None and has_value:
             result.overrides.append(f"{key}={value}")
         elif key is not None and token.startswith("-"):

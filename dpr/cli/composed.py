@@ -1,5 +1,4 @@
-"""Hydra: it reads every command line, composes a configuration of it and of the files in ``conf/``, and with
-``-m`` runs sweeps.
+"""Hydra: it reads every command line and composes a configuration of it and of the files in ``conf/``.
 
 Hydra stays in this file. It never changes the working directory, and writes no logs or folders.
 """
@@ -7,10 +6,9 @@ Hydra stays in this file. It never changes the working directory, and writes no 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -43,7 +41,7 @@ def run_composed(
     folder: Path,
     is_main: bool,
 ) -> Any:
-    """Composes the configuration and calls ``job`` with it, or answers a flag of Hydra's.
+    """Composes the configuration and calls ``job`` with it, or with ``--cfg`` prints it.
 
     Args:
         config_name: the YAML file in ``conf/`` without its suffix, whose ``defaults`` list begins with
@@ -59,8 +57,8 @@ def run_composed(
     schema = "settings" if config_name is None else f"{config_name}_schema"
     _register(schema, config_class)
     keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
-    main = Path((given.values_of("--config-path", "-cp") or [str(folder)])[-1]).absolute()
-    extra = [Path(path).absolute() for path in given.values_of("--config-dir", "-cd")]
+    main = Path([str(folder), *given.flags["path"]][-1]).absolute()
+    extra = [Path(path).absolute() for path in given.flags["dir"]]
     if missing := [path for path in [*extra, main] if not path.is_dir()]:
         raise ConfigError(f"there is no configuration folder {missing[0]}")
     if extra:
@@ -68,13 +66,15 @@ def run_composed(
             *overrides,
             "hydra.searchpath=[" + ",".join(quoted(f"{_FILES}://{path}") for path in extra) + "]",
         ]
-    name = (given.values_of("--config-name", "-cn") or [config_name or schema])[-1]
+    name = [config_name or schema, *given.flags["name"]][-1]
     try:
-        if given.is_sweep or given.is_for_hydra:
-            return _run_by_hydra(
-                name, lambda composed: job(to_object(composed, keys, is_main=is_main)), main, given, overrides
-            )
         composed = _compose(name, None if config_name is None else main, overrides)
+        if given.flags["cfg"]:
+            from omegaconf import OmegaConf
+
+            if is_main:
+                print(OmegaConf.to_yaml(composed), end="")
+            return None
         config = to_object(composed, keys, is_main=is_main)
     except Exception as error:
         if (message := _hydra_message(error)) is None:
@@ -83,14 +83,11 @@ def run_composed(
     return job(config)
 
 
-def quote_values(
-    overrides: list[str], known: Mapping[str, Setting], *, is_sweep: bool, has_groups: bool
-) -> list[str]:
+def quote_values(overrides: list[str], known: Mapping[str, Setting], *, has_groups: bool) -> list[str]:
     """Quotes values for Hydra's grammar where the setting's type says that the text is meant literally.
 
     So ``output_dir=runs/a, b (1)`` and ``train_datasets=[my data.json,b=1.json]`` need no second layer of
-    quotes. In a sweep only existing paths are quoted, since commas and brackets separate choices there.
-    Without groups of files ``${...}`` is literal too, and a list that is given twice gets the values of both.
+    quotes. Without groups of files ``${...}`` is literal too, and a list that is given twice gets the values of both.
     """
     ready: dict[str, str] = {}
     others = []
@@ -102,7 +99,7 @@ def quote_values(
         if not has_value or (setting is None and not is_option):
             others.append(override)
             continue
-        value = _quoted_value(name, value, setting, is_sweep=is_sweep, resolves=has_groups)
+        value = _quoted_value(name, value, setting, resolves=has_groups)
         is_list = setting is not None and get_origin(without_none(setting.type)) is list
         if is_list and key in ready and not has_groups and value.startswith("["):
             value = f"{ready[key].removesuffix(']')},{value[1:]}"
@@ -110,7 +107,7 @@ def quote_values(
     return [*others, *(f"{key}={value}" for key, value in ready.items())]
 
 
-def _quoted_value(name: str, value: str, setting: Setting | None, *, is_sweep: bool, resolves: bool) -> str:
+def _quoted_value(name: str, value: str, setting: Setting | None, *, resolves: bool) -> str:
     if is_ready(value):
         return value
     if setting is None:  # an option of an entry
@@ -122,10 +119,8 @@ def _quoted_value(name: str, value: str, setting: Setting | None, *, is_sweep: b
     kind = None if setting is None else without_none(setting.type)
     if exists(value) and (takes_text or takes_texts):
         return f"[{quoted(value)}]" if kind == list[str] else quoted(value)
-    if takes_text and not is_sweep:
+    if takes_text:
         return quoted(value, resolves=resolves)
-    if is_sweep:
-        return value
     if get_origin(kind) is list:
         return "[" + ",".join(_quoted_items(value, resolves=resolves, is_text=kind == list[str])) + "]"
     if get_origin(kind) is dict:
@@ -202,49 +197,6 @@ def _texts_in(value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [text for item in value for text in _texts_in(item)]
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else []
-
-
-def _run_by_hydra(
-    name: str, job: Callable[[Any], Any], folder: Path, given: Arguments, overrides: list[str]
-) -> None:
-    """Sweeps, and the flags that Hydra answers itself (``--cfg``, ``--info``, completion)."""
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-
-    quiet = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra.run.dir=.", "hydra.job.chdir=false"]
-    base = next((token.partition("=")[2] for token in overrides if token.startswith("output_dir=")), None)
-    numbered = given.is_sweep and base is not None and "${" not in base and "," not in base
-    if given.is_sweep and not any(token.startswith("hydra.sweep") for token in overrides):
-        quiet += [
-            f"hydra.sweep.dir={base if numbered else 'multirun'}",
-            "hydra.sweep.subdir=${hydra:job.num}",
-        ]
-
-    def task(composed: Any) -> Any:
-        if numbered:
-            # Otherwise the second job would find and resume the run of the first.
-            composed.output_dir = HydraConfig.get().runtime.output_dir
-        return job(composed)
-
-    before = sys.argv
-    full_error = os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [before[0], *_without_folders(given.flags), *overrides, *(quiet if given.is_sweep else [])]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors then reach our own handler instead of ending the process
-    try:
-        hydra.main(config_path=str(folder), config_name=name, **_version_base())(task)()
-    finally:
-        sys.argv = before
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-
-
-def _without_folders(flags: Sequence[str]) -> list[str]:
-    """The flags without those that name a configuration, which Hydra is told in another way."""
-    kept = list(flags)
-    named = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-    while index := next((index for index, flag in enumerate(kept, 1) if flag in named), 0):
-        del kept[index - 1 : index + 1]
-    return kept
 
 
 def _version_base() -> dict[str, Any]:

@@ -1,25 +1,95 @@
-"""Command line -> settings -> checked dataclass object -> job -> exit code. Below this file there are
-dataclass objects only."""
+"""Command line -> settings -> checked dataclass object -> job -> exit code and error message. Below this file
+there are dataclass objects only."""
 
 from __future__ import annotations
 
+import atexit
+import io
+import logging
+import os
 import shutil
 import sys
 import textwrap
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from dpr.cli import composed
 from dpr.cli.arguments import parse, under_launcher
-from dpr.cli.endings import exit_code_of
-from dpr.cli.keys import check_keys, conf_folder, group_options
-from dpr.cli.legacy import with_original_defaults
-from dpr.core.errors import ConfigError
+from dpr.cli.keys import check_keys, conf_folder, group_options, with_original_defaults
+from dpr.core.errors import DprError, InputError, StopRequested
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
 from dpr.core.setting_keys import Setting, quoted, sections, settings
 from dpr.core.settings import Settings, type_name
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Runs ``work``. Errors of the toolkit and the system become one message and a code, others a traceback
+    and 1, Ctrl-C 130."""
+    try:
+        return work()
+    except DprError as error:
+        _print(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of the output (head, less) has exited; closing would raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # a disk, a permission, a missing file: a traceback explains nothing
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            return InputError.exit_code
+        traceback.print_exc()
+        return 1
+
+
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """Ends this process with the code that ``main`` returns; for scripts and the installed command, which own
+    the process.
+
+    A process of a launcher's group leaves after its exit handlers, without dismantling the interpreter: a
+    thread of gloo may still hold the tensors of the last collective, and if it releases them too late it
+    aborts a process that has finished its work.
+    """
+    for stream in (
+        sys.stdin,
+        sys.stdout,
+    ):  # texts of a corpus are printed on any terminal; standard error replaces already
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    code: list[int] = []
+    if "RANK" in os.environ:
+        atexit.register(_leave, code)  # handlers run in reverse order: this one is the last
+    code.append(main())
+    sys.exit(code[0])
+
+
+def _leave(code: list[int]) -> None:
+    if code:  # otherwise ``main`` raised, and the interpreter prints the exception
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code[0])
+
+
+def _print(error: DprError) -> None:
+    """Ranks other than a node's first wait a moment, since the launcher ends all when one ends."""
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    if local_rank != "0":
+        time.sleep(1.0)
+    where = "" if local_rank == "0" else f"[rank {os.environ.get('RANK', local_rank)}] "
+    kind = "stopped" if isinstance(error, StopRequested) else "error"
+    print(f"{where}{kind}: {error}", file=sys.stderr, flush=True)
+
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]
@@ -28,9 +98,7 @@ Flags
   --help                this text
 """
 _FLAGS = f"""{_HELP}  --cfg job             print the composed configuration instead of running
-  -m, --multirun        run once for every combination of comma-separated values
   --config-dir FOLDER   look for configuration files there as well
-  --hydra-help          all flags of the configuration system
 """
 
 
@@ -49,8 +117,7 @@ def launch(
         config_name: the YAML file in ``conf/``, without its suffix, which the settings begin with; None: there
             is none, and there are no groups of files.
         config_class: the root dataclass.
-        job: called with the checked object; a sweep optimises what it returns. It imports heavy packages
-        itself.
+        job: called with the checked object. It imports heavy packages itself.
         argv: the arguments after the name of the command.
         program: how the command is called, for messages.
     """
@@ -76,22 +143,13 @@ def answer(
     known = {entry.key: entry for entry in settings(config_class)}
     has_groups = config_name is not None
     given = parse(argv, known, has_groups=has_groups)
-    folders = [
-        conf_folder(),
-        *(Path(extra).absolute() for extra in given.values_of("--config-dir", "-cd", "--config-path", "-cp")),
-    ]
+    folders = [conf_folder(), *map(Path, given.flags["dir"] + given.flags["path"])]
     operands = [entry.rule.operand for entry in known.values() if entry.rule.operand]
     is_bare = not argv and bool(operands) and not operands[0].startswith("[")
     if given.wants_help or is_bare:
         if is_main:
             print(help_text(program, config_class, folders[0] if has_groups else None), end="")
         return 2 if is_bare else 0
-    if given.is_sweep and under_launcher():
-        raise ConfigError(
-            "-m (--multirun) cannot run under torchrun: its processes cannot form a second group\nstart one"
-            " torchrun for each combination instead, e.g. for lr in 1e-5 2e-5; do torchrun ..."
-            " train.learning_rate=$lr; done"
-        )
     overrides, warnings = check_keys(given.overrides, known, folders if has_groups else (), program=program)
     if is_main:
         for warning in warnings:
@@ -107,15 +165,12 @@ def answer(
     overrides = composed.quote_values(
         [*words, *with_original_defaults(overrides, known)],
         known,
-        is_sweep=given.is_sweep,
         has_groups=has_groups,
     )
-    if is_main or not given.is_for_hydra:
-        result = composed.run_composed(
-            config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
-        )
-        return 0 if has_groups else _code_of(result)
-    return 0
+    result = composed.run_composed(
+        config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
+    )
+    return 0 if has_groups else _code_of(result)
 
 
 def _code_of(result: Any) -> int:
@@ -166,8 +221,7 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
         if folder is None
         else _FLAGS
     )
-    more = f"\n{config_class.more_help()}" if hasattr(config_class, "more_help") else ""
-    return "\n".join(parts).replace("``", "").rstrip() + "\n" + flags + examples + more
+    return "\n".join(parts).replace("``", "").rstrip() + "\n" + flags + examples
 
 
 def _describe(entry: Setting, width: int) -> str:

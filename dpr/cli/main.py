@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from dpr.cli.endings import exit_code_of, run_and_leave
+from dpr.cli.launch import launch, run_and_leave
 from dpr.core import retired
 from dpr.core.suggestions import suggestion
 from dpr.core.version import __version__
@@ -33,9 +33,11 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "quickstart": Command(
-        "from a folder of documents to an evaluated retriever", "dpr.jobs.quickstart:QuickstartSettings"
+        "from a folder of documents to an evaluated retriever", "dpr.preparation.settings:QuickstartSettings"
     ),
-    "adapt": Command("from a corpus without questions to a retriever", "dpr.jobs.adapt:AdaptSettings"),
+    "adapt": Command(
+        "from a corpus without questions to a retriever", "dpr.preparation.settings:AdaptSettings"
+    ),
     "download": Command(
         "fetch DPR's published data and models by their keys",
         "dpr.preparation.settings:DownloadConfig",
@@ -43,10 +45,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "prepare": Command(
         "make training data of other formats, of a folder of documents, or of a corpus",
-        "dpr.jobs.prepare:PrepareSettings",
+        "dpr.preparation.settings:PrepareSettings",
     ),
     "check-data": Command(
-        "look for problems in training data before training", "dpr.jobs.check_data:CheckDataSettings"
+        "look for problems in training data before training", "dpr.preparation.settings:CheckDataSettings"
     ),
     "mine": Command(
         "add hard negatives to training data, by BM25 or a model", "dpr.mining.settings:MineCommand"
@@ -56,7 +58,8 @@ COMMANDS: dict[str, Command] = {
         "dpr.mining.settings:ScoreCommand",
     ),
     "new-encoder": Command(
-        "make a small untrained encoder with its own vocabulary", "dpr.jobs.new_encoder:NewEncoderSettings"
+        "make a small untrained encoder with its own vocabulary",
+        "dpr.preparation.settings:NewEncoderSettings",
     ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
@@ -90,7 +93,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
     "serve": Command(
-        "answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"
+        "answer questions over HTTP, with a page to try a run or compare two",
+        "dpr.serving.settings:ServeSettings",
     ),
     "export": Command(
         "write a model in another program's format", "dpr.export.settings:ExportConfig", "export"
@@ -133,14 +137,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    return exit_code_of(lambda: _run(name, arguments[1:]))
-
-
-def _run(name: str, argv: list[str]) -> int:
-    from dpr.cli.launch import launch
-
+    command = COMMANDS[name]
     return launch(
-        COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}"
+        command.config, command.settings_class(), job_of(name), arguments[1:], program=f"dpr {name}"
     )
 
 

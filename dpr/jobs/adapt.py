@@ -7,16 +7,25 @@ import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.settings import require_set, setting
-
-if TYPE_CHECKING:
-    from dpr.jobs.stages import Stages
-    from dpr.retrieval.settings import RetrievalConfig
-    from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.data.pairs import kinds_of
+from dpr.embedding.settings import EmbedConfig
+from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
+from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.jobs import embed, new_encoder, prepare, retrieve, train
+from dpr.jobs.indexes import index_choice, open_text_index
+from dpr.jobs.sources import resolve_passage_sources
+from dpr.jobs.stages import Stages, stages_in
+from dpr.models.backbones import read_config
+from dpr.preparation.settings import AdaptSettings, NewEncoderSettings, PrepareSettings
+from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
+from dpr.storage.inside import inside
+from dpr.training.command_settings import BiEncoderTrainConfig
 
 RESULT = "adapted.json"
 TEMPERATURES = (0.15, 0.1, 0.05)
@@ -24,7 +33,7 @@ TEMPERATURES = (0.15, 0.1, 0.05)
 WEIGHTS = (0.2, 0.6)
 """Bounds of the encoder's share in the hybrid: made questions alone would choose too high a share."""
 CLEARLY = 0.02
-"""By how much a setting has to be better than the usual one on the dev questions to be taken."""
+"""By how much a setting has to be better than the default one on the dev questions to be taken."""
 _DEPTH = 1000
 """Passages that each side of the hybrid lists."""
 _METRIC = "ndcg@10"
@@ -34,65 +43,10 @@ _SHARE_OF_TRIALS = 0.0625
 """Of the training pairs, for each trial."""
 
 
-@dataclass
-class AdaptSettings(DeviceSettings):
-    """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable by it and
-    BM25 together. Settings and the hybrid's weight are chosen on pseudo-questions of documents held back from
-    training. Rerun the same command to resume, and after the corpus has changed: only what has changed is
-    made again."""
-
-    EXAMPLES: ClassVar[str] = """\
-dpr adapt corpus.jsonl
-dpr adapt corpus.tsv out=runs/mine set=data/mine
-dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
-"""
-    corpus: str | None = setting(None, operand="CORPUS", path="input")
-    """Passages, in any format that dpr embed reads."""
-    out: str | None = setting(None, path="folder")
-    """Folder to write; absent = runs/<name of CORPUS>."""
-    model_file: str | None = setting(None, path="input")
-    """Folder or name of a model to train on; absent = a static encoder, trained from nothing."""
-    set: str | None = setting(None, path="input")
-    """Real questions with judgements to measure the result on, as dpr evaluate takes them. Nothing is chosen
-    by them."""
-    teacher: str | None = setting(None, path="input")
-    """Folder of a cross-encoder, or of another bi-encoder: the trained encoder then learns its scores of
-    mined negatives."""
-    pairs: Any = "mixed"
-    """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
-    max_pairs: int = setting(0, unit="pairs", least=0)
-    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072, or with model_file 4 of each, from
-    1,024 to 20,000."""
-    seed: int = 0
-    """Decides pairs, order and first weights."""
-    processes: int = setting(1, unit="processes", least=1)
-    """Processes that train and embed together, each on its GPU: 1, 2, 4, 8 or 16. The result is the same but
-    for rounding."""
-
-    def check_together(self, prefix: str) -> None:
-        require_set(self, {"corpus": "corpus.jsonl"})
-        if 16 % self.processes:
-            raise ConfigError(
-                f"processes={self.processes}, expected 1, 2, 4, 8 or 16, which divide every batch"
-            )
-        corpus = Path(str(self.corpus))
-        self.out = self.out or str(Path("runs") / corpus.name.partition(".")[0])
-        if corpus.is_dir():
-            raise ConfigError(
-                f"{corpus} is a folder: for one of documents, dpr quickstart {corpus}; of BEIR's layout, name"
-                " its corpus file"
-            )
-        for key in ("corpus", "set", "teacher"):
-            if (value := getattr(self, key)) is not None and not Path(value).exists():
-                raise ConfigError(f"{key}={value} does not exist")
-
-
 @dataclass(frozen=True)
 class Texts:
     """What is searched and trained on, as a first stage prepares it."""
 
-    stage: str
-    """The name of that stage."""
     prepared: Path
     """The folder that it makes, with the dev questions and the corpus to evaluate on."""
     corpus: Path
@@ -109,161 +63,90 @@ class Texts:
 
     def counts(self) -> dict[str, Any]:
         """How much of everything there is."""
-        from dpr.storage.durable import read_manifest
-
         return dict(read_manifest(self.prepared)["metadata"]["counts"])
 
 
-def run(config: AdaptSettings) -> float | None:
-    """Runs all stages and prints what came of them. Returns the hybrid's nDCG@10 on the real questions, None
-    without any."""
-    from dpr.data.pairs import kinds_of
-    from dpr.jobs import evaluate, prepare
-    from dpr.jobs.stages import stages_in
-    from dpr.retrieval.suite_settings import EvaluateConfig
-
+def run(config: AdaptSettings) -> None:
+    """Runs all stages and prints what came of them."""
     kinds_of(config.pairs, setting="pairs")
-    require_model("model_file", config.model_file)
-    require_model("teacher", config.teacher)
+    given_model = content_of_model("model_file", config.model_file)
     start = time.monotonic()
     out = Path(str(config.out))
     corpus = Path(str(config.corpus))
+    made_of = {"corpus": content_sha256(corpus), "model_file": given_model}
+    made_of |= {"pairs": config.pairs, "max_pairs": config.max_pairs, "seed": config.seed}
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
-    texts = Texts("pseudo", out / "pseudo" / "questions", corpus, train_sets)
-    with stages_in(out, first=texts.stage) as stages:
-        stages.run(
-            texts.stage,
-            "pseudo-questions, to choose settings by",
-            prepare,
-            prepare.PrepareSettings(
-                sources=[str(corpus)], pairs="mixed", held_back=HELD_BACK, out=str(texts.prepared)
-            ),
-            outputs=["questions"],
-            settings={"held_back": HELD_BACK},
-            files={"corpus": [corpus]},
+    texts = Texts(out / "pseudo" / "questions", corpus, train_sets)
+    with stages_in(out, made_of, first="pseudo") as stages:
+        cut = PrepareSettings(
+            sources=[str(corpus)], out=str(texts.prepared), pairs="mixed", held_back=HELD_BACK
         )
+        stages.run("pseudo", "pseudo-questions, to choose settings by", prepare, cut, ["questions"])
         adapt(stages, config, texts)
 
-    value = None
-    if config.set is not None:
-        print("\nOn the questions given:")
-        given = EvaluateConfig(run=str(out), set=config.set, device=config.device, overwrite=True)
-        given.check()
-        value = evaluate.run(given)
     name = shlex.quote(str(out))
     print(f"\nIt took {(time.monotonic() - start) / 60:.1f} minutes.\n")
     print(f'Search by hand:   dpr search {name} "your question"')
     print(f"In a browser:     dpr serve {name}")
-    if config.set is None:
-        print(f"How good is it?   dpr evaluate run={name} set=FOLDER, with questions and judgements of yours")
-    return value
+    print(f"How good is it?   dpr evaluate run={name} set=FOLDER, with questions and judgements of yours")
 
 
-def require_model(key: str, name: str | None) -> None:
-    """Looks for the model that a setting names before anything is made.
+def content_of_model(key: str, name: str | None) -> str | None:
+    """What stands for the content of the model that a setting names, which is looked for before anything is
+    made.
 
     Raises:
         ConfigError: there is none.
     """
-    from dpr.models.backbones import read_config
-
     if name is None:
-        return
-    if Path(name).is_file():
-        if key != "teacher":  # which a checkpoint of the original DPR may be
-            raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
-    elif Path(name).is_dir():
-        if next(Path(name).rglob("*.safetensors"), None) is None:
+        return None
+    path = Path(name)
+    if path.is_file():
+        raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
+    if path.is_dir():
+        if next(path.rglob("*.safetensors"), None) is None:
             raise ConfigError(
                 f"{key}={name} holds no model.safetensors, expected the folder of a trained model"
             )
-    else:
-        try:
-            read_config(name)
-        except InputError as error:
-            raise ConfigError(
-                f"{key}={name}: {error.found}; name a folder, or a model that is in the Hugging Face cache"
-            ) from error
+        return content_sha256(path)
+    try:
+        read_config(name)
+    except InputError as error:
+        raise ConfigError(
+            f"{key}={name}: {error.found}; name a folder, or a model that is in the Hugging Face cache"
+        ) from error
+    return name
 
 
 def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     """All stages behind the first, which has prepared the texts; writes ``search.json`` and ``adapted.json``.
     Returns the encoder's share in the hybrid."""
-    from dpr.embedding.settings import EmbedConfig
-    from dpr.formats.checkpoints import RUN_FILE
-    from dpr.jobs import embed, new_encoder, prepare, retrieve, train
-    from dpr.jobs.stages import trained_files
-    from dpr.jobs.teach import teach
-    from dpr.storage.durable import read_json, remove_folder
-
     out = stages.out
-    made_of: dict[str, Any] = {"pairs": config.pairs, "max_pairs": config.max_pairs, "seed": config.seed}
-    files: dict[str, list[Path]] = {}
-    before = [texts.stage]
     if config.model_file is None:
-        empty = new_encoder.NewEncoderSettings(
+        empty = NewEncoderSettings(
             corpus=str(texts.corpus),
             questions=texts.vocabulary,
             out=str(out / "encoder" / "untrained"),
             layers=0,
             hidden=1024,
         )
-        what = "a static encoder without weights"
-        stages.run("encoder", what, new_encoder, empty, outputs=["untrained"], after=before)
-        before = [texts.stage, "encoder"]
-    elif Path(config.model_file).is_dir():
-        files["model_file"] = [Path(config.model_file)]
-    else:
-        made_of["model_file"] = config.model_file
+        stages.run("encoder", "a static encoder without weights", new_encoder, empty, ["untrained"])
 
     # Temperatures are compared by short trainings, whose checkpoints nobody reads.
     tried: dict[float, float] = {}
     for number, temperature in enumerate(TEMPERATURES if config.model_file is None else [], 1):
         folder = out / "trials" / str(number)
-        stages.run(
-            f"trials/{number}",
-            f"a trial: temperature {temperature}",
-            train,
-            training(config, texts, folder, temperature, share=_SHARE_OF_TRIALS),
-            outputs=[RUN_FILE],
-            settings=made_of | {"temperature": temperature},
-            files=files,
-            after=before,
-            processes=config.processes,
-        )
-        for name in trained_files(folder)[:-1]:
-            if (folder / name).exists():
+        trial = training(config, texts, folder, temperature, share=_SHARE_OF_TRIALS)
+        stages.run(f"trials/{number}", f"a trial: temperature {temperature}", train, trial, [RUN_FILE])
+        result = read_json(folder / RUN_FILE)
+        for key in ("best_checkpoint", "last_checkpoint"):
+            if (name := result.get(key)) and inside(folder, name, stated_in=RUN_FILE).exists():
                 remove_folder(folder / name)
-        tried[temperature] = float(read_json(folder / RUN_FILE)["best_value"])
+        tried[temperature] = float(result["best_value"])
     temperature = chosen_temperature(tried) if tried else TEMPERATURES[-1]
 
-    first = "before_teacher" if config.teacher else "model"
-    stages.run(
-        first,
-        "training",
-        train,
-        training(config, texts, out / first, temperature),
-        settings=made_of | {"temperature": temperature},
-        files=files,
-        after=before,
-        processes=config.processes,
-    )
-    if config.teacher:
-        teach(
-            stages,
-            taught_training(config, texts, temperature),
-            teacher=Path(config.teacher),
-            cut=prepare.PrepareSettings(
-                sources=[str(texts.corpus)],
-                pairs=config.pairs,
-                held_back=HELD_BACK,
-                rounds=-(-(config.max_pairs or LEAST_PAIRS) // texts.counts()["passages"]),
-            ),
-            made_of={"pairs": config.pairs, "max_pairs": config.max_pairs},
-            read=texts.stage,
-            processes=config.processes,
-        )
-
+    final = training(config, texts, out / "model", temperature)
+    stages.run("model", "training", train, final, [RUN_FILE])
     for name, corpus in (("vectors", texts.corpus), ("evaluation", texts.evaluated)):
         vectors = EmbedConfig(
             model_file=str(out / "model"),
@@ -271,28 +154,19 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
             out_file=str(out / name / "corpus"),
             device=config.device,
         )
-        stages.run(
-            name,
-            f"the vectors of {corpus}",
-            embed,
-            vectors,
-            outputs=["corpus_0"],
-            after=[texts.stage, "model"],
-            processes=config.processes,
-        )
+        stages.run(name, f"the vectors of {corpus}", embed, vectors, ["corpus_0"])
 
     hybrid = search_of(config, texts, "weight", "dev")
     hybrid.tune_hybrid_weight = True
     hybrid.tune_metric = _METRIC
     what = "the hybrid's weight, on the dev questions"
-    made = ["metrics.json", "index"]
-    stages.run("weight", what, retrieve, hybrid, outputs=made, after=[texts.stage, "evaluation"])
-    by_weight = read_json(out / "weight" / "metrics.json")["tried_weights"]
-    by_weight = {float(weight): value for weight, value in by_weight.items()}
+    stages.run("weight", what, retrieve, hybrid, ["metrics.json", "index"])
+    values = read_json(out / "weight" / "metrics.json")["tried_weights"]
+    by_weight = {float(weight): value for weight, value in values.items()}
     weight = chosen_weight(by_weight)
 
     write_search(out, texts.corpus, weight)
-    show_choice(out, texts, tried, temperature, by_weight, weight)
+    _show_choice(out, texts, tried, temperature, by_weight, weight)
     return weight
 
 
@@ -306,8 +180,6 @@ def chosen_temperature(tried: dict[float, float]) -> float:
 def chosen_weight(by_weight: dict[float, float]) -> float:
     """The share nearest to the default, of those within bounds that are not clearly worse on the dev questions
     than the best. A share of 0 is BM25 alone, of 1 the encoder."""
-    from dpr.indexer.settings import DEFAULT_WEIGHT
-
     within = {weight: value for weight, value in by_weight.items() if WEIGHTS[0] <= weight <= WEIGHTS[1]}
     good = [weight for weight, value in within.items() if value >= max(within.values()) - CLEARLY]
     return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
@@ -316,23 +188,29 @@ def chosen_weight(by_weight: dict[float, float]) -> float:
 def training(
     config: AdaptSettings, texts: Texts, folder: Path, temperature: float, *, share: float = 1.0
 ) -> BiEncoderTrainConfig:
-    """The settings of the training, or of a trial with a ``share`` of its pairs.
+    """The settings of the training, or of a trial with a ``share`` of its pairs, judged on the dev questions.
 
     The batch is small where there are few passages, so that there are steps to learn in; the pairs are a
     multiple of the passages between bounds, so that the time is bounded.
     """
-    from dpr.formats.checkpoints import is_checkpoint, resolve_checkpoint
-
-    made = judged_training(config, texts, folder)
+    made = BiEncoderTrainConfig(output_dir=str(folder), seed=config.seed, device=config.device)
     made.train_datasets = list(texts.train_sets)
     made.datasets = texts.train_sets
     made.train.sampling.mixed = len(texts.train_sets) > 1
     made.train.hard_negatives = 0
     made.loss.temperature = temperature
+    dev = {"kind": "retrieval", "corpus": str(texts.evaluated), "name": "dev"}
+    dev["questions"] = str(texts.prepared / "dev_questions.jsonl")
+    dev["qrels"] = str(texts.prepared / "dev_qrels.tsv")
+    made.train.validation = [dev]
+    made.train.eval_at_start = False
+    made.train.best_metric = f"eval/dev/{_METRIC}"
+    made.train.keep_last = 1
+
     passages = texts.counts()["passages"]
     batch = max(16, min(1024, 2 ** (passages.bit_length() - 2)))
     if config.model_file is None:
-        pairs = max(LEAST_PAIRS, min(16 * passages, 131_072))
+        pairs: float = max(LEAST_PAIRS, min(16 * passages, 131_072))
         made.encoder.encoder_model_type = "static"
         made.encoder.pretrained_model_cfg = str(Path(str(config.out)) / "encoder" / "untrained")
         made.encoder.shared = True
@@ -357,49 +235,15 @@ def training(
     if share < 1:
         pairs = min(pairs, max(pairs * share, LEAST_PAIRS))
     steps = max(1, round(pairs / batch))
-    made.train.batch_size = batch // config.processes
-    made.train.global_batch_size = batch
+    made.train.batch_size = batch
     made.train.max_steps = steps
     made.train.num_train_epochs = -(-steps // max(1, passages // batch))
     made.train.eval_every_steps = steps
     return made
 
 
-def judged_training(config: AdaptSettings, texts: Texts, folder: Path) -> BiEncoderTrainConfig:
-    """The settings of any training in ``folder`` by which it is judged on the dev questions."""
-    from dpr.training.command_settings import BiEncoderTrainConfig
-
-    made = BiEncoderTrainConfig(output_dir=str(folder), seed=config.seed, device=config.device)
-    made.train.eval_at_start = False
-    made.train.best_metric = f"eval/dev/{_METRIC}"
-    made.train.keep_last = 1
-    dev = {"kind": "retrieval", "corpus": str(texts.evaluated), "name": "dev"}
-    dev["questions"] = str(texts.prepared / "dev_questions.jsonl")
-    dev["qrels"] = str(texts.prepared / "dev_qrels.tsv")
-    made.train.validation = [dev]
-    return made
-
-
-def taught_training(config: AdaptSettings, texts: Texts, temperature: float) -> BiEncoderTrainConfig:
-    """The settings of the training by a teacher, which goes on from the first."""
-    out = Path(str(config.out))
-    made = judged_training(config, texts, out / "model")
-    made.model_file = str(out / "before_teacher")
-    made.init = "weights"
-    made.loss.temperature = temperature
-    most = 128 if config.model_file is None else 32
-    batch = max(16, min(most, 2 ** (texts.counts()["passages"].bit_length() - 2)))
-    made.train.batch_size = batch // config.processes
-    made.train.global_batch_size = batch
-    if config.model_file is None:
-        made.train.learning_rate = 0.005
-    return made
-
-
 def search_of(config: AdaptSettings, texts: Texts, name: str, split: str) -> RetrievalConfig:
     """The settings of a stage that searches by the hybrid, with the questions of a split."""
-    from dpr.retrieval.settings import RetrievalConfig
-
     out = Path(str(config.out))
     return RetrievalConfig(
         qa_dataset=str(texts.prepared / f"{split}_questions.jsonl"),
@@ -418,12 +262,6 @@ def search_of(config: AdaptSettings, texts: Texts, name: str, split: str) -> Ret
 def write_search(out: Path, corpus: Path, weight: float | None) -> None:
     """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder
     ``out``; by BM25 alone where no weight is given."""
-    from dpr.jobs.indexes import index_choice, open_text_index
-    from dpr.jobs.sources import resolve_passage_sources
-    from dpr.retrieval.search_folder import SearchSettings
-    from dpr.retrieval.settings import IndexerConfig
-    from dpr.storage.durable import remove_folder
-
     passages = resolve_passage_sources([str(corpus)], {})
     words = out / "bm25_index"
     choice = index_choice(IndexerConfig(kind="bm25"))
@@ -433,7 +271,7 @@ def write_search(out: Path, corpus: Path, weight: float | None) -> None:
         remove_folder(words)
         open_text_index(choice, passages, str(words))
     if weight is None:
-        search = SearchSettings(passages=passages, indexer={"kind": "bm25"}, bm25_index_path=str(words))
+        search = SearchSettings(passages=passages, bm25_index_path=str(words), indexer={"kind": "bm25"})
     else:
         search = SearchSettings(
             model_file=str(out / "model"),
@@ -447,7 +285,7 @@ def write_search(out: Path, corpus: Path, weight: float | None) -> None:
     search.write(out)
 
 
-def show_choice(
+def _show_choice(
     out: Path,
     texts: Texts,
     tried: dict[float, float],
@@ -456,8 +294,6 @@ def show_choice(
     weight: float,
 ) -> None:
     """Prints what was chosen on the dev questions, and by how much; also written to ``adapted.json``."""
-    from dpr.storage.durable import write_json
-
     number = texts.counts().get("pseudo-questions")
     asked = f"{number:,} pseudo-questions" if number else "the dev questions"
     print(f"\nnDCG@10 on {asked}, which choose settings and are no measure of quality:")
@@ -474,5 +310,5 @@ def show_choice(
         "dense": by_weight[1.0],
         "hybrid": by_weight[weight],
     }
-    chosen_facts = {"temperature": temperature, "hybrid_weight": weight}
-    write_json(out / RESULT, {"pseudo_ndcg@10": measured} | chosen_facts, note={})
+    chosen_settings = {"temperature": temperature, "hybrid_weight": weight}
+    write_json(out / RESULT, {"pseudo_ndcg@10": measured} | chosen_settings, note={})

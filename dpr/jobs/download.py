@@ -11,13 +11,10 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.suggestions import suggestion
 from dpr.formats.downloads import download, unpack
-from dpr.jobs.catalogue import Catalogue
 from dpr.preparation.settings import DownloadConfig, ResourceConfig
 from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
-
-_CATALOGUE = Catalogue("resources", ResourceConfig, "resource", targets=(), instead="it has no meaning here")
 
 
 def run(config: DownloadConfig) -> None:
@@ -80,4 +77,7 @@ def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str
 
 
 def _resource(key: str, entry: Any) -> ResourceConfig:
-    return _CATALOGUE.read_entry(key, {"url": entry} if isinstance(entry, str) else entry)
+    options = {"url": entry} if isinstance(entry, str) else entry
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"resources.{key} is not a set of options such as url=<address>")
+    return ResourceConfig.from_mapping(options, f"resources.{key}.")

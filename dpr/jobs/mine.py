@@ -20,7 +20,7 @@ from dpr.formats.vector_shards import open_shards
 from dpr.indexer.registry import IndexChoice
 from dpr.indexer.settings import Bm25Settings
 from dpr.integrations.ray_cluster import share_out
-from dpr.jobs.catalogue import warn_of_lost_space
+from dpr.jobs.sources import warn_of_lost_space
 from dpr.mining.audit import audit_lines
 from dpr.mining.dense import DenseSearch
 from dpr.mining.job import mine

@@ -5,42 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.lazy import require
-from dpr.core.settings import setting
 from dpr.serving.settings import ServeSettings
 
 
-@dataclass
-class ServeCommand(ServeSettings):
-    """Answers questions over HTTP, one or more run folders at a time, and shows a page to try them: http://127.0.0.1:8080
-
-    A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one is served for
-    its vectors alone. label=folder gives it another name than its own. Ctrl-C or SIGTERM ends the service
-    once what it has is answered."""
-
-    EXAMPLES: ClassVar[str] = """\
-dpr serve runs/quickstart
-dpr serve runs/first second=runs/other/best port=9000
-dpr serve exported/e5
-dpr serve runs/first host=0.0.0.0 token_file=token.txt
-"""
-    folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]", path="input")
-    """Folders with a search.json, or models (whatever model_file takes elsewhere)."""
-
-
-def run(config: ServeCommand) -> int:
+def run(config: ServeSettings) -> int:
     """Serves until it is told to stop; returns the exit code."""
     runs = named(config.folders)
     for package in ("uvicorn", "fastapi", "prometheus_client"):
         require(package, extra="serve", purpose="dpr serve")
     from dpr.serving.server import serve
 
-    return serve(config.part(ServeSettings), runs)
+    return serve(config, runs)
 
 
 def named(given: Sequence[str]) -> dict[str, Path]:

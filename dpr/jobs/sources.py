@@ -1,53 +1,58 @@
-"""Names, paths and globs of training sets, question sets and passage collections -> files and options.
-Nothing is opened here."""
+"""Names, paths and globs of training sets, question sets and passage collections, and the entries of the catalogues
+``datasets`` and ``ctx_sources`` -> files and options. Nothing is opened here."""
 
 from __future__ import annotations
 
-import difflib
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import matching_paths, user_path
 from dpr.core.records import Question
-from dpr.core.settings import listed
+from dpr.core.settings import Settings, listed
+from dpr.core.suggestions import suggestion
 from dpr.data.settings import DataSetSettings
 from dpr.embedding.settings import PassageSourceConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.question_sets import read_questions
 from dpr.formats.training_files.registry import look_at
-from dpr.jobs.catalogue import Catalogue, published_form
 from dpr.retrieval.settings import QuestionSetConfig
 
 logger = get_logger(__name__)
 
-_TRAINING_SETS = Catalogue(
+
+class _Kind(NamedTuple):
+    """How the entries of one kind are read."""
+
+    key: str
+    """The setting that holds them."""
+    what: str
+    options: type[Settings]
+    targets: tuple[str, ...]
+    """The original's classes for such an entry; here the content of a file says how it is read."""
+    without_effect: tuple[str, ...] = ()
+    """Options of the original that are accepted and ignored."""
+
+
+_TRAINING_SETS = _Kind(
     "datasets",
-    DataSetSettings,
     "data set",
-    # DPR's dataset classes say how a file is read; here its content does.
-    targets=("dpr.data.biencoder_data.JsonQADataset", "dpr.data.biencoder_data.JsonlQADataset"),
-    instead="JSON and JSONL files are told apart by suffix",
-    # Settings of those classes that need no counterpart: the rows of a JSONL file are always counted.
-    without_effect=("total_data_size", "data_range_start"),
+    DataSetSettings,
+    ("dpr.data.biencoder_data.JsonQADataset", "dpr.data.biencoder_data.JsonlQADataset"),
+    ("total_data_size", "data_range_start"),
 )
-_QUESTION_SETS = Catalogue(
+_QUESTION_SETS = _Kind(
     "datasets",
-    QuestionSetConfig,
     "question set",
-    targets=("dpr.data.retriever_data.CsvQASrc", "dpr.data.retriever_data.JsonlQASrc"),
-    instead="CSV and JSON lines are told apart by suffix",
+    QuestionSetConfig,
+    ("dpr.data.retriever_data.CsvQASrc", "dpr.data.retriever_data.JsonlQASrc"),
 )
-_PASSAGES = Catalogue(
-    "ctx_sources",
-    PassageSourceConfig,
-    "passage collection",
-    targets=("dpr.data.retriever_data.CsvCtxSrc",),
-    instead="formats are told apart by suffix",
+_PASSAGES = _Kind(
+    "ctx_sources", "passage collection", PassageSourceConfig, ("dpr.data.retriever_data.CsvCtxSrc",)
 )
 _READ_OPTIONS = ("question_col", "answers_col", "id_col", "question_attr", "answers_attr", "id_attr")
 
@@ -76,35 +81,30 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
     sources: dict[str, NamedSource] = {}
     for name in [names] if isinstance(names, Mapping) else listed(names):
         if isinstance(name, Mapping) and isinstance(file := name.get("file"), str):
-            key = _short_name(Path(file).name)
-            short_name, files, options = _resolve(key, {key: name}, is_entry=True)
+            short_name = _short_name(Path(file).name)
+            options = _read_entry(_TRAINING_SETS, short_name, name)
+            files = _entry_files(short_name, options)
         elif isinstance(name, str) and name:
-            short_name, files, options = _resolve(name, catalogue)
+            short_name, files, options = _training_set(name, catalogue)
         else:
             raise ConfigError(
                 f"{name!r} is not a data set; give names of the catalogue, paths, entries with a file, or a"
                 " list of them"
             )
-        unique, number = short_name, 2
+        unique = short_name
+        number = 2
         while unique in sources:
-            unique, number = f"{short_name}_{number}", number + 1
+            unique = f"{short_name}_{number}"
+            number += 1
         sources[unique] = NamedSource(unique, files, options)
     return list(sources.values())
 
 
-def _resolve(
-    name: str, catalogue: Mapping[str, Any], *, is_entry: bool = False
-) -> tuple[str, tuple[Path, ...], DataSetSettings]:
+def _training_set(name: str, catalogue: Mapping[str, Any]) -> tuple[str, tuple[Path, ...], DataSetSettings]:
     path = Path(name)
-    if name in catalogue and (is_entry or not path.is_file()):
-        options = _TRAINING_SETS.read_entry(name, catalogue[name])
-        return name, _catalogue_files(name, options), options
-    if name in catalogue:
-        logger.warning(
-            "%s is a file here and a data set of the catalogue; the file is used (write ./%s to say so)",
-            name,
-            name,
-        )
+    if name in catalogue and not path.is_file():
+        options = _read_entry(_TRAINING_SETS, name, catalogue[name])
+        return name, _entry_files(name, options), options
     files = _expand(name) or ((path,) if path.is_dir() and look_at(path).is_training_data else ())
     if files:
         return _short_name(path.name), files, DataSetSettings()
@@ -112,13 +112,10 @@ def _resolve(
         raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
     if glob.has_magic(name):
         raise ConfigError(f"no file matches {name}")
-    beside = (
-        str(path.parent / other) for other in difflib.get_close_matches(path.name, _names_beside(path), n=2)
-    )
-    raise _TRAINING_SETS.unknown(name, catalogue, also=beside)
+    raise _unknown(_TRAINING_SETS, name, catalogue)
 
 
-def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
+def _entry_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
     if options.reader is not None and options.file is None:
         return ()
     files: list[Path] = []
@@ -127,11 +124,7 @@ def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
             raise ConfigError(
                 f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>"
             )
-        published = published_form(user_path(entry), options.source)
-        matches = _expand(entry) or ((published,) if published else ())
-        if not matches:
-            raise _TRAINING_SETS.missing(name, entry, options)
-        files.extend(matches)
+        files += _expand(entry) or [_published_form(_TRAINING_SETS, name, entry, options.source)]
     return tuple(files)
 
 
@@ -145,13 +138,6 @@ def _short_name(file_name: str) -> str:
     for suffix in (".gz", ".jsonl", ".json", ".tsv", ".parquet"):
         stem = stem.removesuffix(suffix)
     return "".join("" if letter in "*?[]" else letter for letter in stem).strip("-_. ") or "data"
-
-
-def _names_beside(path: Path) -> list[str]:
-    try:
-        return [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    except OSError:
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +169,7 @@ def resolve_question_set(name: str, catalogue: Mapping[str, Any]) -> QuestionSet
     Raises:
         ConfigError: neither, the catalogue's file is missing, or an option is unknown or of the wrong type.
     """
-    return QuestionSet(*_QUESTION_SETS.resolve_file(name, catalogue, setting="qa_dataset="))
+    return QuestionSet(*_resolve_file(_QUESTION_SETS, name, catalogue, setting="qa_dataset="))
 
 
 def resolve_passage_sources(names: Sequence[str], catalogue: Mapping[str, Any]) -> list[PassageSource]:
@@ -211,16 +197,92 @@ def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSo
         raise ConfigError(
             f"{name} matches {len(matches)} files; a corpus to embed is one file, so join them, or embed each"
         )
-    short_name, file, options = _PASSAGES.resolve_file(matches[0] if matches else name, catalogue)
-    given = {
-        item.name: getattr(options, item.name)
-        for item in fields(PassageSource)
-        if item.name not in ("file", "name")
-    }
-    return PassageSource(
-        file, short_name, **{key: value for key, value in given.items() if value is not None}
-    )
+    short_name, file, options = _resolve_file(_PASSAGES, matches[0] if matches else name, catalogue)
+    given = {}
+    for item in fields(PassageSource):
+        if item.name not in ("file", "name") and (value := getattr(options, item.name)) is not None:
+            given[item.name] = value
+    return PassageSource(file, short_name, **given)
 
 
 def _matches(name: str, catalogue: Mapping[str, Any]) -> list[str]:
     return [] if name in catalogue else [str(path) for path in matching_paths(name)]
+
+
+def _resolve_file(
+    kind: _Kind, name: str, entries: Mapping[str, Any], *, setting: str = ""
+) -> tuple[str, Path, Any]:
+    """Short name, file and options of what ``name`` stands for: an existing file, or else a key of the
+    catalogue."""
+    path = Path(name)
+    if path.is_file():
+        return path.name.partition(".")[0] or path.name, path, kind.options()
+    if name not in entries:
+        if path.is_dir():
+            raise ConfigError(f"{setting}{name} is a folder, expected the file of a {kind.what}")
+        raise _unknown(kind, name, entries, setting=setting)
+    options = _read_entry(kind, name, entries[name])
+    if not options.file:
+        raise ConfigError(f"{kind.key}.{name}.file is not set; set {kind.key}.{name}.file=<path>")
+    return name, _published_form(kind, name, options.file, options.source), options
+
+
+def _read_entry(kind: _Kind, name: str, entry: Any) -> Any:
+    """The options of an entry; a text or a list stands for its ``file``. Options given as null keep their
+    default."""
+    key = f"{kind.key}.{name}"
+    if isinstance(entry, str | list | tuple):
+        entry = {"file": entry}
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{key} is not a set of options such as file=<path>")
+    if (target := entry.get("_target_")) is not None and target not in kind.targets:
+        raise ConfigError(
+            f"{key}._target_={target} is not supported; leave _target_ out, formats are told apart by content"
+        )
+    ignored = ("_target_", *kind.without_effect)
+    options = kind.options.from_mapping(
+        {option: value for option, value in entry.items() if option not in ignored}, f"{key}."
+    )
+    for prefix in ("query_prefix", "passage_prefix"):
+        warn_of_lost_space(f"{key}.{prefix}", entry.get(prefix) or "")
+    return options
+
+
+def _unknown(kind: _Kind, name: str, entries: Mapping[str, Any], *, setting: str = "") -> ConfigError:
+    """What to raise for a name that is neither a file nor an entry."""
+    hint = suggestion(
+        name, entries, otherwise=f"; the catalogue has {', '.join(sorted(entries)) or 'no entries'}"
+    )
+    return ConfigError(
+        f"{setting}{name} is neither a file nor a {kind.what} of the catalogue {kind.key}{hint}"
+    )
+
+
+def _published_form(kind: _Kind, name: str, file: str, source: str | None) -> Path:
+    """The file of an entry, or the same data as published: compressed, or under the server's name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = user_path(file)
+    names = [path.name, path.name + ".gz"]
+    if source:
+        published = source.rpartition("/")[2]
+        names += [published, published.removesuffix(".gz")]
+    for found in names:
+        if path.with_name(found).is_file():
+            return path.with_name(found)
+    where = f"it is published at {source}; put it there (.gz as it is will do)" if source else "put it there"
+    raise ConfigError(
+        f"{kind.what} {name}: {file} does not exist\n{where}, or name your copy: {kind.key}.{name}.file=<path>"
+    )
+
+
+def warn_of_lost_space(key: str, prefix: str) -> None:
+    """Warns of a prefix that ends in a colon: most models know "query: ", and shells and YAML easily lose its
+    space."""
+    if prefix.endswith(":"):
+        message = (
+            "%s=%r ends without a space, so texts follow the colon at once; write %r if one belongs there"
+        )
+        logger.warning(message, key, prefix, prefix + " ")

@@ -17,8 +17,7 @@ from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import TextSettings
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.catalogue import warn_of_lost_space
-from dpr.jobs.sources import NamedSource, resolve_training_files
+from dpr.jobs.sources import NamedSource, resolve_training_files, warn_of_lost_space
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import is_without_weights, read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions

@@ -15,6 +15,7 @@ from dpr.formats.json_records import iter_json_objects
 from dpr.formats.training_files.registry import format_named, format_of
 from dpr.formats.training_files.rows import Counts, ReadOptions, UsableRows
 from dpr.formats.training_records import passage_from_json
+from dpr.preparation.settings import ReadSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.outputs import output, require_writable
 
@@ -92,6 +93,13 @@ class Corrections:
                 file=self._file,
                 hint="name the data that it was made of",
             )
+
+
+def read_options(config: ReadSettings) -> ReadOptions:
+    """The settings as readers take them."""
+    corpus = None if config.corpus is None else Path(config.corpus)
+    queries = None if config.queries is None else Path(config.queries)
+    return ReadOptions(corpus, queries, config.split, config.min_grade, config.columns())
 
 
 def convert(

@@ -14,7 +14,6 @@ from dpr.data.tensorizer import SHARE_SAID, Tensorizer
 from dpr.data.text import decorate_passage
 from dpr.models.biencoder import BiEncoder
 from dpr.preparation.data_check import BAD_ROWS, DataCheck, Finding, Reservoir, num_shared
-from dpr.preparation.retrieval_check import RetrievalCheck
 
 Prefixes = Mapping[str, str]
 """Texts put before every ``question`` and every ``passage``."""
@@ -25,11 +24,9 @@ _MOSTLY = 0.5
 _QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 
 
-def open_tokenizer(
-    name_or_folder: str, *, sequence_length: int | None, question_length: int | None
-) -> Tensorizer:
+def open_tokenizer(name_or_folder: str, *, sequence_length: int | None) -> Tensorizer:
     """The tokenizer of a model, a model folder or file, a checkpoint or a run folder, as training and
-    embedding have it; lengths that are None are the model's, else 256.
+    embedding have it; without a length, that of the model, else 256.
 
     Raises:
         InputError: there is no tokenizer.
@@ -37,24 +34,17 @@ def open_tokenizer(
     path = Path(name_or_folder)
     is_encoder = (path / "config.json").is_file() and not (path / "modules.json").is_file()
     if not path.exists() or is_encoder:
-        return Tensorizer.load(
-            name_or_folder, sequence_length=sequence_length or 256, question_length=question_length or 0
-        )
+        return Tensorizer.load(name_or_folder, sequence_length=sequence_length or 256)
     own = BiEncoder.load(path).tensorizer
-    lengths = (
-        sequence_length or own.sequence_length,
-        question_length or (0 if sequence_length else own.question_length),
-    )
-    tensorizer = Tensorizer(own.tokenizer, sequence_length=lengths[0], question_length=lengths[1])
+    if not sequence_length:
+        return own
+    tensorizer = Tensorizer(own.tokenizer, sequence_length=sequence_length)
     tensorizer.present(own.text)
     return tensorizer
 
 
 def report(
-    sets: Mapping[str, DataCheck],
-    retrieval: RetrievalCheck | None,
-    tensorizer: Tensorizer | None,
-    prefixes: Prefixes,
+    sets: Mapping[str, DataCheck], tensorizer: Tensorizer | None, prefixes: Prefixes
 ) -> tuple[list[str], int]:
     """The lines to print, and the number of problems. ``sets`` are train and dev, as far as they are given.
     Lengths and examples are with ``prefixes``."""
@@ -78,12 +68,6 @@ def report(
             f"  {shared:,} of {total:,} positives of dev are positives in train too"
             f" ({shared / max(total, 1):.0%})",
         )
-    if retrieval:
-        table, of_texts = _lengths(retrieval.texts, tensorizer, prefixes)
-        lines += [*retrieval.counts, *table, ""]
-        problems |= {
-            what: finding for what, finding in (retrieval.findings | of_texts).items() if finding.count
-        }
     lines.append(f"problems: {', '.join(problems) or 'none'}")
     for what, finding in problems.items():
         lines += [f"  {finding.count:>9,}  {what}", *(f"             {place}" for place in finding.places)]

@@ -12,27 +12,32 @@ give the same bytes.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
+from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample
 from dpr.data.words import find_near_duplicates
 from dpr.formats.corpora import write_passages
+from dpr.formats.documents.document import Document
+from dpr.formats.documents.registry import READERS, read_document
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
-from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name_in, read_documents
 from dpr.preparation.given_questions import find_answers, read_given
-from dpr.preparation.passages import Piece, cut
-from dpr.preparation.question_pairs import (
+from dpr.preparation.passages import (
     GIVEN,
     KINDS,
+    Piece,
     QuestionPair,
+    cut,
     made_questions,
     one_for_each_passage,
     without_questions,
@@ -41,6 +46,57 @@ from dpr.preparation.settings import FolderSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, read_manifest
 from dpr.storage.outputs import output, require_writable
+
+SKIPPED_FOLDERS = frozenset(
+    "__pycache__ node_modules site-packages dist-packages build dist venv env".split()
+)
+
+
+def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
+    """The files that a reader exists for, by their path from the folder, in its order. Hidden files and
+    folders, links, and folders that programs fill are left out.
+
+    Args:
+        types: endings such as ``md``; none = all that can be read.
+
+    Raises:
+        ConfigError: an ending that nothing reads.
+        InputError: the folder does not exist, or holds no such file.
+    """
+    wanted = {f".{name.lstrip('.').lower()}" for name in types} or set(READERS)
+    if unknown := sorted(wanted - READERS.keys()):
+        raise ConfigError(
+            f"types={unknown[0][1:]} is not read; choose from {', '.join(name[1:] for name in READERS)}"
+        )
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "no such folder"
+        raise InputError(what, file=folder, expected="a folder of documents")
+    hidden = (".", "~")
+    found: dict[str, Path] = {}
+    for parent, subfolders, names in os.walk(folder):
+        subfolders[:] = [
+            name for name in subfolders if not name.startswith(hidden) and name not in SKIPPED_FOLDERS
+        ]
+        for name in names:
+            path = Path(parent, name)
+            if path.suffix.lower() in wanted and not name.startswith(hidden) and not path.is_symlink():
+                found[as_text(path.relative_to(folder).as_posix())] = path
+    if not found:
+        expected = f"files that end in {', '.join(sorted(wanted))}"
+        raise InputError("holds no documents", file=folder, expected=expected)
+    return dict(sorted(found.items()))
+
+
+def content_of_documents(files: Mapping[str, Path]) -> str:
+    """One hash of the names and contents of documents."""
+    listed = []
+    for name, path in files.items():
+        try:
+            listed.append([name, content_sha256(path)])
+        except InputError:  # it is listed later, with the reason
+            listed.append([name, ""])
+    return text_sha256(json.dumps(listed))
+
 
 logger = get_logger(__name__)
 
@@ -75,10 +131,9 @@ def prepare_folder(
         raise ConfigError(f"out={out} lies in {folder}, whose files are read; name a folder beside it")
     require_writable(out, folder=True)
     files = find_documents(folder, settings.types)
-    hashes = [[name_in(folder, path), _sha256(path)] for path in files]
     questions = None if settings.questions is None else Path(settings.questions)
     made_of: dict[str, Any] = asdict(settings)
-    made_of["files"] = hashes
+    made_of["files"] = content_of_documents(files)
     made_of["questions"] = None if questions is None else content_sha256(questions)
     metadata: dict[str, Any] = {"kind": "folder of documents", "made_of": made_of}
     with output(out, made_of, overwrite=overwrite) as is_missing:
@@ -89,36 +144,34 @@ def prepare_folder(
     return counts
 
 
-def _sha256(path: Path) -> str:
-    try:
-        return content_sha256(path)
-    except InputError:  # it is listed later, with the reason
-        return ""
-
-
 def _make(
     target: Path,
     folder: Path,
-    files: Sequence[Path],
+    files: Mapping[str, Path],
     settings: FolderSettings,
     questions: Path | None,
     *,
     few: bool,
 ) -> dict[str, Any]:
     logger.info("reading %d files", len(files))
-    read = list(read_documents(folder, files))
-    bad = [one for one in read if isinstance(one, BadFile)]
-    pieces = list(
-        cut(
-            (one for one in read if isinstance(one, ReadFile)), words=settings.words, overlap=settings.overlap
-        )
-    )
+    documents: dict[str, Document] = {}
+    bad: dict[str, str] = {}
+    for name, path in files.items():
+        try:
+            documents[name] = read_document(path, PurePosixPath(name))
+        except InputError as error:
+            bad[name] = str(InputError(error.found, expected=error.expected, hint=error.hint))
+        except ConfigError as error:
+            bad[name] = str(error)
+    pieces = list(cut(documents, words=settings.words, overlap=settings.overlap))
     repeats = find_near_duplicates([piece.passage().text for piece in pieces], threshold=_ALIKE)
     kept = [piece for piece, original in zip(pieces, repeats, strict=True) if original is None]
+    num_repeats = len(pieces) - len(kept)
     asked = made_questions(kept)
     if questions is not None:
+        rows = read_given(questions)
         given, added = find_answers(
-            read_given(questions), kept, name=questions.name, words=settings.words, overlap=settings.overlap
+            rows, kept, name=questions.name, words=settings.words, overlap=settings.overlap
         )
         kept += added
         asked += given
@@ -128,21 +181,21 @@ def _make(
         found = f"only {len(asked)} questions were found, too few to train on and to hold out"
         if not few:
             hint = "name a larger folder, give questions=FILE, or write the corpus alone with few=true"
-            if bad:
-                hint += f" ({bad[0].name}: {bad[0].reason})"
+            hint += "".join(f" ({name}: {reason})" for name, reason in list(bad.items())[:1])
             raise InputError(found, file=folder, hint=hint)
         logger.warning("%s: the corpus alone is written", found)
         by_split = {TRAIN: [], DEV: [], TEST: []}
     _write(target, kept, by_split, bad)
     kinds = Counter(one.kind for one in by_split[TEST])
-    return {
-        "files": len(read) - len(bad),
+    counts: dict[str, Any] = {
+        "files": len(documents),
         "unread files": len(bad),
         "passages": len(kept),
-        "near-duplicates left out": len(pieces) - sum(original is None for original in repeats),
-        **{f"{split} questions": len(pairs) for split, pairs in by_split.items()},
-        "test questions by kind": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
+        "near-duplicates left out": num_repeats,
     }
+    counts |= {f"{split} questions": len(pairs) for split, pairs in by_split.items()}
+    counts["test questions by kind"] = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+    return counts
 
 
 def split_questions(asked: Sequence[QuestionPair], *, seed: int) -> dict[str, list[QuestionPair]]:
@@ -208,12 +261,12 @@ def _write(
     target: Path,
     pieces: Sequence[Piece],
     by_split: dict[str, list[QuestionPair]],
-    bad: Sequence[BadFile],
+    bad: Mapping[str, str],
 ) -> None:
     write_passages(target / CORPUS, (piece.passage() for piece in pieces))
     with durable_file(target / UNREAD) as out:
-        for one in bad:
-            out.write(json.dumps({"file": one.name, "reason": one.reason}, ensure_ascii=False) + "\n")
+        for name, reason in bad.items():
+            out.write(json.dumps({"file": name, "reason": reason}, ensure_ascii=False) + "\n")
     if not by_split[TRAIN]:
         return
     held_out = without_questions(pieces, [*by_split[DEV], *by_split[TEST]])

@@ -22,8 +22,15 @@ from dpr.formats.documents.document import (
     one_line,
 )
 from dpr.formats.json_records import iter_json_objects
-from dpr.preparation.passages import Piece, cut_section, passage_prefix
-from dpr.preparation.question_pairs import GIVEN, QuestionPair, sections_of, words_of
+from dpr.preparation.passages import (
+    GIVEN,
+    Piece,
+    QuestionPair,
+    cut_section,
+    passage_prefix,
+    sections_of,
+    words_of,
+)
 
 logger = get_logger(__name__)
 

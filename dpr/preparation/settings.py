@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from dpr.core.compute_settings import ForwardSettings
+from dpr.core.compute_settings import DeviceSettings, ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, listed, setting
+from dpr.core.settings import Settings, listed, require_set, setting
 
 
 @dataclass
@@ -55,23 +56,6 @@ class PairFileSettings(Settings):
     rounds: int = setting(0, unit="pairs", least=0)
     """Training pairs of each passage that is not held back, in train.jsonl; 0 = none, since dpr train cuts
     its own."""
-
-
-@dataclass
-class SuspectSettings(ForwardSettings):
-    """Which labels of training data look wrong, by BM25 and a model."""
-
-    suspects: str | None = setting(None, path="output")
-    """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful
-    first, at most 200. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops or relabels the
-    others."""
-    overwrite: bool = False
-    """Replace the file."""
-
-    def unused(self) -> Iterator[str]:
-        yield from super().unused()
-        if self.suspects is None:
-            yield from (item.name for item in fields(SuspectSettings) if item.name != "suspects")
 
 
 @dataclass
@@ -150,3 +134,246 @@ class DownloadConfig(Settings):
     def keys(self) -> list[str]:
         """``resource`` as a list."""
         return list(map(str, listed(self.resource)))
+
+
+_OF_FILES = ("format", "to", "on_bad_row", "max_bad_rows", "suspects", "relabel")
+
+
+@dataclass
+class PrepareSettings(PairFileSettings, FolderSettings, ReadSettings):
+    """Makes training data from one or more files (or folders) of another format. The content tells the
+    format.
+
+    From a folder of documents (Markdown, text, reStructuredText, docstrings of Python and CSV, with the extra
+    documents also HTML, PDF, Word, PowerPoint, Excel and EPUB) it makes passages cut at headings and
+    paragraphs, and questions of FAQs, headings and first sentences (docs/own_folder.md).
+
+    With pairs=, it cuts pseudo-questions from the passages of a corpus, and writes the corpus without them, to
+    compare settings where there are no questions; with rounds=N training pairs too, for dpr mine and dpr
+    score. Scores on pseudo-questions are optimistic, and say nothing of the quality of a model
+    (docs/without_labels.md)."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr prepare squad/train-v1.1.json out=train.jsonl
+dpr prepare scifact out=train.jsonl                     # a folder with corpus.jsonl, queries.jsonl and qrels/
+dpr prepare qidpidtriples.tsv queries=queries.train.tsv corpus=collection.tsv format=triples out=train.jsonl
+dpr prepare faq.jsonl question=title positive=body out=train.jsonl
+dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
+dpr prepare docs out=data/docs questions=faq.tsv        # a folder of documents
+dpr prepare manuals out=data/manuals types=md,pdf words=100 overlap=0
+dpr prepare corpus.jsonl pairs=mixed out=data/pseudo
+dpr prepare corpus.jsonl pairs=[crops,title] rounds=4 out=data/pseudo
+
+Formats (those marked to= can be written too)
+dpr            DPR's JSON or JSON lines: what training reads and what is written by default [to=dpr]
+               {"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}], "hard_negative_ctxs": [...]}
+beir           folder with corpus.jsonl, queries.jsonl, qrels/<split>.tsv (or a file of judgements, queries= and corpus=) [to=beir]
+               qrels: query-id <TAB> corpus-id <TAB> score
+tevatron       Tevatron's JSON lines or Parquet, version 1 (passages in the row) and 2 (ids, with corpus=) [to=tevatron]
+               {"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text": "..."}], "negative_passages": []}
+flagembedding  FlagEmbedding's JSON lines or Parquet: plain texts; a prompt becomes the beginning of its question [to=flagembedding]
+               {"query": "...", "pos": ["..."], "neg": ["..."]}
+squad          SQuAD's JSON: paragraphs are passages, articles give the titles
+               {"data": [{"title": "...", "paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": [...]}]}]}]}
+triples        MS MARCO's triples, tab-separated: texts, or ids with queries= and corpus=
+               question <TAB> positive passage <TAB> negative passage
+pairs          tab-separated question and passage (or ids with queries= and corpus=), with a label or score or without
+               question <TAB> passage <TAB> 1
+columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: columns query, positive, negative, label (question=COLUMN ...)
+               {"query": "...", "positive": "...", "negative_1": "...", "negative_2": "..."}
+"""
+    sources: list[str] = setting(list, operand="SOURCE ...", also=("folder",), path="input")
+    """Files, folders or patterns; one folder of documents; or with pairs one corpus, in any format that dpr
+    embed reads."""
+    out: str | None = setting(None, path="output")
+    """File to write; a folder for to=beir, of documents, and with pairs. A name in .gz is compressed."""
+    format: str = ""
+    """Format of the source, where its content does not tell."""
+    to: str = "dpr"
+    """Format to write."""
+    on_bad_row: str = setting("fail", choices=("fail", "skip"))
+    """skip lists bad rows in <out>.rejected.jsonl."""
+    max_bad_rows: int = setting(100, unit="rows", least=0)
+    """How many may be skipped."""
+    suspects: str | None = setting(None, path="input")
+    """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
+    relabel: bool = False
+    """In place of a positive on that list take the passage that was found instead; a negative on it becomes a
+    positive."""
+    few: bool = False
+    """Where a folder of documents holds too few questions, write its corpus alone instead of ending with 3."""
+    overwrite: bool = False
+    """Replace what is at out."""
+
+    def unused(self) -> Iterator[str]:
+        if self.pairs is None:
+            yield from ("held_back", "rounds")
+        if self.pairs is not None or not (len(self.sources) == 1 and Path(self.sources[0]).is_dir()):
+            yield from ("few", *(item.name for item in fields(FolderSettings)))
+        if self.pairs is not None:
+            yield from (item.name for item in fields(ReadSettings) if item.name != "corpus")
+            yield from _OF_FILES
+        elif self.suspects is None:
+            yield "relabel"
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        if self.pairs is not None and not self.sources and self.corpus is not None:
+            self.sources = [self.corpus]
+        require_set(self, {"sources": "train.json", "out": "train.jsonl"})
+        if self.pairs is not None and len(self.sources) > 1:
+            raise ConfigError("pairs are cut from one corpus; write the passages into one file")
+
+
+@dataclass
+class CheckDataSettings(ReadSettings, ForwardSettings):
+    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model
+    will see them; with suspects= the labels that look wrong.
+
+    Ends with 0, or with strict=true and a problem with 3. Any format that dpr prepare knows."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr check-data train.jsonl
+dpr check-data train.jsonl dev=dev.jsonl encoder.pretrained_model_cfg=bert-base-uncased encoder.sequence_length=256 --strict
+dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
+"""
+    files: list[str] = setting(list, operand="FILE ...", path="input")
+    """Training files, folders or patterns; together one data set."""
+    dev: list[str] = setting(list, also=("dev_datasets",), path="input")
+    """Validation data, for the overlap; again for more."""
+    tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file"), path="input")
+    """Model name, model folder, checkpoint or run folder whose tokenizer counts; empty = count words."""
+    sequence_length: int | None = setting(None, unit="tokens", least=1, also=("encoder.sequence_length",))
+    """Longest question and passage; absent = those of the model, or 256."""
+    query_prefix: str = ""
+    """Put before every question as it is, as datasets.<name>.query_prefix."""
+    passage_prefix: str = ""
+    """The same before every passage."""
+    strict: bool = False
+    """End with 3 where there is a problem."""
+    suspects: str | None = setting(None, path="output")
+    """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful
+    first, at most 200. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops or relabels the
+    others."""
+    overwrite: bool = False
+    """Replace that file."""
+
+    def unused(self) -> Iterator[str]:
+        if self.suspects is None:
+            yield from ("overwrite", *(item.name for item in fields(ForwardSettings)))
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"files": "train.jsonl"})
+        if self.suspects and not self.tokenizer:
+            raise ConfigError("suspects needs a trained bi-encoder: model_file=runs/first")
+        if self.suspects and (self.corpus or self.queries or self.min_grade is not None):
+            raise ConfigError(
+                "suspects excludes corpus, queries and min_grade; make a file of these data with dpr prepare"
+                " first"
+            )
+
+
+@dataclass
+class NewEncoderSettings(Settings):
+    """Learns a WordPiece vocabulary and writes it with the configuration of a BERT, or of a static encoder,
+    as a Hugging Face folder."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr new-encoder corpus=corpus.tsv questions=train.json out=my_encoder vocab_size=8000 layers=1 hidden=256
+dpr train encoder.pretrained_model_cfg=my_encoder ...
+
+dpr new-encoder corpus=corpus.tsv out=my_static vocab_size=30000 layers=0 hidden=1024
+dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
+"""
+    corpus: str | None = setting(None, path="input")
+    """Passages: DPR's TSV or BEIR's JSON lines."""
+    questions: list[str] = setting(list, takes_words=True, path="input")
+    """More text to learn from: files of questions or training data."""
+    out: str | None = setting(None, path="output")
+    """Folder to write."""
+    vocab_size: int = setting(30_000, unit="tokens", least=1)
+    """Size of the vocabulary, reserved tokens included."""
+    layers: int = setting(1, least=0)
+    """Transformer layers; 0 makes a static encoder."""
+    hidden: int = setting(256, least=1)
+    """Width, also that of the vectors."""
+    max_positions: int = setting(512, unit="tokens", least=1)
+    """Longest sequence."""
+    tokenizer: str | None = setting(None, path="input")
+    """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
+    cased: bool = False
+    """Keep upper case and accents apart."""
+    overwrite: bool = False
+    """Replace what is at out."""
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"corpus": "corpus.tsv", "out": "my_encoder"})
+
+
+@dataclass
+class AdaptSettings(DeviceSettings):
+    """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable by it and
+    BM25 together. Settings and the hybrid's weight are chosen on pseudo-questions of documents held back from
+    training. Rerun the same command to resume, and after the corpus has changed."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr adapt corpus.jsonl
+dpr adapt corpus.tsv out=runs/mine
+dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
+"""
+    corpus: str | None = setting(None, operand="CORPUS", path="input")
+    """Passages, in any format that dpr embed reads."""
+    out: str | None = setting(None, path="folder")
+    """Folder to write; absent = runs/<name of CORPUS>."""
+    model_file: str | None = setting(None, path="input")
+    """Folder or name of a model to train on; absent = a static encoder, trained from nothing."""
+    pairs: Any = "mixed"
+    """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
+    max_pairs: int = setting(0, unit="pairs", least=0)
+    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072, or with model_file 4 of each, from
+    1,024 to 20,000."""
+    seed: int = 0
+    """Decides pairs, order and first weights."""
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"corpus": "corpus.jsonl"})
+        corpus = Path(str(self.corpus))
+        self.out = self.out or str(Path("runs") / corpus.name.partition(".")[0])
+        if corpus.is_dir():
+            raise ConfigError(
+                f"{corpus} is a folder: for one of documents, dpr quickstart {corpus}; of BEIR's layout, name"
+                " its corpus file"
+            )
+        if not corpus.exists():
+            raise ConfigError(f"corpus={corpus} does not exist")
+
+
+@dataclass
+class QuickstartSettings(DeviceSettings, FolderSettings):
+    """Reads a folder of documents, trains an encoder on questions made of them, evaluates it beside BM25 on
+    held-out questions, and makes the folder searchable. Rerun the same command to resume, and after the
+    documents have changed."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr quickstart docs
+dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv
+dpr quickstart docs encoder=models/e5-small
+"""
+    folder: str | None = setting(None, operand="FOLDER", path="input")
+    """Folder of documents; folders in it are read too."""
+    out: str | None = setting(None, path="folder")
+    """Folder to write; absent = runs/<name of FOLDER>."""
+    encoder: str = setting("static", path="input")
+    """static (word vectors, from nothing), or the folder or name of a model to train on."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        require_set(self, {"folder": "docs"})
+        folder = Path(str(self.folder))
+        self.out = self.out or str(Path("runs") / (folder.resolve().name or "folder"))
+        if self.questions is not None and not Path(self.questions).is_file():
+            raise ConfigError(f"questions={self.questions} does not exist")
+        if Path(self.out).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(
+                f"out={self.out} lies in {folder}, whose files are read; name a folder elsewhere with out="
+            )

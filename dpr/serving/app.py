@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,7 +19,15 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from starlette.exceptions import HTTPException as StarletteException
 from starlette.requests import ClientDisconnect
 
@@ -28,7 +36,7 @@ from dpr.core.logs import get_logger
 from dpr.core.version import __version__
 from dpr.retrieval.hits import EXCERPT, Hits, QuestionWords
 from dpr.serving.engine import Engine, ServedIndex
-from dpr.serving.settings import LimitSettings, ServeSettings
+from dpr.serving.settings import ServeSettings
 
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
@@ -37,10 +45,16 @@ HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
 _STATE = (*HEALTH, "/metrics")  # a full service must be able to say so
 _PATHS = ("/", "/search", OPENAI, "/info", *_STATE)
-MAX_TEXT = 8192
-"""Characters of a question."""
-MAX_K = 1000
-"""Passages per question."""
+LIMITS = {
+    "requests": 512,
+    "bytes": 2 * 2**20,
+    "texts": 512,
+    "characters": 8192,
+    "passages per question": 1000,
+    "passages": 100_000,
+}
+"""What is accepted: requests at work or waiting at a time; bytes of a body; texts of a request, and characters of
+each; passages of an answer, which must fit in memory."""
 _EXPLAINED = 10  # an explained passage takes as long as so many others
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _HEADERS = {
@@ -55,7 +69,16 @@ _HEADERS = {
 
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
-Texts = Annotated[list[Annotated[str, Field(max_length=MAX_TEXT)]], Field(min_length=1)]
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a text is empty")
+    return text
+
+
+Text = Annotated[str, Field(max_length=LIMITS["characters"]), AfterValidator(_not_empty)]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=LIMITS["texts"])]
 Value = str | bool | int | float
 
 
@@ -82,7 +105,7 @@ class SearchBody(BaseModel):
 
     queries: Texts
     index: str | None = None
-    k: int = Field(10, ge=1, le=MAX_K)
+    k: int = Field(10, ge=1, le=LIMITS["passages per question"])
     filter: Filter | None = None
     texts: bool = True
     explain: bool = False
@@ -146,8 +169,8 @@ def make_app(
         is_counted = path not in _STATE
         num_requests += is_counted
         try:
-            if is_counted and num_requests > settings.max_concurrent:
-                said = f"{settings.max_concurrent} requests are at work or waiting; try again later"
+            if is_counted and num_requests > LIMITS["requests"]:
+                said = f"{LIMITS['requests']} requests are at work or waiting; try again later"
                 raise HTTPException(429, said, headers={"Retry-After": "1"})
             _check_origin(request, settings, token)
             response: Response = await go_on(request)
@@ -192,10 +215,8 @@ def make_app(
             async with asyncio.timeout(settings.timeout):
                 async for chunk in request.stream():
                     body += chunk
-                    if len(body) > settings.max_body:
-                        said = (
-                            f"the body is larger than {settings.max_body} bytes; send fewer texts at a time"
-                        )
+                    if len(body) > LIMITS["bytes"]:
+                        said = f"the body is larger than {LIMITS['bytes']} bytes; send fewer texts at a time"
                         raise HTTPException(413, said, headers=close)
         except (TimeoutError, ClientDisconnect):
             said = f"the body did not arrive within {settings.timeout:g} s"
@@ -211,18 +232,6 @@ def make_app(
         known = ", ".join(sorted(index.name for index in engine.indexes))
         raise HTTPException(404, f"there is no index {str(name)[:200]!r}; /info lists {known}")
 
-    def check(texts: list[str], k: int = 1, cost: int = 1) -> None:
-        counted = "" if cost == 1 else f", where each explained one counts as {cost}"
-        for limit, found, what in (
-            ("max_queries", len(texts), "texts in a request"),
-            ("max_passages", len(texts) * k * cost, f"passages in all{counted}"),
-        ):
-            if found > getattr(settings, limit):
-                said = f"{found} {what}, expected at most {limit}={getattr(settings, limit)}"
-                raise HTTPException(422, said)
-        if any(not text.strip() for text in texts):
-            raise HTTPException(422, "a text is empty")
-
     async def arrived(answer: Future[bytes]) -> Response:
         try:
             body = await asyncio.wait_for(asyncio.wrap_future(answer), settings.timeout)
@@ -236,7 +245,11 @@ def make_app(
         """The best passages of each question."""
         body = await read(request, SearchBody)
         index = index_of(body.index)
-        check(body.queries, body.k, _EXPLAINED if body.explain else 1)
+        count = len(body.queries) * body.k * (_EXPLAINED if body.explain else 1)
+        if count > LIMITS["passages"]:
+            counted = f", where each explained one counts as {_EXPLAINED}" if body.explain else ""
+            said = f"{count} passages in all{counted}, expected at most {LIMITS['passages']}"
+            raise HTTPException(422, said)
         wanted = None if body.filter is None else body.filter.model_dump(exclude_none=True)
         texts = body.texts or body.explain
 
@@ -257,7 +270,6 @@ def make_app(
         others, so that others change none of their digits."""
         body = await read(request, EmbeddingsBody)
         index = index_of(body.model)
-        check(body.input)
 
         def work(texts: list[str]) -> list[tuple[np.ndarray, int]]:
             return index.embed(texts, body.input_type, observe=engine.observe)
@@ -289,7 +301,7 @@ def make_app(
             "version": __version__,
             "indexes": [index.info for index in engine.indexes],
             "metadata": settings.metadata_kinds(),
-            "limits": {item.name: getattr(settings, item.name) for item in fields(LimitSettings)},
+            "limits": LIMITS,
         }
 
     @app.get("/healthz")

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, setting
+from dpr.core.settings import setting
 from dpr.retrieval.settings import SEARCH_MODES
 
 
 @dataclass
-class LimitSettings(Settings):
-    """What a service accepts before it refuses."""
+class ServeSettings(DeviceSettings):
+    """Answers questions over HTTP, one or more run folders at a time, and shows a page to try them: http://127.0.0.1:8080
 
-    max_concurrent: int = setting(512, unit="requests", least=1)
-    """Requests at work or waiting at a time; more are answered 429 with Retry-After."""
-    max_queries: int = setting(512, unit="questions", least=1)
-    """Questions of one request; more are answered 422."""
-    max_passages: int = setting(100_000, unit="passages", least=1)
-    """Passages per question times questions of one request, a tenth with explain; more are answered 422: an
-    answer must fit in memory."""
-    max_body: int = setting(2 * 2**20, unit="bytes", least=1024)
-    """Size of a request's body; larger ones are answered 413."""
-    timeout: float = setting(30.0, unit="seconds", above=0.0)
-    """How long a request may wait for its answer, which is then 503, and how long its body may take to
-    arrive."""
+    A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one is served for
+    its vectors alone. label=folder gives it another name than its own. Ctrl-C or SIGTERM ends the service
+    once what it has is answered."""
 
-
-@dataclass
-class ServeSettings(DeviceSettings, LimitSettings):
-    """Where a service listens, and how it works."""
-
+    EXAMPLES: ClassVar[str] = """\
+dpr serve runs/quickstart
+dpr serve runs/first second=runs/other/best port=9000
+dpr serve exported/e5
+dpr serve runs/first host=0.0.0.0 token_file=token.txt
+"""
+    folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]", path="input")
+    """Folders with a search.json, or models (whatever model_file takes elsewhere)."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 = all. Other machines reach the service only where it is not a loopback
     address."""
@@ -49,6 +44,10 @@ class ServeSettings(DeviceSettings, LimitSettings):
     metadata: str | None = None
     """Fields of the corpora that requests may filter by, with their kinds: section,year:int (text where none
     is stated)."""
+
+    timeout: float = setting(30.0, unit="seconds", above=0.0)
+    """How long a request may wait for its answer, which is then 503, and how long its body may take to
+    arrive."""
 
     def mode_names(self) -> list[str]:
         """``modes`` as a list."""

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dpr.cli.endings import exit_code_of
+from dpr.cli.launch import exit_code_of
 from dpr.core.logs import configure_logging
 from dpr.core.machine import usable_cores
 from examples.docstring_corpus.corpus import prepare_docstrings

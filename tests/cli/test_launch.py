@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import string
-import sys
 from pathlib import Path
 
 import hypothesis
@@ -305,7 +304,7 @@ class TestMistakes:
             ("~nothing", "nothing"),
             ("--config-dir=nowhere", "nowhere"),
             ("--config-name=nowhere", "nowhere"),
-            ("--cfg", "--cfg"),
+            ("--cfg", "--cfg needs a value"),
             ("--experimental-rerun=x.pickle", "experimental-rerun"),
         ],
     )
@@ -326,14 +325,6 @@ class TestMistakes:
         assert code in (0, 2)
         assert len(message.strip().splitlines()) <= 5
         assert "Traceback" not in message
-
-    def test_a_sweep_is_refused_under_a_launcher(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
-            monkeypatch.setenv(name, value)
-        for flag in ("-m", "--multirun", "hydra.mode=MULTIRUN"):
-            assert "start one torchrun for each" in refused(capsys, flag, "train.batch_size=1,2")
 
 
 @pytest.mark.parametrize(
@@ -381,36 +372,6 @@ class TestEndings:
 
     def test_interrupt(self) -> None:
         assert self.end(KeyboardInterrupt()) == 130
-
-
-class TestSweeps:
-    def test_every_combination_runs_in_its_own_output_folder(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        monkeypatch.setattr(sys, "argv", ["dpr"])
-        seen = Seen()
-        argv = ["-m", "train.batch_size=1,2", "seed=5,6", "output_dir=sweep"]
-        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, argv) == 0
-        assert [(config.train.batch_size, config.seed) for config in seen.configs] == [
-            (1, 5),
-            (1, 6),
-            (2, 5),
-            (2, 6),
-        ]
-        assert [Path(config.output_dir or "").resolve() for config in seen.configs] == [
-            (tmp_path / "sweep" / str(n)).resolve() for n in range(4)
-        ]
-        assert sys.argv == ["dpr"]
-        assert not (tmp_path / "outputs").exists()
-
-    def test_an_error_in_one_job_ends_the_sweep_with_its_code(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def job(config: BiEncoderTrainConfig) -> None:
-            raise InputError("bad row")
-
-        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, job, ["-m", "seed=1,2"]) == 3
-        assert "Traceback" not in capsys.readouterr().err
 
 
 class TestHelp:

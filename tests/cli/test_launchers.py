@@ -110,7 +110,7 @@ class TestLeaving:
 
     JOB = """
 import atexit, logging, sys, threading, time
-from dpr.cli.endings import run_and_leave
+from dpr.cli.launch import run_and_leave
 
 class Dismantled:
     def __del__(self):

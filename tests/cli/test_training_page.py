@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from dpr.formats.training_sets import write_training_set
-from dpr.jobs import train
-from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import train as main
 from tests.helpers.tiny import encoder_folder, make_samples
@@ -96,30 +94,6 @@ def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
     assert trainer.progress.step == 3 * trainer.steps_per_epoch < trainer.total_steps
     stored = sorted(path.name for path in Path("runs/stopped").glob("*.step*"))
     assert trainer.progress.best_checkpoint in stored
-
-
-def test_a_sweep_gets_the_best_value_of_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    returned: list[float | None] = []
-    job = train.run
-
-    def noted(config: BiEncoderTrainConfig) -> float | None:
-        returned.append(job(config))
-        return returned[-1]
-
-    monkeypatch.setattr(train, "run", noted)
-    wanted = "dpr train -m train.learning_rate=1e-5,2e-5,5e-5"
-    assert wanted in PAGE
-    assert (
-        main(
-            ["-m", "train.learning_rate=1e-5,1e-2", "dev_datasets=dev.json", "output_dir=runs/sweep", *SMALL]
-        )
-        == 0
-    )
-    stored = [
-        json.loads(Path(f"runs/sweep/{number}/metrics.json").read_text())["best_value"] for number in (0, 1)
-    ]
-    assert stored == returned
-    assert stored[0] != stored[1]
 
 
 def test_own_metric_from_the_command_line() -> None:

@@ -142,7 +142,8 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
         os.chdir(child["folder"])
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _place(child["fault"], child["number"], os.getcwd() + os.sep, counts)
-        from dpr.cli.main import exit_code_of, main
+        from dpr.cli.launch import exit_code_of
+        from dpr.cli.main import main
         from examples.docstring_corpus.__main__ import main as docstring_corpus
 
         name, *rest = child["arguments"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +79,9 @@ def test_names_are_unique_so_that_metrics_do_not_mix() -> None:
     ]
 
 
-def test_a_file_wins_over_a_key_of_its_name_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_wins_over_a_key_of_its_name() -> None:
     touch("nq", "other.json")
-    with caplog.at_level(logging.WARNING):
-        assert names_and_files("nq", {"nq": {"file": "other.json"}}) == [("nq", ["nq"])]
-    assert "nq is a file here and a data set of the catalogue" in caplog.text
+    assert names_and_files("nq", {"nq": {"file": "other.json"}}) == [("nq", ["nq"])]
 
 
 def test_a_folder_that_is_training_data_is_taken_whole() -> None:
@@ -144,7 +141,6 @@ def test_options_reach_the_source() -> None:
     ("given", "catalogue", "expected"),
     [
         ("nq_trian", {"nq_train": {"file": "x"}}, "did you mean nq_train?"),
-        ("data/trian.json", {}, "did you mean data/train.json?"),
         ("zzz", {"nq_train": {}}, "the catalogue has nq_train"),
         ("*.nothing", {}, "no file matches *.nothing"),
         ("data", {}, "data is a folder; name its files, e.g. 'data/*.json'"),

@@ -164,8 +164,6 @@ def test_help_shows_every_format_with_an_example(capsys: pytest.CaptureFixture[s
     assert main(["prepare", "--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name} " in text and entry.example in text for name, entry in FORMATS.items())
-    assert main(["prepare", "docstrings", "out=x"]) == 2
-    assert "python -m examples.docstring_corpus" in capsys.readouterr().err
 
 
 REAL = {

@@ -179,7 +179,6 @@ def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(
     arguments = [
         f"encoder.pretrained_model_cfg={tmp_path / 'model'}",
         "encoder.sequence_length=9",
-        "encoder.question_length=6",
     ]
     assert main(["check-data", str(path), *arguments]) == 0
     text = capsys.readouterr().out
@@ -187,7 +186,7 @@ def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(
     (line,) = [line for line in text.splitlines() if line.strip().startswith("positive ")][:1]
     assert line.split() == ["positive", "6", "8", "10", "24", "24", "24", "24", "50.0%", "at", "9"]
     (line,) = [line for line in text.splitlines() if line.strip().startswith("question ")][:1]
-    assert line.split()[1:] == ["4"] * 7 + ["0.0%", "at", "6"]
+    assert line.split()[1:] == ["4"] * 7 + ["0.0%", "at", "9"]
     assert "(9) [CLS] ca [SEP] ba be bi bo bu [SEP]" in text
     assert "(4) [CLS] ba be [SEP]" in text
 
@@ -314,85 +313,3 @@ def test_equal_texts_under_different_ids_and_empty_answers_are_found(
     assert f"1 train: equal texts under different ids {path}:1 and {path}:2" in text
     assert f"1 train: ids with different texts {path}:1 and {path}:3" in text
     assert f"1 train: rows with an empty answer {path}:2" in text
-
-
-def retrieval_files(folder: Path, **changes: list[dict[str, object]]) -> list[str]:
-    """A corpus, questions and judgements that fit together but for ``changes``."""
-    records: dict[str, list[dict[str, object]]] = {
-        "corpus": [
-            {"_id": f"d{number}", "title": "ba", "text": f"be bi {word}"} for number, word in enumerate(WORDS)
-        ],
-        "questions": [
-            {"_id": f"q{number}", "text": f"bo {word}", "answers": [word]}
-            for number, word in enumerate(WORDS)
-        ],
-        "qrels": [{"_id": f"q{number}", "text": f"d{number}"} for number in range(len(WORDS))],
-    }
-    for name, listed in records.items():
-        listed += changes.get(name, [])
-        with (folder / name).with_suffix(".tsv" if name == "qrels" else ".jsonl").open("w") as file:
-            file.writelines(
-                f"{row['_id']}\t{row['text']}\t1\n" if name == "qrels" else json.dumps(row) + "\n"
-                for row in listed
-            )
-    return [
-        f"corpus={folder / 'corpus.jsonl'}",
-        f"questions={folder / 'questions.jsonl'}",
-        f"qrels={folder / 'qrels.tsv'}",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("part", "record", "problem"),
-    [
-        (
-            "corpus",
-            {"_id": "e", "title": "BA", "text": "be  bi ba"},
-            "equal texts under different ids {corpus}:1 and {corpus}:21",
-        ),
-        (
-            "corpus",
-            {"_id": "d0", "text": "be"},
-            "passage ids that occur twice {corpus}:21: passage id 'd0' is already used at line 1",
-        ),
-        ("corpus", {"_id": "e", "text": " "}, "passages without text {corpus}:21"),
-        (
-            "corpus",
-            {"_id": "e", "text": "Bo ca"},
-            "questions that are passages of the corpus (skip_same_id) {questions}:6, {corpus}:21",
-        ),
-        (
-            "corpus",
-            {"_id": "e", "text": " ".join(f"z{n}" for n in range(20))},
-            "tokens of passages that are [UNK]",
-        ),
-        ("questions", {"_id": "q", "text": "bo"}, "questions without judgements {questions}:21: 'q'"),
-        ("questions", {"_id": "q", "text": "BO ca"}, "questions that repeat an earlier one {questions}:21"),
-        (
-            "questions",
-            {"_id": "q", "text": "be", "answers": ["", "x"]},
-            "questions with an empty answer {questions}:21",
-        ),
-        (
-            "qrels",
-            {"_id": "none", "text": "d1"},
-            "judged questions that are not in the questions {qrels}: 'none'",
-        ),
-        (
-            "qrels",
-            {"_id": "q1", "text": "none"},
-            "passages judged relevant that are not in the corpus {qrels}: 'none'",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
-)
-def test_what_a_retrieval_reads_is_checked(
-    tmp_path: Path, part: str, record: dict[str, object], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = f"model_file={encoder_folder(tmp_path / 'bert')}"
-    assert main(["check-data", *retrieval_files(tmp_path), model, "strict=true"]) == 0
-    assert "problems: none" in capsys.readouterr().out
-    given = retrieval_files(tmp_path, **{part: [record]})
-    files = dict(each.split("=", 1) for each in given)
-    assert main(["check-data", *given, model, "strict=true"]) == 3
-    assert problem.format(**files) in " ".join(capsys.readouterr().out.split())

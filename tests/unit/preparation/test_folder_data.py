@@ -18,8 +18,7 @@ from dpr.formats.documents.document import Block, Section
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.training_sets import open_training_set
 from dpr.preparation.folder_data import FolderSettings, prepare_folder
-from dpr.preparation.passages import cut_section
-from dpr.preparation.question_pairs import made_questions, without_questions, words_of
+from dpr.preparation.passages import cut_section, made_questions, without_questions, words_of
 from tests.helpers.tiny import sentence
 
 
