@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.workload import Texts
-from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.batch import BiEncoderBatch, TokenBatch, plan_token_batches
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Collator, DataRow
-from dpr.data.packing import plan_token_batches
 from dpr.data.settings import DataSetSettings
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions

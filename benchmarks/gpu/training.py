@@ -28,10 +28,10 @@ from benchmarks.gpu.workload import (
     write_bert,
 )
 from benchmarks.measuring import Figures, synchronize, take_turns
-from dpr.core.precision import autocast
+from dpr.core.compute_settings import autocast
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData
-from dpr.models.fast.compilation import compile_towers
+from dpr.models.encoder import compile_towers
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import TowerCost

@@ -10,8 +10,7 @@ from pathlib import Path
 from dpr.cli.legacy import translate
 from dpr.core import retired
 from dpr.core.errors import ConfigError
-from dpr.core.setting_keys import Setting
-from dpr.core.suggestions import same_elsewhere, suggestion
+from dpr.core.settings import Setting, same_elsewhere, suggestion
 
 _SHOWN = 3
 

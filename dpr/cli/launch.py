@@ -18,8 +18,7 @@ from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
-from dpr.core.setting_keys import Setting, quoted, sections, settings
-from dpr.core.settings import Settings, type_name
+from dpr.core.settings import Setting, Settings, quoted, sections, settings, type_name
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]

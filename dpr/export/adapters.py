@@ -12,7 +12,7 @@ from dpr.core.errors import InputError
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.peft_folders import FOLDERS, NAME, WEIGHTS
+from dpr.models.model_folders import FOLDERS, NAME, WEIGHTS
 from dpr.storage.durable import durable_folder
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_sha256
+from dpr.core.records import text_sha256
 from dpr.formats.text_input import (
     BOM,
     MAX_LINE_BYTES,

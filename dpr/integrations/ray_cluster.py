@@ -25,10 +25,8 @@ import torch
 
 from dpr.core.compute_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested, first_line
-from dpr.core.lazy import require
-from dpr.core.logs import configure_logging, get_logger
-from dpr.core.machine import launched
-from dpr.core.progress import Progress
+from dpr.core.logs import Progress, configure_logging, get_logger
+from dpr.core.machine import launched, require
 from dpr.core.version import __version__
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex

@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.core.settings import Settings
-from dpr.core.suggestions import suggestion
+from dpr.core.settings import Settings, suggestion
 
 Options = TypeVar("Options", bound=Settings)
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.core.suggestions import suggestion
+from dpr.core.settings import suggestion
 from dpr.formats.archives import is_archive, unpack
 from dpr.formats.downloads import download
 from dpr.jobs.catalogue import Catalogue

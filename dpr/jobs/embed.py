@@ -7,9 +7,8 @@ from pathlib import Path
 
 from dpr.core.compute_settings import ClusterSettings
 from dpr.core.distributed import current_ranks, process_group, resolve_device
-from dpr.core.logs import get_logger
+from dpr.core.logs import Progress, get_logger
 from dpr.core.machine import launched
-from dpr.core.progress import Progress
 from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.integrations.ray_cluster import share_out

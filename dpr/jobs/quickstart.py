@@ -56,7 +56,7 @@ dpr quickstart docs encoder=models/e5-small
 
 def run(config: QuickstartSettings) -> None:
     """Runs all stages and prints what came of them."""
-    from dpr.core.hashes import text_sha256
+    from dpr.core.records import text_sha256
     from dpr.jobs import prepare, retrieve
     from dpr.jobs.stages import stages_in
     from dpr.preparation.folder_files import find_documents, name_in

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.core.settings import setting
 from dpr.serving.settings import ServeSettings
 

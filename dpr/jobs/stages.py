@@ -21,10 +21,9 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
-from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
-from dpr.core.setting_keys import overrides
-from dpr.core.settings import Settings, drop_unused, leaves
+from dpr.core.records import text_sha256
+from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
 from dpr.formats.checkpoints import RUN_FILE
 from dpr.storage.checksums import content_sha256
@@ -39,8 +38,7 @@ from dpr.storage.durable import (
 )
 from dpr.storage.inside import inside
 from dpr.storage.leftovers import remove_leftovers
-from dpr.storage.outputs import require_writable
-from dpr.storage.run_lock import LOCK_FILE, held
+from dpr.storage.outputs import LOCK_FILE, held, require_writable
 
 logger = get_logger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError, ConfigError
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.models.backbones import base_model, distinct_weights, is_without_weights, load_backbone
 from dpr.models.settings import EncoderSettings, TowerOptions
 from dpr.models.trials import layers_of

@@ -1,5 +1,5 @@
 """sentence-transformers folders, read and written: the modules that the texts of each side pass, and what the
-settings beside them say of vectors and texts. Those with weights are in ``dpr.models.sentence_modules``.
+settings beside them say of vectors and texts. Those with weights are in ``dpr.models.foreign_towers``.
 
 Each is applied or refused: a folder whose vectors would be others than the library's is not read.
 """

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
-from dpr.models.pooling import Pooling
 
 logger = get_logger(__name__)
 
@@ -30,7 +28,7 @@ FAILURES = (
     NotImplementedError,
     KeyError,
 )
-_TOLERANCE = 1e-3
+TOLERANCE = 1e-3
 
 
 @contextmanager
@@ -102,7 +100,7 @@ def agree(found: Tensor, expected: Tensor) -> bool:
     if found.shape != expected.shape:
         return False
     spread = (expected - expected.mean(0)).square().mean().sqrt()
-    return bool((found - expected).abs().max() <= _TOLERANCE * spread)
+    return bool((found - expected).abs().max() <= TOLERANCE * spread)
 
 
 def first_position(backbone: Any) -> int | None:
@@ -115,42 +113,6 @@ def first_position(backbone: Any) -> int | None:
             if agree(padded_states(backbone, batch, position_ids=batch.positions()[None] + first), expected):
                 return first
     return None
-
-
-def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding: bool) -> None:
-    """Checks the vectors of a few texts in a padded forward.
-
-    Raises:
-        ConfigError: there are none, or two texts have the same vector because they start with the same token.
-    """
-    kind, batch = type(backbone).__name__, sample_batch(backbone, (*LENGTHS, LENGTHS[1]))
-    first, second = LENGTHS[0], sum(LENGTHS)
-    batch.tokens[second] = batch.tokens[first]
-
-    def vectors_of(part: TokenBatch) -> Tensor:
-        input_ids, mask = part.padded(pad_id(backbone.config))
-        hidden = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
-        return pooling.padded(hidden, input_ids, mask, part.position)
-
-    try:
-        with trial(backbone):
-            vectors = vectors_of(batch)
-            alone = vectors_of(batch.select(torch.tensor([2])))[0] if warn_of_padding else vectors[2]
-    except FAILURES as error:
-        found = f"a {kind} cannot be a tower, since it does not encode short texts ({first_line(error)})"
-        raise ConfigError(f"encoder.pretrained_model_cfg: {found}") from error
-    spread = (vectors - vectors.mean(0)).square().mean().sqrt()
-    if (vectors[1] - vectors[3]).abs().max() < 1e-5 * spread:
-        raise ConfigError(
-            f"encoder.pooling={name}: vectors of a {kind} would not depend on a text after its first token,"
-            " since its attention is causal; set encoder.pooling=last or mean"
-        )
-    if (vectors[2] - alone).abs().max() > _TOLERANCE * spread:
-        logger.warning(
-            "%s lets padding change a text's vector: it depends on the texts that are encoded beside it, and"
-            " so do all results",
-            kind,
-        )
 
 
 class _FirstLayer(Exception):

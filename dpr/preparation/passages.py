@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import PurePosixPath
 
-from dpr.core.hashes import text_sha256
-from dpr.core.records import MAX_ID_BYTES, Origin, Passage
+from dpr.core.records import MAX_ID_BYTES, Origin, Passage, text_sha256
 from dpr.formats.documents.document import Block, Section
 from dpr.formats.documents.python_source import name_as_words
 from dpr.preparation.folder_files import ReadFile

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dpr.models.foreign_towers import ForeignTower
-from dpr.models.peft_folders import adapter_towers
-from dpr.models.sentence_modules import projected, static_tower
+from dpr.models.foreign_towers import ForeignTower, projected, static_tower
+from dpr.models.model_folders import adapter_towers
 from dpr.models.sentence_transformers import described_settings, read_towers, stated_length
 from dpr.models.settings import EncoderSettings
 from tests.fuzz.mutations import BYTES, JSON, Mutation

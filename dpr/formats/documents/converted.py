@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpr.core.errors import InputError, first_line
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.formats.documents.document import Block, Document, Section, one_line, paragraphs
 from dpr.formats.documents.markdown import read_markdown
 from dpr.formats.documents.tables import rows_as_sections

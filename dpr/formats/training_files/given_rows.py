@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError, OutputError, first_line
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.formats.training_files.rows import chosen_split
 from dpr.storage.durable import writing
 from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside

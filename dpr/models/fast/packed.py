@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpr.core.batch import TokenBatch, spread
+from dpr.core.batch import TokenBatch, plan_packs, spread
 from dpr.core.errors import ConfigError
-from dpr.data.packing import plan_packs
 from dpr.models.fast import varlen
 from dpr.models.fast.attention import Layout, PackedLayout, enable_packing, packed_states
 from dpr.models.fast.cpu_modules import replace_dropout, replace_gelu

@@ -16,7 +16,7 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.models.adapters import BaseModel, add_adapters
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.fast.compilation import checkpoint_activations
+from dpr.models.encoder import checkpoint_activations
 from dpr.models.settings import EncoderSettings, TowerSettings
 from tests.helpers.adapters import base_folder, randomize_adapters
 

@@ -19,9 +19,8 @@ from torch import Tensor
 from dpr.core.batch import TokenBatch
 from dpr.core.logs import warn_once
 from dpr.models.backbones import backbone_from_config
-from dpr.models.encoder import Encoder
+from dpr.models.encoder import Encoder, checkpoint_activations
 from dpr.models.fast import varlen
-from dpr.models.fast.compilation import checkpoint_activations
 from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import LENGTHS, batch_of
 
