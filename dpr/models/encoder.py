@@ -33,7 +33,6 @@ from dpr.models.trials import (
     layers_of,
     longest_sequence,
     pad_id,
-    steady_length,
 )
 
 
@@ -141,15 +140,11 @@ class Encoder(nn.Module):
         """ConfigError if the backbone has fewer positions than ``length``, or so long a text changes the
         vectors of those beside it."""
         longest = longest_sequence(self.backbone, length)
-        if longest == length:
-            return
-        kind = type(self.backbone).__name__
-        reason = f"{kind} has {longest} positions"
-        if steady_length(self.backbone, length) == longest:
-            reason = (
-                f"a text of more than {longest} tokens changes how {kind} encodes all others of its batch"
+        if longest < length:
+            raise ConfigError(
+                f"{setting}={length}, but a {type(self.backbone).__name__} has {longest} positions, or a text of"
+                f" more tokens changes how it encodes all others of a batch; set {setting}={longest} or less"
             )
-        raise ConfigError(f"{setting}={length}, but {reason}; set {setting}={longest} or less")
 
     @property
     def is_packed(self) -> bool:

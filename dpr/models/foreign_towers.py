@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError, InputError, first_line
-from dpr.core.logs import get_logger
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.data.tokenizer_files import append_end_token, check_files, check_tokenizer_files, load_tokenizer
@@ -38,11 +37,9 @@ from dpr.models.backbones import (
 from dpr.models.encoder import ModelParts, present
 from dpr.models.settings import EncoderSettings
 from dpr.models.static import StaticConfig
-from dpr.models.trials import first_position, steady_length
+from dpr.models.trials import longest_sequence
 from dpr.storage.durable import read_json
 from dpr.storage.strict_json import describe
-
-logger = get_logger(__name__)
 
 QUESTION, CTX = "question_encoder", "ctx_encoder"
 DPR_PAIR = (
@@ -101,18 +98,9 @@ def backbone_tower(folder: Path) -> ForeignTower:
 
 def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
     """The longest text of a backbone in tokens, and whether it takes token types."""
-    positions, longest = getattr(backbone.config, "max_position_embeddings", None), None
-    if isinstance(positions, int) and positions > 0:
-        longest = positions - (first_position(backbone) or 0)
-        steady = steady_length(backbone, longest)
-        if steady < longest:
-            logger.warning(
-                "%s: texts are cut to %d tokens; beyond, a text would change how the others of its batch are"
-                " encoded",
-                backbone.name_or_path or type(backbone).__name__,
-                steady,
-            )
-            longest = steady
+    positions = getattr(backbone.config, "max_position_embeddings", None)
+    has_limit = isinstance(positions, int) and positions > 0
+    longest = longest_sequence(backbone, positions) if has_limit else None
     return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
 
 
@@ -266,7 +254,6 @@ def _refuse_differences(question: ForeignTower, ctx: ForeignTower) -> None:
     facts = [
         {name: value for name, value in tower.config.to_dict().items() if not _NO_MATTER.fullmatch(name)}
         | {f"encoder.{name}": value for name, value in tower.settings.items()}
-        | {"base model": tower.base and tower.base.name}
         for tower in (question, ctx)
     ]
     # the family explains all others
@@ -412,20 +399,16 @@ def _table(folder: Path) -> Tensor:
             expected=f"a table of numbers, {_TABLE} or embeddings",
         )
     table = table.float()
-    if "embeddings" in stored:
-        rows, weights = stored.get("mapping"), stored.get("weights")
-        try:
-            table = table if rows is None else table[rows.long()]
-            table = table if weights is None else table * weights.float()[:, None]
-        except (IndexError, RuntimeError) as error:
-            found = f"mapping and weights do not fit the table ({first_line(error)})"
-            raise CheckpointError(found, file=folder / checkpoints.MODEL_FILE) from error
+    if others := stored.keys() - {_TABLE, "embeddings"}:
+        found = f"holds {', '.join(sorted(others))[:100]} beside the table"
+        expected = "a row for each token, as model2vec writes without quantizing the vocabulary"
+        raise CheckpointError(found, file=folder / checkpoints.MODEL_FILE, expected=expected)
     return table.clone()
 
 
-def write_table(folder: Path, rows: Tensor, **others: Tensor) -> None:
-    """Writes the rows (V, D) of a ``StaticEmbedding``, and what else it holds."""
-    checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, {_TABLE: rows, **others})
+def write_table(folder: Path, rows: Tensor) -> None:
+    """Writes the rows (V, D) of a ``StaticEmbedding``."""
+    checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, {_TABLE: rows})
 
 
 def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:

@@ -1,5 +1,5 @@
 """Which file or folder is what, and a bi-encoder made of it: checkpoints of the toolkit and of the original
-DPR, folders of Hugging Face, sentence-transformers and peft.
+DPR, folders of Hugging Face and sentence-transformers, adapters of peft.
 
 What a folder states wins over settings. Code in a folder is never run, and pickled weights are not read.
 """
@@ -53,9 +53,9 @@ from dpr.models.sentence_transformers import (
     MODULES,
     SIDES,
     STATIC,
-    Tower,
+    Modules,
     described_settings,
-    read_towers,
+    read_modules,
     stated_length,
     tokenizer_length,
 )
@@ -65,8 +65,6 @@ from dpr.storage.strict_json import describe
 WEIGHTS = "adapter_model.safetensors"
 NAME = "base_model.model.{layer}.{kind}.weight"
 """Of a matrix, ``kind`` lora_A or lora_B."""
-FOLDERS = (("adapter_question", "adapter_ctx"), ("adapter", "adapter"))
-"""The names of the adapters of questions and of passages: one for each side, or one for both."""
 _CONFIG = "adapter_config.json"
 _NAME = re.compile(NAME.replace(".", r"\.").format(layer="(?P<layer>.+)", kind="(?P<kind>lora_[AB])"))
 # Settings by which an adapter would be more than two matrices beside every layer of a kind.
@@ -82,34 +80,19 @@ _OTHERS = (
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 
 
-def adapter_folders(folder: Path) -> tuple[Path, Path] | None:
-    """The folders of the adapters of questions and passages, which may be the same; None where the folder
-    holds no adapter alone."""
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter alone, without the model it belongs to."""
     check_files(folder)
-    if (folder / _CONFIG).is_file():
-        return None if list(folder.glob("model*.safetensors")) else (folder, folder)
-    for names in FOLDERS:
-        if all((folder / name / _CONFIG).is_file() for name in names):
-            question, ctx = (folder / name for name in names)
-            for each in (question, ctx):
-                check_files(each, within=folder)
-            return question, ctx
-    return None
+    return (folder / _CONFIG).is_file() and not list(folder.glob("model*.safetensors"))
 
 
-def adapter_towers(folders: tuple[Path, Path], base: str | None = None) -> tuple[ForeignTower, ForeignTower]:
-    """The towers of two adapters, or one for both. ``base`` names the model they belong to in place of the
-    name in their files.
+def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
+    """The tower of an adapter. ``given`` names the model it belongs to in place of the name in its file.
 
     Raises:
-        InputError: a file is absent or damaged, or the model they belong to is not on this machine.
-        CheckpointError: an adapter is not plain LoRA.
+        InputError: a file is absent or damaged, or the model it belongs to is not on this machine.
+        CheckpointError: the adapter is not plain LoRA.
     """
-    question = _tower(folders[0], base)
-    return question, question if folders[0] == folders[1] else _tower(folders[1], base)
-
-
-def _tower(folder: Path, given: str | None) -> ForeignTower:
     stated = _stated(folder)
     layers, weights = _weights(folder)
     ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
@@ -453,8 +436,9 @@ def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) ->
         return joined(
             question, ctx, replace(settings, pooling="cls", normalize=False), lengths=lengths, own_text=True
         )
-    if (adapters := adapter_folders(folder)) is not None:
-        return joined(*adapter_towers(adapters, base), settings)
+    if is_adapter(folder):
+        tower = adapter_tower(folder, base)
+        return joined(tower, tower, settings)
     if is_dpr(folder):
         raise CheckpointError(
             "is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR
@@ -467,9 +451,9 @@ def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) ->
 
 def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
     """One tower, or two of a Router, as the modules of the folder say, each with the length of its side."""
-    modules = read_towers(folder)
-    settings, stated = described_settings(folder, modules, settings)
-    read = {module: _module_tower(module, base) for module in dict.fromkeys(modules)}
+    sides = read_modules(folder)
+    settings, stated = described_settings(folder, sides, settings)
+    read = {modules: _module_tower(modules, base) for modules in dict.fromkeys(sides)}
     for tower, _ in read.values():
         if marks_segments(tower, "1"):
             expected = "token type 0; the toolkit has no other"
@@ -479,24 +463,23 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
         if "title_template" not in stated and not settings.title_template and marks_segments(tower, "1", "2"):
             # As everyone does who encodes titles with the library; a pair would have token types.
             settings = replace(settings, title_template=SPACED_TITLE)
-    (question, _), (ctx, _) = (read[module] for module in modules)
-    lengths = [
-        read[each][1] or stated_length(each.body, side) or read[each][0].longest
-        for each, side in zip(modules, SIDES, strict=True)
-    ]
+    (question, question_length), (ctx, ctx_length) = (read[modules] for modules in sides)
+    question_length = question_length or stated_length(sides[0].body, SIDES[0]) or question.longest
+    ctx_length = ctx_length or stated_length(sides[1].body, SIDES[1]) or ctx.longest
     width = question.settings.get("projection_dim", question.config.hidden_size)
     if settings.dimensions >= width:  # where there is nothing to cut
         settings = replace(settings, dimensions=0)
-    return joined(question, ctx, settings, lengths=(lengths[0], lengths[1]), stated=stated, own_text=True)
+    lengths = (question_length, ctx_length)
+    return joined(question, ctx, settings, lengths=lengths, stated=stated, own_text=True)
 
 
-def _module_tower(module: Tower, base: str | None) -> tuple[ForeignTower, int | None]:
+def _module_tower(modules: Modules, base: str | None) -> tuple[ForeignTower, int | None]:
     """The tower that the modules of a side are, and its length where it is not that of a tokenizer."""
     length = None
-    if module.kind == STATIC:
-        tower, length = static_tower(module.body)
-    elif (adapters := adapter_folders(module.body)) is not None:
-        tower = adapter_towers(adapters, base)[0]
+    if modules.kind == STATIC:
+        tower, length = static_tower(modules.body)
+    elif is_adapter(modules.body):
+        tower = adapter_tower(modules.body, base)
     else:
-        tower = backbone_tower(module.body)
-    return projected(tower, module.dense), length
+        tower = backbone_tower(modules.body)
+    return projected(tower, modules.dense), length

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.logs import get_logger
-
-logger = get_logger(__name__)
 
 LENGTHS = (11, 7, 4)
 # What model classes raise when they are called in a way that they do not support.
@@ -115,76 +112,44 @@ def first_position(backbone: Any) -> int | None:
     return None
 
 
-class _FirstLayer(Exception):
-    """The first layer was reached."""
-
-
 def longest_sequence(backbone: Any, length: int) -> int:
-    """The most tokens, up to ``length``, that the backbone has positions for; tried by running everything
-    before its first layer.
-
-    Beyond it, the vector of a text may also depend on the longest text beside it (``steady_length``).
-    """
-    length = steady_length(backbone, length)
-    limit, layers = getattr(backbone.config, "max_position_embeddings", None), layers_of(backbone)
-    margin = pad_id(backbone.config) + 3  # some families number positions from pad_id + 1 or + 2
-    if limit is None or length <= limit - margin or not layers or backbone.device.type != "cpu":
-        return length
-
-    def stop(*_: Any) -> None:
-        raise _FirstLayer
-
-    def fits(tokens: int) -> bool:
-        try:
-            with suppress(_FirstLayer):
-                backbone(input_ids=sample_batch(backbone, [tokens]).tokens[None])
-        except FAILURES:
-            return False
-        return True
-
-    hook = layers[0].register_forward_pre_hook(stop)
-    try:
-        with trial(backbone):
-            return (
-                length
-                if fits(length)
-                else bisect_left(range(length), True, key=lambda tokens: not fits(tokens + 1))
-            )
-    finally:
-        hook.remove()
+    """The most tokens, up to ``length``, for which the backbone has positions, and at which the vector of a
+    text does not depend on the longest text beside it."""
+    positions = getattr(backbone.config, "max_position_embeddings", None)
+    # some families number positions from the padding token's + 1 or + 2
+    if isinstance(positions, int) and 0 < positions < length + pad_id(backbone.config) + 3:
+        length = min(length, positions - (first_position(backbone) or 0))
+    return _steady_length(backbone, length)
 
 
-def steady_length(backbone: Any, length: int) -> int:
+def _steady_length(backbone: Any, length: int) -> int:
     """The most tokens, up to ``length``, at which a token's rotation is that of its position, however long
     the longest text of a batch is.
 
     By some kinds of rotary positions (dynamic, longrope) it changes for all texts once one of them is longer
     than the model's original length.
     """
-    for rotary in (module for module in backbone.modules() if hasattr(module, "rope_type")):
-        for kind in [(name,) for name in rotary.rope_type] if isinstance(rotary.rope_type, dict) else [()]:
-            length = _steady_length(rotary, kind, length)
-    return length
+    shortest = LENGTHS[-1]
+    sample = torch.zeros(1, 1, 1, device=backbone.device)
+    places = torch.arange(max(length, shortest), device=backbone.device)[None]
 
-
-def _steady_length(rotary: Any, kind: tuple[str, ...], length: int) -> int:
-    shortest, sample = LENGTHS[-1], torch.zeros(1, 1, 1, device=next(rotary.buffers()).device)
-
-    def rotations(tokens: int) -> Tensor:
-        return torch.stack(rotary(sample, torch.arange(tokens, device=sample.device)[None], *kind))[
-            ..., :shortest, :
-        ]
-
-    def is_steady(tokens: int) -> bool:
-        # The short text comes last: a module keeps what a long one made of it until then.
-        return torch.equal(rotations(tokens), rotations(shortest))
+    def rotations(rotary: Any, kind: tuple[str, ...], tokens: int) -> Tensor:
+        return torch.stack(rotary(sample, places[:, :tokens], *kind))[..., :shortest, :]
 
     with torch.no_grad():
-        if length <= shortest or is_steady(length):
-            return length
-        return shortest + bisect_left(
-            range(shortest, length), True, key=lambda tokens: not is_steady(tokens + 1)
-        )
+        for rotary in (module for module in backbone.modules() if hasattr(module, "rope_type")):
+            of_layers = isinstance(rotary.rope_type, dict)  # each kind of layer has its own
+            for kind in [(name,) for name in rotary.rope_type] if of_layers else [()]:
+
+                def changes(tokens: int, rotary: Any = rotary, kind: tuple[str, ...] = kind) -> bool:
+                    # The short text comes last: a module keeps what a long one made of it until then.
+                    long = rotations(rotary, kind, tokens)
+                    return not torch.equal(long, rotations(rotary, kind, shortest))
+
+                if length > shortest and changes(length):
+                    lengths = range(shortest, length)
+                    length = shortest + bisect_left(lengths, True, key=lambda tokens: changes(tokens + 1))
+    return length
 
 
 def is_static(backbone: Any) -> bool:
