@@ -79,11 +79,8 @@ class ClusterSettings(Settings):
     """The cluster's head, host:port, or auto for the cluster that this machine belongs to; absent =
     $RAY_ADDRESS, else a cluster of this machine alone, which ends with the command."""
     workers: int = setting(0, unit="workers", least=0, on_resume=NO_EFFECT)
-    """Workers at a time; 0 = as many as the cluster has room for."""
-    cpus: int = setting(1, unit="CPUs", least=1, on_resume=NO_EFFECT)
-    """CPUs of a worker, which has as many threads."""
-    gpus: float | None = setting(None, unit="GPUs", least=0, on_resume=NO_EFFECT)
-    """GPUs of a worker, or a part of one; absent = 1 where the cluster has any and device=cpu is not set."""
+    """Workers at a time, each with a CPU and, where the cluster has any and device=cpu is not set, a GPU; 0 =
+    as many as the cluster has room for."""
 
     def unused(self) -> Iterator[str]:
         if self.kind != "ray":

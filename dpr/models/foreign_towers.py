@@ -99,8 +99,9 @@ def backbone_tower(folder: Path) -> ForeignTower:
 def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
     """The longest text of a backbone in tokens, and whether it takes token types."""
     positions = getattr(backbone.config, "max_position_embeddings", None)
-    has_limit = isinstance(positions, int) and positions > 0
-    longest = longest_sequence(backbone, positions) if has_limit else None
+    longest = None
+    if isinstance(positions, int) and positions > 0:
+        longest = longest_sequence(backbone, positions)
     return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
 
 
