@@ -20,7 +20,6 @@ from benchmarks.gpu.workload import (
     DTYPE,
     PRECISION,
     Sizes,
-    attention_of,
     batches_of,
     lengths_of,
     model_of,
@@ -28,10 +27,10 @@ from benchmarks.gpu.workload import (
     write_bert,
 )
 from benchmarks.measuring import Figures, synchronize, take_turns
-from dpr.core.precision import autocast
+from dpr.core.compute_settings import autocast
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData
-from dpr.models.fast.compilation import compile_towers
+from dpr.models.encoder import compile_towers
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import TowerCost
@@ -64,10 +63,9 @@ KINDS = {
 def part(record: Record, sizes: Sizes) -> None:
     """Ours with the kernel, SDPA over packs, padded; a plain loop; compiled layers; then the profile and the
     count of synchronisations."""
-    attention = attention_of(record)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_bert(Path(temporary) / "bert", sizes)
-        model = model_of(folder, attention)
+        model = model_of(folder)
         batches = batches_of(model, sizes.batch, sizes.batches)
         lengths = lengths_of(batches)
         record.add("tokens of a step", int(lengths.sum()) // len(batches))
@@ -76,30 +74,22 @@ def part(record: Record, sizes: Sizes) -> None:
         )
         flops = TowerCost(model.ctx_model).of(lengths)
         ours = sides.our_training(model, batches, record.device, precision=PRECISION)
-        others = {name: model_of(folder, "sdpa", packed=name == "sdpa") for name in ("sdpa", "padded")}
+        padded = model_of(folder, packed=False)
         competitors: dict[str, Callable[[], object]] = {
-            **({"varlen": ours} if attention == "varlen" else {}),
-            **{
-                name: sides.our_training(other, batches, record.device, precision=PRECISION)
-                for name, other in others.items()
-            },
+            "packed": ours,
+            "padded": sides.our_training(padded, batches, record.device, precision=PRECISION),
             "plain loop": sides.plain_training(folder, batches, record.device, dropout=DROPOUT, dtype=DTYPE),
         }
         figures = _measure(record, sizes, competitors, flops)
-        record.judge(
-            "training",
-            max(
-                rate_share(side, flops, sizes) for name, side in figures.items() if name in ("varlen", "sdpa")
-            ),
-        )
+        record.judge("training", rate_share(figures["packed"], flops, sizes))
         competitors.clear()
-        others.clear()
+        del padded
         record.add("profile of a step", step_profile(ours, record.device))
-        _synchronisations(record, folder, sizes, attention)
+        _synchronisations(record, folder, sizes)
         if record.is_rehearsal:
             record.add("compiled", "not rehearsed: the compiler takes a minute")
             return
-        compiled = model_of(folder, attention).to(record.device).train()
+        compiled = model_of(folder).to(record.device).train()
         with autocast(record.device, PRECISION):
             compile_towers(compiled.trained_towers())
         both = {
@@ -221,12 +211,12 @@ class _Watch(Callback):
             torch.cuda.set_sync_debug_mode("warn" if run.progress.step == self._first else "default")
 
 
-def _synchronisations(record: Record, folder: Path, sizes: Sizes, attention: str) -> None:
+def _synchronisations(record: Record, folder: Path, sizes: Sizes) -> None:
     """The trainer's own loop, with data read by a worker process, between its first and its last log line."""
     steps = sizes.sync_steps
     watch = _Watch(record.device, 2, steps - 1)
     trainer = BiEncoderTrainer(
-        model_of(folder, attention).to(record.device),
+        model_of(folder).to(record.device),
         [_MadeUp(sizes.batch * min(steps // 2, 8))],
         output_dir=folder.parent / "run",
         callbacks=[watch],

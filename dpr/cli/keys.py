@@ -9,8 +9,7 @@ from pathlib import Path
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError
-from dpr.core.setting_keys import Setting
-from dpr.core.suggestions import same_elsewhere, suggestion
+from dpr.core.settings import Setting, same_elsewhere, suggestion
 
 _BY_REASON = {
     "started by torchrun, a job reads ranks, sizes and addresses from its environment": (

@@ -22,8 +22,7 @@ from dpr.cli.keys import check_keys, conf_folder, group_options, with_original_d
 from dpr.core.errors import DprError, InputError, StopRequested
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
-from dpr.core.setting_keys import Setting, quoted, sections, settings
-from dpr.core.settings import Settings, type_name
+from dpr.core.settings import Setting, Settings, quoted, sections, settings, type_name
 
 
 def exit_code_of(work: Callable[[], int]) -> int:

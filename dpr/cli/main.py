@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from dpr.cli.launch import launch, run_and_leave
 from dpr.core import retired
-from dpr.core.suggestions import suggestion
+from dpr.core.settings import suggestion
 from dpr.core.version import __version__
 
 

@@ -1,13 +1,36 @@
-"""Settings that commands have in common: where they compute, and how models run."""
+"""Settings that commands have in common: where they compute, how models run, and in which precision. Importing
+this module does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from dpr.core.errors import ConfigError
-from dpr.core.precision import PRECISIONS
 from dpr.core.settings import NO_EFFECT, Settings, setting
+
+if TYPE_CHECKING:
+    import torch
+
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Value of the setting -> name of torch's dtype."""
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, PRECISIONS[precision])
+    return dtype
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Runs the matrix products of a block in ``precision``; fp32 switches autocast off."""
+    import torch
+
+    return torch.autocast(
+        device.type, dtype=None if precision == "fp32" else dtype_of(precision), enabled=precision != "fp32"
+    )
 
 
 @dataclass
@@ -56,11 +79,8 @@ class ClusterSettings(Settings):
     """The cluster's head, host:port, or auto for the cluster that this machine belongs to; absent =
     $RAY_ADDRESS, else a cluster of this machine alone, which ends with the command."""
     workers: int = setting(0, unit="workers", least=0, on_resume=NO_EFFECT)
-    """Workers at a time; 0 = as many as the cluster has room for."""
-    cpus: int = setting(1, unit="CPUs", least=1, on_resume=NO_EFFECT)
-    """CPUs of a worker, which has as many threads."""
-    gpus: float | None = setting(None, unit="GPUs", least=0, on_resume=NO_EFFECT)
-    """GPUs of a worker, or a part of one; absent = 1 where the cluster has any and device=cpu is not set."""
+    """Workers at a time, each with a CPU and, where the cluster has any and device=cpu is not set, a GPU; 0 =
+    as many as the cluster has room for."""
 
     def unused(self) -> Iterator[str]:
         if self.kind != "ray":

@@ -1,17 +1,20 @@
-"""The group of processes and the few operations on it. With one process each is the identity or free, so
-callers have no special case.
+"""The group of processes and the few operations on it, and tensors of which every rank holds a part. With one
+process each is the identity or free, so callers have no special case.
 
 Only tensors travel between ranks. Collectives have no names: the n-th of one rank meets the n-th of every
 other, whatever they are. So all ranks must start the same ones in the same order; a rank that skips one, or
 raises before it, leaves the others waiting until the group's timeout. That is why nothing here is called
 inside an ``if`` that ranks may answer differently, and why a failure of one rank is passed on to all
 (``on_main``).
+
+Sharded tensors are torch's DTensors, told by their methods: importing their class takes a second, which jobs on
+whole tensors would spend for nothing. Plain tensors pass unchanged.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -365,3 +368,43 @@ def on_main(action: Callable[[], None]) -> None:
 def barrier() -> None:
     """Waits for all ranks. An all-reduce on the CPU, so that it means the same for gloo and NCCL."""
     largest_over_ranks(0)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, each rank with its part or, of a single number, each with its copy."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local_shard(tensor: Any) -> Tensor:
+    """What this rank holds of a tensor, in the same memory; gradients pass through."""
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+def full_tensor(tensor: Any) -> Tensor:
+    """The values of all ranks. All ranks must call it together if the tensor is sharded."""
+    values: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return values
+
+
+@torch.no_grad()
+def placed_like(values: Tensor, tensor: Any) -> Tensor:
+    """``values``, which every rank has whole, on the device of ``tensor`` and in as many parts; nothing
+    travels."""
+    if not is_sharded(tensor) or is_sharded(values):
+        return values.to(tensor.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(values, tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def full_on_main(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The whole tensors in rank 0's host memory, one after the other; nothing on other ranks. All ranks must
+    call it together."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        values = full_tensor(tensor)
+        if current_ranks().is_main:
+            gathered[name] = values.detach().cpu()
+    return gathered

@@ -1,8 +1,12 @@
 """The records that data files hold, in the field's words: question, passage, training sample; and the last
-two as tokens of a store."""
+two as tokens of a store; and hashes by which texts are told.
+
+Hashes are the same in every process. Half a character (lone surrogate) of a JSON file is hashed like any other.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -150,3 +154,15 @@ class StoredSample:
     positives: tuple[StoredPassage, ...]
     hard_negatives: tuple[StoredPassage, ...]
     other_negatives: tuple[StoredPassage, ...]
+
+
+def text_hash(text: str) -> int:
+    """64 bits of a text."""
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
+    )
+
+
+def text_sha256(text: str) -> str:
+    """SHA-256 of a text in UTF-8, as 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -2,33 +2,203 @@
 for a resumed run.
 
 The string under a field is its help. Checks, ``--help`` and the identity of a run are derived from the
-fields, so that each setting is declared once. Nothing heavy is imported, so that ``--help`` and a mistyped
-value are answered at once.
+fields, so that each setting is declared once: ``Rule`` is what a field states, ``Settings.check`` checks it,
+``settings`` lists the keys for the command line, and ``suggestion`` names what a mistyped one may have meant.
+Nothing heavy is imported, so that ``--help`` and a mistyped value are answered at once.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import difflib
 import inspect
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
 from dpr.core.paths import is_replaced, matching_paths, odd_kind, texts_in, with_home
-from dpr.core.setting_rules import CONTENT as CONTENT
-from dpr.core.setting_rules import IDENTITY as IDENTITY
-from dpr.core.setting_rules import MODEL as MODEL
-from dpr.core.setting_rules import NO_EFFECT as NO_EFFECT
-from dpr.core.setting_rules import ROLES
-from dpr.core.setting_rules import START as START
-from dpr.core.setting_rules import WARNED as WARNED
-from dpr.core.setting_rules import listed as listed
-from dpr.core.setting_rules import rule_of as rule_of
-from dpr.core.setting_rules import setting as setting
-from dpr.core.suggestions import suggestion
+
+_USED_BY_OTHERS = {
+    "train.learning_rate": "lr",
+    "train.precision=bf16": "bf16",
+    "train.num_train_epochs": "epochs",
+    "train.batch_size": "per_device_train_batch_size train_batch_size",
+    "train.dev_batch_size": "per_device_eval_batch_size eval_batch_size",
+    "train.eval_per_epoch, train.eval_every_steps": "eval_strategy evaluation_strategy",
+    "train.eval_every_steps": "eval_steps",
+    "train.save_every_steps": "save_steps",
+    "train.keep_last": "save_total_limit",
+    "train.log_batch_step": "logging_steps",
+    "train.num_workers": "dataloader_num_workers",
+    "train.best_metric": "metric_for_best_model",
+    "train.lr_schedule": "lr_scheduler_type",
+    "train.hard_negatives": "train_n_passages train_group_size num_negatives",
+    "train.grad_cache_tokens": "gc_chunk_size",
+    "tracking.tensorboard, tracking.wandb": "report_to",
+    "output_dir (the same command resumes the run there), model_file, init": "resume_from_checkpoint",
+    "encoder.pretrained_model_cfg, model_file": "model_name_or_path model_name model",
+    "encoder.sequence_length": "max_seq_length max_length p_max_len passage_max_len",
+    "encoder.question_length": "q_max_len query_max_len",
+    "output_dir, out_file": "output out",
+    "train_datasets": "train_file train_data train_dir",
+    "dev_datasets": "dev_file eval_file validation_file",
+    "ctx_src": "ctx_file",
+    "ctx_src, ctx_datasets": "corpus",
+    "qa_dataset": "qa_file queries",
+    "encoded_ctx_files": "encoded_ctx_file",
+    "n_docs": "n-docs top_k",
+    "indexer.kind": "hnsw_index",
+    "index_path": "save_or_load_index",
+    "seed": "random_seed",
+    "device": "device_map",
+    "device=cpu": "no_cuda",
+    "model=model.to(device)": "device",
+    "train_sets": "train_dataset train_datasets",
+    "dev_sets": "eval_dataset dev_datasets",
+    "metrics": "compute_metrics",
+    "settings": "args",
+}
+_NAMES_ELSEWHERE = {name: settings for settings, names in _USED_BY_OTHERS.items() for name in names.split()}
+"""Keys of other trainers, and flags of the first version of DPR, by the settings that do the same."""
+
+
+def suggestion(word: str, choices: Iterable[str], *, also: Iterable[str] = (), otherwise: str = "") -> str:
+    """``; did you mean a, b?`` with the choices most similar to ``word``, as a whole or by the part after the
+    last dot, then ``also``.
+
+    ``otherwise`` takes its place where there are none.
+    """
+    whole = difflib.SequenceMatcher(b=word.lower())
+    leaf = difflib.SequenceMatcher(b=word.lower().rpartition(".")[2])
+
+    def similarity(choice: str) -> float:
+        whole.set_seq1(choice.lower())
+        leaf.set_seq1(choice.lower().rpartition(".")[2])
+        return max(whole.ratio(), leaf.ratio() * 0.95)
+
+    scored = sorted(
+        ((similarity(choice), choice) for choice in choices), key=lambda pair: (-pair[0], pair[1])
+    )
+    near = [choice for score, choice in scored[:3] if score >= 0.6] + list(also)
+    return f"; did you mean {', '.join(near)}?" if near else otherwise
+
+
+def same_elsewhere(key: str, known: Collection[str]) -> str:
+    """The settings of this job for what another program calls ``key``, as a text; empty if there are none."""
+    named = _NAMES_ELSEWHERE.get(key, _NAMES_ELSEWHERE.get(key.rpartition(".")[2], "")).split(", ")
+    return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
+
+
+IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT = (
+    "identity",
+    "warned",
+    "start",
+    "content",
+    "model",
+    "no effect",
+)
+"""What a changed value means for a resumed run, ``setting(on_resume=...)``:
+
+identity   it decides the batches or the objective; the change is refused
+warned     it decides something else about the result; the change is accepted with a warning
+start      it is read only when a run starts
+content    it names files, whose content is compared instead of their names
+model      it names a model, whose files' content is compared instead of their names
+no effect  it decides where, how fast and how closely monitored a run is, but not its result
+"""
+ROLES = (IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT)
+
+
+def setting(default: Any, *, entries: type | None = None, **rule: Any) -> Any:
+    """A field of a settings dataclass with the ``Rule`` that the keywords state; a class or a function as
+    ``default`` makes the default.
+
+    ``entries``: of a catalogue, the dataclass of an entry's options.
+    """
+    assert rule.get("on_resume", "") in ("", *ROLES), rule
+    given = {"default_factory": default} if callable(default) else {"default": default}
+    return dataclasses.field(metadata={"setting": Rule(**rule), "entries": entries}, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is allowed for a setting. Bounds hold for a number, or for each number of a list."""
+
+    unit: str = ""
+    """What a number counts or measures."""
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    """``above`` and ``below`` exclude the bound itself."""
+    choices: Sequence[str] = ()
+    or_class: bool = False
+    """Besides ``choices``, the import path of a user-defined class, ``module:Class``, is allowed."""
+    on_resume: str = ""
+    """One of the roles above."""
+    also: Sequence[str] = ()
+    """Other names of the setting on a command line."""
+    operand: str = ""
+    """It stands alone on a command line, in the order of the fields: FILE; "[LABEL=]FILE" where an ``=`` may
+    be part of it, "TEXT" for any words. A list takes all that are left."""
+    takes_words: bool = False
+    """``--key a b`` takes all words up to the next setting, not one alone; for lists."""
+    path: str = ""
+    """What it names, if paths: ``input`` (read), ``output`` (a file or folder, written whole), ``folder`` (to
+    which files are added), or ``beginning`` (of the names of outputs)."""
+
+    @property
+    def range(self) -> str:
+        """The bounds in words; nothing where there are none."""
+        if self.above is not None:
+            return f"above {self.above:g}" + ("" if self.most is None else f" and at most {self.most:g}")
+        if self.least is None:
+            return ""
+        upper = "" if self.most is None else f"{self.most:g}]"
+        upper = upper if self.below is None else f"{self.below:g})"
+        return f"in [{self.least:g}, {upper}" if upper else f"at least {self.least:g}"
+
+    def check(self, key: str, value: Any) -> None:
+        """Raises ConfigError with the key, the value and what is allowed."""
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if self.choices and item not in self.choices and not (self.or_class and ":" in str(item)):
+                raise ConfigError(
+                    f"{key}={item} is not known; choose one of {', '.join(self.choices)}"
+                    + self.or_class * ", or module:Class"
+                )
+            if self.range and isinstance(item, int | float) and not self._holds(item):
+                raise ConfigError(f"{key}={item} is out of range; it must be {self.range}")
+
+    def _holds(self, value: float) -> bool:
+        return (
+            abs(value)
+            <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+def rule_of(item: Field[Any]) -> Rule:
+    """The rule of a field; an empty one for a field that was not made by ``setting``."""
+    return item.metadata.get("setting", Rule())
+
+
+def listed(value: Any) -> list[Any]:
+    """The value of a setting that takes one item or a list of them; none for null."""
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
 
 Base = TypeVar("Base", bound="Settings")
 
@@ -288,3 +458,133 @@ def without_none(kind: Any) -> Any:
         rest = [part for part in get_args(kind) if part is not NoneType]
         return rest[0] if len(rest) == 1 else kind
     return kind
+
+
+_PLAIN = re.compile(
+    r"(?!(null|true|false|yes|no|on|off|inf|infinity|nan)$)[a-z./][\w./+-]*", re.ASCII | re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One settable key. ``owner``: the class that has the field; ``is_open``: any key below it is accepted (a
+    catalogue)."""
+
+    key: str
+    type: Any
+    default: Any
+    owner: type
+    is_open: bool = False
+    rule: Rule = field(default_factory=Rule)
+    entries: type | None = None
+    """Of a catalogue: the dataclass of an entry's options."""
+
+    @property
+    def doc(self) -> str:
+        """The string under the field. It is read from the source of the class, which takes longer than all
+        else here together."""
+        return _field_docs(self.owner).get(self.key.rpartition(".")[2], "")
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the value is one text, to be taken literally."""
+        return without_none(self.type) is str
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether the value is a text or a list of texts: paths and names."""
+        return self.type is Any or without_none(self.type) == list[str]
+
+
+def settings(config_class: type, prefix: str = "") -> list[Setting]:
+    """All settings of ``config_class`` in the order of their fields, those of mix-ins last, nested classes in
+    place, keys dotted."""
+    return [entry for entry in _walk(config_class, prefix) if isinstance(entry, Setting)]
+
+
+def sections(config_class: type) -> dict[str, str]:
+    """Dotted names of the nested classes with their docstrings; the root is the empty name."""
+    return dict(entry for entry in _walk(config_class, "") if isinstance(entry, tuple))
+
+
+def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]]:
+    yield prefix.rstrip("."), inspect.cleandoc(config_class.__doc__ or "")
+    hints = get_type_hints(config_class)
+    mixed_in = {
+        item.name
+        for base in config_class.__mro__
+        if getattr(base, "_is_mixin", False)
+        for item in fields(base)
+    }
+    for item in sorted(fields(config_class), key=lambda item: item.name in mixed_in):
+        key, kind = prefix + item.name, hints[item.name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            yield from _walk(kind, key + ".")
+        else:
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            default = None if default is MISSING else default
+            is_open, entries = get_origin(kind) is dict, item.metadata.get("entries")
+            yield Setting(key, kind, default, config_class, is_open, rule_of(item), entries)
+
+
+@cache  # reading a source file takes longer than all else that --help does
+def _field_docs(config_class: type) -> dict[str, str]:
+    """The string literals under fields, inherited ones included; a class without source (typed at a prompt)
+    has none."""
+    docs = {}
+    for base in reversed(config_class.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):
+            continue
+        for pair in pairwise(getattr(tree.body[0], "body", [])):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                    docs[name] = " ".join(str(text).split())
+    return docs
+
+
+def quoted(value: str, *, resolves: bool = False) -> str:
+    """The value in quotes, so that all of it is taken as it is; with ``resolves``, but for ``${...}``, which
+    stands for another setting."""
+    escaped = re.sub(
+        r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value if resolves else unresolved(value)
+    )
+    trailing = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{chr(92) * trailing}'"
+
+
+def typed(value: Any) -> str:
+    """A value of any type as a command line reads it back."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {typed(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, Path):
+        value = str(value)
+    return (
+        json.dumps(value)
+        if not isinstance(value, str)
+        else value
+        if _PLAIN.fullmatch(value)
+        else quoted(value)
+    )
+
+
+def overrides(values: Mapping[str, Any]) -> list[str]:
+    """The settings as a command line that is composed of them, each read back as it is; those that are None
+    are left out."""
+    return [f"{key}={typed(value)}" for key, value in values.items() if value is not None]
+
+
+def unresolved(value: Any) -> Any:
+    """A value for a file of settings, every text in it read back as it is."""
+    if isinstance(value, Mapping):
+        return {key: unresolved(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [unresolved(item) for item in value]
+    return (
+        re.sub(r"(\\*)\$\{", lambda match: match.group(1) * 2 + "\\${", value)
+        if isinstance(value, str)
+        else value
+    )

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpr.core.errors import ConfigError, DprError
-from dpr.core.settings import split_entry
-from dpr.core.suggestions import suggestion
+from dpr.core.settings import split_entry, suggestion
 
 
 def import_object(path: str, *, setting: str) -> Any:

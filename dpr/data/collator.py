@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.hashes import text_hash
-from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage
+from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, text_hash
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.settings import Augmentation, DataSetSettings

@@ -25,9 +25,9 @@ from dpr.data.iterators import (
     MultiSetDataIterator,
     PoolIterator,
     PoolRows,
+    Sampling,
     ShardedDataIterator,
 )
-from dpr.data.mixing import Sampling
 from dpr.data.order import PAIRS
 from dpr.data.settings import DataSetSettings
 from dpr.data.training_data import OpenedSets, SampleSource, is_drawn, known_document

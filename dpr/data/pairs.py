@@ -19,12 +19,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.hashes import text_hash, text_sha256
 from dpr.core.paths import user_path
-from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample
+from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample, text_hash, text_sha256
 from dpr.core.seeding import generator_for
-from dpr.core.settings import listed
-from dpr.core.suggestions import suggestion
+from dpr.core.settings import listed, suggestion
 from dpr.core.user_classes import create_object
 from dpr.data.order import PAIRS
 from dpr.data.training_data import known_document

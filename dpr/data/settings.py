@@ -63,10 +63,10 @@ class TextSettings(TextOptions):
     counts them.
     """
 
-    query_prompt: str = setting("", on_resume=IDENTITY)
-    passage_prompt: str = setting("", on_resume=IDENTITY)
-    title_template: str = setting("", on_resume=IDENTITY)
-    plain_apostrophes: bool = setting(True, on_resume=IDENTITY)
+    query_prompt: str = ""
+    passage_prompt: str = ""
+    title_template: str = ""
+    plain_apostrophes: bool = True
 
     @property
     def has_prompts(self) -> bool:

@@ -15,9 +15,9 @@ import numpy as np
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, warn_once
 from dpr.core.records import Passage, StoredPassage
-from dpr.data.joining import JoinRule
 from dpr.data.settings import TextSettings, check_selector_type
 from dpr.data.text import (
+    JoinRule,
     PresentedPassage,
     check_room,
     decorate_question,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.offline import reading
+from dpr.core.machine import reading
 from dpr.core.settings import listed
 from dpr.storage.durable import read_json
 from dpr.storage.inside import inside, leads_inside

@@ -22,10 +22,8 @@ import torch
 from torch.utils.data import Dataset
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.hashes import text_sha256
-from dpr.core.logs import get_logger
+from dpr.core.logs import Progress, get_logger
 from dpr.core.machine import usable_cores
-from dpr.core.progress import Progress
 from dpr.core.records import (
     KnownDocument,
     PassageTokens,
@@ -33,6 +31,7 @@ from dpr.core.records import (
     StoredSample,
     StoreFacts,
     TrainingSample,
+    text_sha256,
 )
 from dpr.core.seeding import generator_for
 from dpr.data.collator import as_encoded, encoded_text, judgement_identity, teacher_scores

@@ -14,8 +14,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from dpr.core.hashes import text_hash
-from dpr.core.records import CutPassage, StoredSample, TrainingSample
+from dpr.core.records import CutPassage, StoredSample, TrainingSample, text_hash
 from dpr.data.order import WORDS
 from dpr.data.training_data import SampleSource
 from dpr.data.words import words_of

@@ -27,9 +27,8 @@ import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
-from dpr.core.records import Passage
+from dpr.core.records import Passage, text_sha256
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.source import PassageSource, StoredSource

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from dpr.core.batch import TokenBatch
+from dpr.core.compute_settings import autocast
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
-from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.models.biencoder import BiEncoder

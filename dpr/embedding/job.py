@@ -29,9 +29,8 @@ from dpr.core.distributed import (
     sum_over_ranks,
 )
 from dpr.core.errors import InputError, LostRankError
-from dpr.core.hashes import text_sha256
-from dpr.core.logs import get_logger
-from dpr.core.progress import Progress
+from dpr.core.logs import Progress, get_logger
+from dpr.core.records import text_sha256
 from dpr.embedding.corpus_tokens import CorpusTokens
 from dpr.embedding.encode import TokenBudget, encode_within_memory, usual_tokens
 from dpr.embedding.settings import EmbedConfig

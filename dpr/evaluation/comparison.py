@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.suggestions import suggestion
+from dpr.core.settings import suggestion
 from dpr.evaluation.ranking_metrics import heading_of, headline_names, tested_columns, text_table
 from dpr.evaluation.report.examples import cut
 from dpr.evaluation.significance import (

@@ -12,7 +12,7 @@ from dpr.core.errors import InputError
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.peft_folders import FOLDERS, NAME, WEIGHTS
+from dpr.models.model_folders import NAME, WEIGHTS
 from dpr.storage.durable import durable_folder
 
 
@@ -61,8 +61,8 @@ def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> list[Path]
             file=source,
             hint="to=model writes a model that has them all",
         )
-    written, (of_each, of_both) = [], FOLDERS
-    names = of_each if len(model.towers) > 1 else of_both
+    written = []
+    names = ("adapter_question", "adapter_ctx") if len(model.towers) > 1 else ("adapter",)
     with durable_folder(folder) as temporary:
         for name, tower in zip(names, model.towers, strict=False):
             adapter = tower.adapter

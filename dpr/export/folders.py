@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpr.core.errors import DprError, InputError, first_line
-from dpr.core.lazy import version_of
 from dpr.core.logs import get_logger
+from dpr.core.machine import version_of
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.export.adapters import merged

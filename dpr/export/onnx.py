@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import InputError, first_line
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core.lazy import require, version_of
-from dpr.core.offline import no_downloads
+from dpr.core.machine import no_downloads, require, version_of
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import presented
@@ -37,8 +36,8 @@ from dpr.export.tower_files import (
 )
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
+from dpr.models.foreign_towers import write_dense, write_module, write_table
 from dpr.models.pooling import RootIdfPooling
-from dpr.models.sentence_modules import write_dense, write_module, write_table
 from dpr.models.sentence_transformers import (
     DENSE,
     NORMALIZE,

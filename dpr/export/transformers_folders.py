@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core.offline import no_downloads
+from dpr.core.machine import no_downloads
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import presented

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_hash
-from dpr.core.records import Origin, Passage
+from dpr.core.records import Origin, Passage, text_hash
 from dpr.formats.arrow_files import MappedBatches, write_batches
 from dpr.formats.corpora import DEFAULT_COLUMNS, Columns, passage_rows
 from dpr.formats.sorted_hashes import HashIndex

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError, OutputError, first_line
-from dpr.core.lazy import require
 from dpr.core.logs import get_logger
+from dpr.core.machine import require
 from dpr.core.records import TrainingSample
 from dpr.formats.arrow_files import chosen_split
 from dpr.formats.text_input import expand_files

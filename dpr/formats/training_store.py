@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_hash
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.records import Passage, TrainingSample, text_hash
 from dpr.formats.arrow_files import MappedBatches, write_batches
 
 _ROWS = "rows.arrow"

@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_sha256
-from dpr.core.records import MAX_ID_BYTES
+from dpr.core.records import MAX_ID_BYTES, text_sha256
 from dpr.formats.arrays import (
     DTYPES,
     PackedIds,

@@ -19,7 +19,7 @@ from dpr.core.logs import get_logger
 from dpr.indexer.registry import DEPTH, Index, IndexChoice, Recall, held_back, index_class, recall_values
 from dpr.storage.checksums import folder_problems
 from dpr.storage.durable import durable_folder, read_manifest, writing
-from dpr.storage.run_lock import held, lock_of
+from dpr.storage.outputs import held, lock_of
 
 logger = get_logger(__name__)
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpr.core.lazy import require
+from dpr.core.batch import TokenBatch
+from dpr.core.machine import require
 from dpr.core.records import Passage
 from dpr.models.biencoder import BiEncoder
 
@@ -62,7 +63,8 @@ class MtebModel:
         for batch in inputs:
             if getattr(prompt_type, "value", prompt_type) == "query":
                 tokens = self.model.tensorizer.question_tokens(list(batch["text"]), prefix=prefix)
-                parts.append(self.model.encode_tokens(tokens, encoder_type="question"))
+                vectors = self.model.encode_batch(TokenBatch.from_lists(tokens), encoder_type="question")
+                parts.append(vectors.float().cpu().numpy())
                 continue
             # ``text`` is title and body joined, where these stand beside it.
             bodies = batch.get("body", batch["text"])

@@ -25,10 +25,8 @@ import torch
 
 from dpr.core.compute_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested, first_line
-from dpr.core.lazy import require
-from dpr.core.logs import configure_logging, get_logger
-from dpr.core.machine import launched
-from dpr.core.progress import Progress
+from dpr.core.logs import Progress, configure_logging, get_logger
+from dpr.core.machine import launched, require
 from dpr.core.version import __version__
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex
@@ -54,7 +52,6 @@ class _Home:
     folder: str
     mark: Path | None
     versions: tuple[str, str]
-    threads: int
     has_gpu: bool
 
     def enter(self) -> None:
@@ -84,7 +81,7 @@ class _Home:
             raise InputError(found, file=self.mark.parent, hint=hint)
         os.chdir(self.folder)
         configure_logging()
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(1)
 
 
 def share_out(
@@ -122,20 +119,19 @@ def share_out(
         )
     if device not in (None, "cpu", "cuda"):
         raise ConfigError(
-            f"device={device} and cluster=ray are mutually exclusive; each worker gets GPUs of its own,"
-            " cluster.gpus=1"
+            f"device={device} and cluster=ray are mutually exclusive; each worker gets a GPU of its own"
         )
     if not tasks:
         return
     with nullcontext() if folder is None else _marked(folder) as mark, _connected(settings) as ray:
-        gpus = _gpus(ray, settings, device)
-        home = _Home(os.getcwd(), mark, _versions(), settings.cpus, gpus > 0)
+        gpus = 0 if device == "cpu" else _gpus(ray)
+        home = _Home(os.getcwd(), mark, _versions(), gpus > 0)
         work = ray.put((home, function))
         remote = ray.remote(
             max_retries=_RETRIES,
             scheduling_strategy="SPREAD",
             name=what,
-            num_cpus=settings.cpus,
+            num_cpus=1,
             num_gpus=gpus,
         )(_do)
         waiting = list(reversed(tasks))
@@ -171,18 +167,9 @@ def _versions() -> tuple[str, str]:
     return __version__, torch.__version__
 
 
-def _gpus(ray: ModuleType, settings: ClusterSettings, device: str | None) -> float:
-    """GPUs of a worker. Warns where no machine has room for one."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    most = max((node.get("GPU", 0) for node in nodes), default=0)
-    gpus = settings.gpus if settings.gpus is not None else float(most > 0)
-    gpus = 0.0 if device == "cpu" else gpus
-    if not any(node.get("CPU", 0) >= settings.cpus and node.get("GPU", 0) >= gpus for node in nodes):
-        message = (
-            "no machine of the cluster has %d CPUs and %g GPUs for a worker; the work waits until one joins"
-        )
-        logger.warning(message, settings.cpus, gpus)
-    return gpus
+def _gpus(ray: ModuleType) -> int:
+    """GPUs of a worker: one where a machine of the cluster has any."""
+    return int(any(node["Alive"] and node["Resources"].get("GPU", 0) for node in ray.nodes()))
 
 
 @contextmanager
@@ -229,7 +216,7 @@ def _start_or_join(ray: ModuleType, settings: ClusterSettings) -> None:
     address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
     try:
         if address == "local":
-            cores = max(os.cpu_count() or 1, settings.workers * settings.cpus)
+            cores = max(os.cpu_count() or 1, settings.workers)
             ray.init(
                 address=address,
                 num_cpus=cores,

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpr.core.errors import InputError
-from dpr.core.lazy import version_of
-from dpr.core.machine import usable_cores
+from dpr.core.machine import usable_cores, version_of
 from dpr.core.settings import Settings, setting
 from dpr.core.version import __version__
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.core.suggestions import suggestion
+from dpr.core.settings import suggestion
 from dpr.formats.downloads import download, unpack
 from dpr.preparation.settings import DownloadConfig, ResourceConfig
 from dpr.storage.outputs import require_writable

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from dpr.core.compute_settings import ClusterSettings
 from dpr.core.distributed import current_ranks, process_group, resolve_device
-from dpr.core.logs import get_logger
+from dpr.core.logs import Progress, get_logger
 from dpr.core.machine import launched
-from dpr.core.progress import Progress
 from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.integrations.ray_cluster import share_out
 from dpr.jobs.sources import resolve_passage_source
-from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
 
@@ -60,10 +59,7 @@ def embed(config: EmbedConfig) -> EmbedReport:
     source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
     device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=_TIMEOUT_S):
-        options = TowerOptions(attention=config.attention)
-        model = BiEncoder.load(
-            str(config.model_file), device=device, options=options, **config.encoder.arguments()
-        )
+        model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
         report = embed_shard(model, source, config)
         if current_ranks().is_main:
             reused = (

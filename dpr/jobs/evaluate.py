@@ -10,10 +10,9 @@ from typing import Any
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
-from dpr.core.records import Question
+from dpr.core.records import Question, text_sha256
 from dpr.data.words import WORDS_VERSION
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig

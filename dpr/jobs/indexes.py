@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
+from dpr.core.records import text_sha256
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths

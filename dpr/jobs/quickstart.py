@@ -24,6 +24,7 @@ SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
 
 def run(config: QuickstartSettings) -> None:
     """Runs all stages and prints what came of them."""
+
     model_file = None if config.encoder == "static" else config.encoder
     start = time.monotonic()
     folder = Path(str(config.folder))

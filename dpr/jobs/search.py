@@ -14,9 +14,9 @@ import numpy as np
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.offline import no_downloads
+from dpr.core.logs import Progress
+from dpr.core.machine import no_downloads
 from dpr.core.paths import user_path
-from dpr.core.progress import Progress
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.core.settings import drop_unused
 from dpr.embedding.job import embed_shard
@@ -52,7 +52,7 @@ from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST
 from dpr.storage.leftovers import remove
-from dpr.storage.run_lock import held, lock_of
+from dpr.storage.outputs import held, lock_of
 from dpr.storage.strict_json import describe
 
 Side = DenseRetriever | LexicalRetriever

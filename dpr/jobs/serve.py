@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.serving.settings import ServeSettings
 
 

@@ -13,8 +13,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import matching_paths, user_path
 from dpr.core.records import Question
-from dpr.core.settings import Settings, listed
-from dpr.core.suggestions import suggestion
+from dpr.core.settings import Settings, listed, suggestion
 from dpr.data.settings import DataSetSettings
 from dpr.embedding.settings import PassageSourceConfig
 from dpr.embedding.source import PassageSource

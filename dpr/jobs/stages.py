@@ -19,14 +19,12 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError, StopRequested
 from dpr.core.logs import get_logger
-from dpr.core.setting_keys import overrides
-from dpr.core.settings import Settings, drop_unused, leaves
+from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
 from dpr.formats.checkpoints import RUN_FILE
 from dpr.storage.durable import read_json, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
-from dpr.storage.outputs import require_writable
-from dpr.storage.run_lock import LOCK_FILE, held
+from dpr.storage.outputs import LOCK_FILE, held, require_writable
 
 logger = get_logger(__name__)
 

@@ -108,7 +108,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     # of questions alone.
     text = encoder.text_of(TextSettings(plain_apostrophes=not encoder.shared))
     settings = EncoderSettings(
-        **vars(encoder.part(VectorSettings)) | vars(text) | {"dpr_trailing_sep": config.trailing_sep()}
+        **vars(encoder.part(VectorSettings)) | vars(text) | {"dpr_trailing_sep": config.trailing_sep()},
+        lora_alpha=2.0 * encoder.lora_rank,
     )
     if config.model_file is not None:
         model = BiEncoder.load(

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpr.core.batch import on_device
+from dpr.core.batch import Temperature, on_device
 from dpr.core.records import WHOLE_DOCUMENT
-from dpr.core.temperature import Temperature
 
 EVERYTHING = slice(None)
 CANDIDATE_RULES = ("distinct", "dpr")

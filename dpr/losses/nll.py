@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch
-from dpr.core.temperature import Temperature
+from dpr.core.batch import BiEncoderBatch, Temperature
 from dpr.losses.candidates import CANDIDATE_RULES, Candidates, GuideVectors, columns_in, score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
 

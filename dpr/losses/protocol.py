@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch
-from dpr.core.temperature import Temperature
+from dpr.core.batch import BiEncoderBatch, Temperature
 from dpr.losses.candidates import Candidates
 
 CONTEXTS, QUESTIONS, KNOWN_POSITIVES, OWN_SCORES = "contexts", "questions", "known_positives", "own_scores"

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_hash
-from dpr.core.records import Passage
+from dpr.core.records import Passage, text_hash
 from dpr.data.text import plain
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages

@@ -17,8 +17,7 @@ import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
-from dpr.core.logs import get_logger
-from dpr.core.progress import Progress
+from dpr.core.logs import Progress, get_logger
 from dpr.core.settings import Settings
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard

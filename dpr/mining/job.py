@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.core.logs import get_logger
-from dpr.core.progress import Progress
+from dpr.core.logs import Progress, get_logger
 from dpr.core.records import TrainingSample
 from dpr.formats.corpora import durable_text
 from dpr.formats.training_records import sample_to_json

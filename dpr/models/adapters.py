@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError, ConfigError
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.models.backbones import base_model, distinct_weights, is_without_weights, load_backbone
-from dpr.models.settings import EncoderSettings, TowerOptions
+from dpr.models.settings import EncoderSettings
 from dpr.models.trials import layers_of
 
 ALL = "all"
@@ -74,9 +74,7 @@ def adapted_layers(backbone: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in backbone.named_modules() if isinstance(module, lora.LoraLayer)}
 
 
-def add_adapters(
-    backbone: nn.Module, base: BaseModel, settings: EncoderSettings, options: TowerOptions
-) -> list[Adapter]:
+def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings) -> list[Adapter]:
     """Freezes a backbone and gives it an adapter for each tower, which changes nothing before it is trained.
 
     Raises:
@@ -96,7 +94,6 @@ def add_adapters(
         configs[name] = peft.LoraConfig(
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,
-            lora_dropout=options.lora_dropout,
             target_modules=targets,
             fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in backbone.modules()),
             base_model_name_or_path=base.name,

@@ -12,15 +12,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpr.core.batch import TokenBatch
+from dpr.core.batch import Temperature, TokenBatch, plan_token_batches
+from dpr.core.distributed import full_tensor, largest_over_ranks, local_shard, placed_like
 from dpr.core.errors import ConfigError
+from dpr.core.logs import Progress
 from dpr.core.paths import user_path, with_home
-from dpr.core.sharded import full_tensor, local_shard, placed_like
-from dpr.core.temperature import Temperature
+from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, is_stored, update_digest
 from dpr.models.backbones import (
@@ -31,14 +34,23 @@ from dpr.models.backbones import (
     is_without_weights,
     load_backbone,
 )
-from dpr.models.encoder import Encoder
-from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
-from dpr.models.encoding import TextEncoding
-from dpr.models.parts import begin_with_idf, build_towers, new_tensorizer, table_beside
+from dpr.models.encoder import (
+    Encoder,
+    begin_with_idf,
+    build_towers,
+    filler_tokens,
+    new_tensorizer,
+    table_beside,
+)
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 from dpr.models.trials import is_static
 from dpr.storage.durable import durable_folder
+
+BATCH_TOKENS = 8192
+"""Tokens of a forward pass without gradient, where the caller does not say."""
+
+PassageLike = str | Passage
 
 
 class BiEncoderVectors(NamedTuple):
@@ -49,7 +61,7 @@ class BiEncoderVectors(NamedTuple):
     temperature: Temperature
 
 
-class BiEncoder(TextEncoding):
+class BiEncoder(nn.Module):
     """A question tower and a context tower (the same module when shared), with the tokenizer they belong
     to."""
 
@@ -132,6 +144,27 @@ class BiEncoder(TextEncoding):
         if self.options.fix_ctx_encoder:
             self.ctx_model.eval()
         return self
+
+    @property
+    def dimension(self) -> int:
+        return self.question_model.dimension
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def sides_differ(self) -> bool:
+        """Whether a text has another vector as a question than as a passage: towers of their own, or other
+        prompts. Not looked at are the lengths that either is cut to, and apostrophes."""
+        return (
+            self.question_model is not self.ctx_model
+            or self.tensorizer.text.query_prompt != self.tensorizer.text.passage_prompt
+        )
+
+    def tower(self, encoder_type: str) -> Encoder:
+        """``question`` or ``ctx``."""
+        return self.question_model if encoder_type == "question" else self.ctx_model
 
     @property
     def towers(self) -> list[Encoder]:
@@ -243,6 +276,123 @@ class BiEncoder(TextEncoding):
         check_weights(weights, current, source)
         placed = {name: placed_like(tensor, current[name]) for name, tensor in weights.items()}
         self.load_state_dict(placed, strict=False)  # of names that share a tensor only the first is there
+
+    def encode_questions(
+        self, texts: str | Sequence[str], *, prompt: str | None = None, **options: Any
+    ) -> Any:
+        """Vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. Before them comes
+        the model's ``query_prompt``, or the one of its ``prompts`` that ``prompt`` names.
+
+        Options, as of ``encode_passages``:
+            batch_tokens: tokens of a forward pass at most; texts of similar length are encoded together.
+            batch_size: texts of a forward pass at most; 0 is no limit.
+            show_progress_bar: a bar on a terminal, lines in the log elsewhere.
+            convert_to_tensor: a tensor on the model's device, in place of an array.
+            convert_to_numpy: the default; False needs ``convert_to_tensor``.
+
+        Raises:
+            TypeError: something else than texts is given.
+        """
+        questions = checked_items(texts, (str,), "encode_questions", "a text")
+        sequences = self.tensorizer.question_tokens(questions, prompt=prompt)
+        vectors = self._encoded("questions", sequences, "question", **options)
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def encode_passages(self, passages: PassageLike | Sequence[PassageLike], **options: Any) -> Any:
+        """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a
+        single one. Before them comes the model's ``passage_prompt``. Options as of ``encode_questions``.
+
+        Raises:
+            TypeError: something else than texts and passages is given.
+        """
+        given = checked_items(passages, (str, Passage), "encode_passages", "a text or a Passage")
+        records = [Passage(passage) if isinstance(passage, str) else passage for passage in given]
+        vectors = self._encoded("passages", self.tensorizer.passage_tokens(records), "ctx", **options)
+        return vectors[0] if isinstance(passages, str | Passage) else vectors
+
+    def encode(self, texts: PassageLike | Sequence[PassageLike], **options: Any) -> Any:
+        """``encode_passages`` under the name of sentence-transformers; ConfigError where ``sides_differ``."""
+        if self.sides_differ:
+            raise ConfigError(
+                "this model encodes questions and passages differently; call encode_questions or"
+                " encode_passages"
+            )
+        return self.encode_passages(texts, **options)
+
+    def _encoded(
+        self,
+        what: str,
+        sequences: list[list[int]],
+        encoder_type: str,
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        batch_size: int = 0,
+        show_progress_bar: bool = False,
+        convert_to_tensor: bool = False,
+        convert_to_numpy: bool = True,
+    ) -> np.ndarray | Tensor:
+        if not (convert_to_tensor or convert_to_numpy):
+            raise ConfigError(
+                "convert_to_numpy=False needs convert_to_tensor=True; vectors come as one array or one tensor"
+            )
+        progress = Progress(what, len(sequences), unit=what) if show_progress_bar else None
+        try:
+            vectors = self.encode_batch(
+                TokenBatch.from_lists(sequences),
+                encoder_type=encoder_type,
+                batch_tokens=batch_tokens,
+                max_sequences=batch_size,
+                progress=progress,
+            ).float()
+        finally:
+            if progress is not None:
+                progress.close()
+        return vectors if convert_to_tensor else vectors.cpu().numpy()
+
+    @torch.no_grad()
+    def encode_batch(
+        self,
+        tokens: TokenBatch,
+        *,
+        encoder_type: str,
+        batch_tokens: int = BATCH_TOKENS,
+        max_sequences: int = 0,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """Vectors (N, D) of token sequences in the given order, on the model's device, without dropout; of
+        similar lengths together, at most ``batch_tokens`` tokens a forward and, above 0, ``max_sequences``.
+        All ranks of a sharded model call it together, with or without texts."""
+        tower, was_training = self.tower(encoder_type), self.training
+        dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
+        result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
+        if (
+            is_changed := was_training or tower.training
+        ):  # to visit every module takes longer than to look a question up in a table
+            self.eval()
+        try:
+            batches = plan_token_batches(
+                tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens)
+            )
+            # known to all before the first
+            most = largest_over_ranks(len(batches)) if tower.is_sharded else 0
+            for rows in batches:
+                index = torch.from_numpy(rows)
+                part = tokens.select(index)
+                if self.device.type == "cuda" and part.tokens.device.type == "cpu":
+                    # the copies need not wait for the previous batch
+                    index, part = (
+                        index.pin_memory(),
+                        part.pin_memory(),
+                    )
+                result[index.to(self.device, non_blocking=True)] = tower(part.to(self.device)).to(dtype)
+                if progress is not None:
+                    progress.advance(len(rows), len(part.tokens))
+            for _ in range(len(batches), most):
+                tower(filler_tokens(self.device))
+        finally:
+            if is_changed:
+                self.train(was_training)
+        return result
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Writes a folder, complete or not at all, that ``BiEncoder.load`` and every command read
@@ -359,7 +509,6 @@ class BiEncoder(TextEncoding):
             name_or_folder,
             pretrained=pretrained,
             dropout=dropout,
-            attention_dropout=options.attention_dropout,
         )
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpr.core.batch import plan_token_batches
+from dpr.core.compute_settings import autocast
 from dpr.core.errors import CheckpointError, InputError, first_line
-from dpr.core.hashes import text_sha256
 from dpr.core.paths import user_path
-from dpr.core.precision import autocast
-from dpr.core.records import Passage
-from dpr.data.packing import plan_token_batches
+from dpr.core.records import Passage, text_sha256
 from dpr.data.tokenizer_files import load_tokenizer
 from dpr.models.backbones import CONFIG, check_safetensors, check_vocabulary, load_weights, read_config
 from dpr.models.trials import FAILURES, first_position

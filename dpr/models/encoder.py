@@ -1,27 +1,38 @@
-"""One tower: a Hugging Face encoder, pooling, an optional projection."""
+"""One tower: a Hugging Face encoder, pooling, an optional projection; and the towers of a bi-encoder, made of the
+parts that readers of files and folders return, compiled, or with activations that are computed again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError
-from dpr.models.adapters import Adapter
+from dpr.core.errors import ConfigError, first_line
+from dpr.core.logs import get_logger
+from dpr.data.settings import TextSettings
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import SPACED_TITLE
+from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.models.adapters import Adapter, BaseModel, add_adapters
+from dpr.models.fast.attention import ATTENTION, packed_attention
 from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
-from dpr.models.pooling import make_pooling
+from dpr.models.pooling import IdfPooling, Pooling, RootIdfPooling, check_vectors, make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
+from dpr.models.settings import GivenTextSettings, TowerOptions
 from dpr.models.trials import (
     LENGTHS,
-    check_vectors,
     first_position,
     is_static,
+    layers_of,
     longest_sequence,
     pad_id,
-    steady_length,
 )
 
 
@@ -43,8 +54,7 @@ class Encoder(nn.Module):
 
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path
     (``dpr.models.pooling``). With ``packed``, if the backbone supports it, no padding is computed; otherwise
-    sequences are padded to the longest of the batch. ``attention`` is sdpa or varlen
-    (``dpr.models.fast.varlen``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
+    sequences are padded to the longest of the batch. ``attend_to_last`` adds the original's stray [SEP], which poolings never
     read. A second tower over the same backbone gets ``fast`` from the first; each has its ``adapter``.
     ``dimensions`` cuts the vectors, 0 does not.
 
@@ -62,7 +72,6 @@ class Encoder(nn.Module):
         projection_activation: str = "none",
         normalize: bool = False,
         packed: bool = True,
-        attention: str = "sdpa",
         fast: Capabilities | None = None,
         adapter: Adapter | None = None,
         dimensions: int = 0,
@@ -79,9 +88,7 @@ class Encoder(nn.Module):
             self.keep(dimensions)
         nothing = torch.zeros(0, dtype=torch.int64)
         reads_one_token = self.pooling.token_read(nothing, nothing) is not None
-        self.fast = fast or accelerate(
-            backbone, packed=packed, attention=attention, reads_one_token=reads_one_token
-        )
+        self.fast = fast or accelerate(backbone, packed=packed, reads_one_token=reads_one_token)
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
         self.adapter = adapter
@@ -129,15 +136,11 @@ class Encoder(nn.Module):
         """ConfigError if the backbone has fewer positions than ``length``, or so long a text changes the
         vectors of those beside it."""
         longest = longest_sequence(self.backbone, length)
-        if longest == length:
-            return
-        kind = type(self.backbone).__name__
-        reason = f"{kind} has {longest} positions"
-        if steady_length(self.backbone, length) == longest:
-            reason = (
-                f"a text of more than {longest} tokens changes how {kind} encodes all others of its batch"
+        if longest < length:
+            raise ConfigError(
+                f"{setting}={length}, but a {type(self.backbone).__name__} has {longest} positions, or a text of"
+                f" more tokens changes how it encodes all others of a batch; set {setting}={longest} or less"
             )
-        raise ConfigError(f"{setting}={length}, but {reason}; set {setting}={longest} or less")
 
     @property
     def is_packed(self) -> bool:
@@ -188,3 +191,218 @@ class Encoder(nn.Module):
             vectors = vectors[:, : self.dimension]
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
+
+
+logger = get_logger(__name__)
+
+
+class ModelParts(NamedTuple):
+    """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` of the backbone.
+
+    ``temperature`` is the fixed or initial one, where it is stored; ``stated`` names the text settings that
+    are.
+    """
+
+    settings: EncoderSettings
+    config: Any
+    tensorizer: Tensorizer
+    weights: dict[str, Tensor]
+    temperature: float | None = None
+    learned_temperature: float | None = None
+    base: BaseModel | None = None
+    """Where the weights are adapters: the model they belong to."""
+    stated: frozenset[str] = frozenset()
+
+    @property
+    def stored_temperature(self) -> float | None:
+        """The learned temperature, else the fixed one."""
+        return self.learned_temperature or self.temperature
+
+    def present(self, given: GivenTextSettings | None, source: Any) -> EncoderSettings:
+        """The settings with the prompts, title template and apostrophe rule of ``given``, which the
+        tensorizer takes on.
+
+        Raises:
+            ConfigError: the model states others.
+        """
+        if given is None:
+            return self.settings
+        text = given.text_of(self.tensorizer.text, stated=self.stated, source=source)
+        self.tensorizer.present(text)
+        return replace(self.settings, **vars(text))
+
+
+def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSettings:
+    """Gives a new model's tensorizer its text settings; returns them with a title template where the
+    tokenizer separates no pairs."""
+    if not settings.title_template and not tensorizer.separates_titles:
+        settings = replace(settings, title_template=SPACED_TITLE)
+    tensorizer.present(settings.part(TextSettings))
+    return settings
+
+
+def new_tensorizer(
+    name_or_folder: str,
+    settings: EncoderSettings,
+    *,
+    do_lower_case: bool | None = None,
+    special_tokens: Sequence[str] = (),
+) -> tuple[Tensorizer, EncoderSettings]:
+    """The tensorizer of a new model, and its settings with the title template.
+
+    Raises:
+        ConfigError: the last token of texts is read, and it would be one of their words; or a prompt does not
+        fit.
+    """
+    tensorizer = Tensorizer.load(
+        name_or_folder,
+        sequence_length=settings.sequence_length,
+        question_length=settings.question_length,
+        do_lower_case=do_lower_case,
+        special_tokens=special_tokens,
+        append_eos=settings.append_eos,
+    )
+    if settings.pooling == "last":
+        tensorizer.check_end_token()
+    return tensorizer, present(tensorizer, settings)
+
+
+def build_towers(
+    make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions, base: BaseModel
+) -> tuple[Encoder, Encoder]:
+    """The question and the context tower, which are the same object if shared.
+    ``base`` is what ``make_backbone`` loads."""
+    make_tower = partial(
+        Encoder,
+        pooling=settings.pooling,
+        projection_dim=settings.projection_dim,
+        projection_activation=settings.projection_activation,
+        normalize=settings.normalize,
+        dimensions=settings.dimensions,
+        packed=options.packed,
+    )
+    if settings.adapter != "none":
+        backbone = make_backbone()
+        adapters = add_adapters(backbone, base, settings)
+        towers = [make_tower(backbone, adapter=adapters[0])]
+        towers += [make_tower(backbone, adapter=adapter, fast=towers[0].fast) for adapter in adapters[1:]]
+    elif settings.static_questions:
+        ctx = make_tower(make_backbone())
+        towers = [table_beside(ctx, settings, options), ctx]
+    else:
+        # All backbones before the projections: random weights are drawn in this order.
+        backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
+        towers = [make_tower(backbone) for backbone in backbones]
+    return towers[0], towers[-1]
+
+
+def table_beside(ctx: Encoder, settings: EncoderSettings, options: TowerOptions) -> Encoder:
+    """A tower of questions without layers: a row for each token of ``ctx``, as wide as the vectors of that
+    before they are cut, and the pooling ``idf``.
+
+    Raises:
+        ConfigError: ``ctx`` has no layers either.
+    """
+    # a family that transformers learns of when it is imported; most models have no table
+    from dpr.models.static import StaticBackbone, StaticConfig
+
+    if is_static(ctx.backbone):
+        raise ConfigError(
+            "encoder.static_questions=true, but the model of the passages is static itself; leave it out"
+        )
+    width = ctx.pooled_width if ctx.encode_proj is None else ctx.encode_proj.out_features
+    return Encoder(
+        StaticBackbone(StaticConfig(int(ctx.config.vocab_size), width, ctx.config.pad_token_id)),
+        pooling="idf",
+        normalize=settings.normalize,
+        packed=options.packed,
+        dimensions=settings.dimensions,
+    )
+
+
+@torch.no_grad()
+def begin_with_idf(pooling: Pooling, folder: Path) -> None:
+    """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder``
+    was made for, divided by their mean, so that weights are of the size of 1, as rates of learning expect it.
+
+    Without frequencies the weights stay 1, with a warning.
+
+    Raises:
+        InputError: the frequencies are damaged or those of another vocabulary.
+    """
+    if not isinstance(pooling, IdfPooling):
+        return
+    frequencies = TokenFrequencies.read(folder, vocab_size=len(pooling.token_weights))
+    if frequencies is None:
+        logger.warning(
+            "%s has no %s, so all token weights of encoder.pooling=idf begin with 1",
+            folder,
+            TOKEN_FREQUENCIES_FILE,
+        )
+        return
+    idf = torch.from_numpy(frequencies.idf())
+    start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
+    pooling.token_weights.copy_(start / start.mean())
+
+
+def compile_towers(towers: Sequence[Any]) -> None:
+    """Compiles every layer of towers for any number of tokens, except a last layer that computes one token
+    per sequence.
+
+    Tried on a few tokens with a whole forward and backward. If that fails (no C++ compiler, ...) nothing is
+    compiled, with one warning. The names of the weights stay the same.
+    """
+    from transformers import AttentionInterface
+
+    # A pruned layer ends in an exception half-way through its forward, which a compiled one could not.
+    layers = [
+        layer
+        for tower in towers
+        for layer in layers_of(tower.backbone)[: -1 if tower.fast.prunes_last_layer else None]
+    ]
+    # Attention is not compiled: its loops over buckets would be compiled again for every batch.
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
+    for layer in layers:
+        layer.compile(dynamic=True)
+    try:
+        for tower in towers:
+            _try(tower)
+    except Exception as error:
+        for layer in layers:
+            layer._compiled_call_impl = None
+        logger.warning("train.compile=true does not work here and is left out (%s)", first_line(error))
+
+
+def checkpoint_activations(towers: Sequence[Any]) -> None:
+    """Makes towers keep only the input of each layer and compute the rest again in backward; gradients stay
+    the same.
+
+    Raises:
+        ConfigError: a backbone has no such mode.
+    """
+    for tower in towers:
+        if not getattr(tower.backbone, "supports_gradient_checkpointing", False):
+            raise ConfigError(
+                f"train.gradient_checkpointing=true: {type(tower.backbone).__name__} has no such mode; set it"
+                " to false"
+            )
+        options: dict[str, Any] = {"use_reentrant": False}
+        if tower.adapter is not None:
+            # The function is called in forward. In backward the adapter of the tower that ran last would
+            # still be active.
+            options["context_fn"] = tower.adapter.contexts
+        # the name in later transformers 5
+        renamed = getattr(tower.backbone, "activation_checkpointing_enable", None)
+        (renamed or tower.backbone.gradient_checkpointing_enable)(options)
+
+
+def _try(tower: Any) -> None:
+    training = tower.training
+    tower.train()
+    device = next(tower.parameters()).device
+    try:
+        for lengths in ([7, 5], [9, 4, 3]):
+            tower(TokenBatch.from_lists([[1] * length for length in lengths]).to(device)).sum().backward()
+    finally:
+        tower.train(training)
+        tower.zero_grad(set_to_none=True)

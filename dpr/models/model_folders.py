@@ -1,11 +1,13 @@
 """Which file or folder is what, and a bi-encoder made of it: checkpoints of the toolkit and of the original
-DPR, folders of Hugging Face, sentence-transformers and peft.
+DPR, folders of Hugging Face and sentence-transformers, adapters of peft.
 
 What a folder states wins over settings. Code in a folder is never run, and pickled weights are not read.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -13,43 +15,247 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError, ConfigError, DprError, InputError
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import SPACED_TITLE
+from dpr.data.tokenizer_files import check_files, load_tokenizer
 from dpr.formats import checkpoints
+from dpr.formats.original.checkpoints import DprCheckpoint, read_dpr_checkpoint
 from dpr.models.adapters import BaseModel, check_start, load_base
-from dpr.models.backbones import CONFIG, backbone_from_config, read_config, refuse_impossible_sizes
-from dpr.models.dpr_checkpoint import read_model_parts
-from dpr.models.encoder import Encoder
+from dpr.models.backbones import (
+    CONFIG,
+    backbone_from_config,
+    base_model,
+    load_backbone,
+    read_config,
+    read_object,
+    refuse_impossible_sizes,
+)
+from dpr.models.encoder import Encoder, ModelParts, build_towers
 from dpr.models.foreign_towers import (
     DPR_PAIR,
     ForeignTower,
+    backbone_facts,
     backbone_tower,
     dpr_towers,
     is_dpr,
     is_dpr_pair,
     joined,
     marks_segments,
+    projected,
+    static_tower,
 )
-from dpr.models.parts import ModelParts, build_towers
-from dpr.models.peft_folders import adapter_folders, adapter_towers
 from dpr.models.pooling import is_user_defined
-from dpr.models.sentence_modules import projected, static_tower
 from dpr.models.sentence_transformers import (
     MODULES,
     SIDES,
     STATIC,
-    Tower,
+    Modules,
     described_settings,
-    read_towers,
+    read_modules,
     stated_length,
     tokenizer_length,
 )
 from dpr.models.settings import POOLINGS, EncoderSettings, GivenTextSettings, TowerOptions
 from dpr.storage.strict_json import describe
+
+WEIGHTS = "adapter_model.safetensors"
+NAME = "base_model.model.{layer}.{kind}.weight"
+"""Of a matrix, ``kind`` lora_A or lora_B."""
+_CONFIG = "adapter_config.json"
+_NAME = re.compile(NAME.replace(".", r"\.").format(layer="(?P<layer>.+)", kind="(?P<kind>lora_[AB])"))
+# Settings by which an adapter would be more than two matrices beside every layer of a kind.
+_OTHERS = (
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "lora_bias",
+    "trainable_token_indices",
+    "layer_replication",
+)
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter alone, without the model it belongs to."""
+    check_files(folder)
+    return (folder / _CONFIG).is_file() and not list(folder.glob("model*.safetensors"))
+
+
+def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
+    """The tower of an adapter. ``given`` names the model it belongs to in place of the name in its file.
+
+    Raises:
+        InputError: a file is absent or damaged, or the model it belongs to is not on this machine.
+        CheckpointError: the adapter is not plain LoRA.
+    """
+    stated = _stated(folder)
+    layers, weights = _weights(folder)
+    ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
+    rank, alpha = stated.get("r"), stated.get("lora_alpha")
+    is_number = (
+        isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
+    )
+    if type(rank) is not int or ranks != {rank} or not is_number:
+        found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
+        raise CheckpointError(
+            found, file=folder / _CONFIG, expected=f"numbers; the weights have rank {sorted(ranks)}"
+        )
+    stored = stated.get("base_model_name_or_path")
+    if not given and (not isinstance(stored, str) or not stored):
+        raise CheckpointError(
+            "names no base model",
+            file=folder / _CONFIG,
+            hint="set encoder.pretrained_model_cfg=<folder of that model>",
+        )
+    with base_model(given, str(stored), folder) as name:
+        backbone: Any = load_backbone(name)
+        has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
+        tokenizer = load_tokenizer(folder if has_tokenizer else name)
+    settings = {
+        "adapter": "lora",
+        "lora_rank": rank,
+        "lora_alpha": float(stated["lora_alpha"]) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
+        "lora_targets": ",".join(sorted({layer.rpartition(".")[2] for layer in layers})),
+    }
+    return ForeignTower(
+        folder, backbone.config, tokenizer, weights, *backbone_facts(backbone), settings, BaseModel(name, "")
+    )
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    file = folder / _CONFIG
+    stated = read_object(file)
+    odd = [name for name in _OTHERS if stated.get(name)] + (
+        ["bias"] if stated.get("bias", "none") != "none" else []
+    )
+    if stated.get("peft_type") != "LORA":
+        odd = ["peft_type"]
+    for name in odd:
+        hint = "merge it (merge_and_unload of peft) and save the whole model"
+        raise CheckpointError(
+            f"{name} is {describe(stated.get(name))}", file=file, expected="plain LoRA", hint=hint
+        )
+    return stated
+
+
+def _weights(folder: Path) -> tuple[set[str], dict[str, Tensor]]:
+    """The layers that have an adapter, and its matrices by their names within a tower."""
+    if not (folder / WEIGHTS).is_file():
+        found = f"has no {WEIGHTS}" + (
+            "; its adapter_model.bin is a pickle" if (folder / "adapter_model.bin").exists() else ""
+        )
+        raise InputError(found, file=folder, hint="save it again with save_pretrained of a recent peft")
+    layers, weights = set(), {}
+    for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
+        if (parts := _NAME.fullmatch(name)) is None or tensor.dim() != 2:
+            raise CheckpointError(
+                f"holds {name}", file=folder / WEIGHTS, expected="lora_A and lora_B of linear layers"
+            )
+        layers.add(parts["layer"])
+        weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
+    return layers, weights
+
+
+TOWERS = ("question_model", "ctx_model")
+OVERRIDE = "encoder.pretrained_model_cfg=<local folder with config.json and the tokenizer's files>"
+
+
+def _toolkit_name(name: str) -> str:
+    """The toolkit's name of one of the file's weights."""
+    tower, _, rest = name.partition(".")
+    return name if tower not in TOWERS or rest.startswith("encode_proj.") else f"{tower}.backbone.{rest}"
+
+
+def read_model_parts(
+    path: Path,
+    *,
+    pretrained_model_cfg: str | None = None,
+    special_tokens: Sequence[str] = (),
+    trailing_sep: bool = True,
+) -> ModelParts:
+    """Reads a checkpoint file of the original.
+
+    It has no backbone config and no tokenizer: these come from ``pretrained_model_cfg`` or, without one, from
+    the name stored in the file, which is only looked up on this machine, so that a file cannot cause a
+    download.
+
+    Raises:
+        CheckpointError: the file is not such a checkpoint, its towers are not Hugging Face's, or the name in
+        it is not on this machine.
+    """
+    stored = read_dpr_checkpoint(path)
+    kind = stored.settings.get("encoder_model_type")
+    if isinstance(kind, str) and not kind.startswith("hf_"):
+        raise CheckpointError(
+            f"encoder_model_type is {kind[:40]}",
+            file=path,
+            expected="hf_bert; other kinds of towers are not read",
+        )
+    config, tensorizer = _backbone_parts(path, stored, pretrained_model_cfg, special_tokens)
+    settings = EncoderSettings(
+        projection_dim=_projection_dim(path, stored),
+        sequence_length=stored.sequence_length,
+        dpr_trailing_sep=trailing_sep,
+    )
+    return ModelParts(
+        settings, config, tensorizer, {_toolkit_name(name): tensor for name, tensor in stored.weights.items()}
+    )
+
+
+def _backbone_parts(
+    path: Path, stored: DprCheckpoint, override: str | None, special_tokens: Sequence[str]
+) -> tuple[Any, Tensorizer]:
+    if not override and not stored.pretrained_model_cfg:
+        raise CheckpointError("names no encoder", file=path, hint=f"set {OVERRIDE}")
+    with base_model(override, stored.pretrained_model_cfg or "", path) as name:
+        config = read_config(name)
+        tensorizer = Tensorizer.load(
+            name,
+            sequence_length=stored.sequence_length,
+            do_lower_case=stored.do_lower_case,
+            special_tokens=special_tokens,
+        )
+    return config, tensorizer
+
+
+def _projection_dim(path: Path, stored: DprCheckpoint) -> int:
+    """The width of the projection in the weights; CheckpointError if the settings of the file differ."""
+    widths = {
+        int(tensor.shape[0])
+        for name, tensor in stored.weights.items()
+        if name.endswith(".encode_proj.weight")
+    }
+    stated = stored.settings.get("projection_dim") or 0
+    if len(widths) > 1 or (widths and stated not in (0, *widths)) or (stated and not widths):
+        raise CheckpointError(
+            f"projection_dim is {stated}, but encode_proj has {sorted(widths) or 'no weights'}", file=path
+        )
+    return widths.pop() if widths else 0
+
+
+def file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
+    """Weights by the file's names, with what the original's loader requires: both towers, and poolers (zero;
+    nothing uses them)."""
+    named = {
+        name.replace("_model.backbone.", "_model.", 1): tensor
+        for name, tensor in weights.items()
+        if name.startswith(TOWERS)
+    }
+    if shared:
+        named |= {
+            name.replace("question_model.", "ctx_model.", 1): tensor.clone() for name, tensor in named.items()
+        }
+    for tower in TOWERS:
+        words = named[f"{tower}.embeddings.word_embeddings.weight"]
+        named[f"{tower}.pooler.dense.weight"] = words.new_zeros(words.shape[1], words.shape[1])
+        named[f"{tower}.pooler.dense.bias"] = words.new_zeros(words.shape[1])
+    return named
+
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with"
@@ -104,7 +310,7 @@ def open_model(
     make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
     if parts.base is not None:
         make = partial(load_base, parts.base, source, base)
-    make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
+    make = partial(make, dropout=dropout)
     try:
         towers = build_towers(make, parts.settings, options, parts.base or BaseModel(str(source), ""))
     except DprError:
@@ -230,8 +436,9 @@ def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) ->
         return joined(
             question, ctx, replace(settings, pooling="cls", normalize=False), lengths=lengths, own_text=True
         )
-    if (adapters := adapter_folders(folder)) is not None:
-        return joined(*adapter_towers(adapters, base), settings)
+    if is_adapter(folder):
+        tower = adapter_tower(folder, base)
+        return joined(tower, tower, settings)
     if is_dpr(folder):
         raise CheckpointError(
             "is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR
@@ -244,9 +451,9 @@ def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) ->
 
 def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
     """One tower, or two of a Router, as the modules of the folder say, each with the length of its side."""
-    modules = read_towers(folder)
-    settings, stated = described_settings(folder, modules, settings)
-    read = {module: _module_tower(module, base) for module in dict.fromkeys(modules)}
+    sides = read_modules(folder)
+    settings, stated = described_settings(folder, sides, settings)
+    read = {modules: _module_tower(modules, base) for modules in dict.fromkeys(sides)}
     for tower, _ in read.values():
         if marks_segments(tower, "1"):
             expected = "token type 0; the toolkit has no other"
@@ -256,24 +463,23 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
         if "title_template" not in stated and not settings.title_template and marks_segments(tower, "1", "2"):
             # As everyone does who encodes titles with the library; a pair would have token types.
             settings = replace(settings, title_template=SPACED_TITLE)
-    (question, _), (ctx, _) = (read[module] for module in modules)
-    lengths = [
-        read[each][1] or stated_length(each.body, side) or read[each][0].longest
-        for each, side in zip(modules, SIDES, strict=True)
-    ]
+    (question, question_length), (ctx, ctx_length) = (read[modules] for modules in sides)
+    question_length = question_length or stated_length(sides[0].body, SIDES[0]) or question.longest
+    ctx_length = ctx_length or stated_length(sides[1].body, SIDES[1]) or ctx.longest
     width = question.settings.get("projection_dim", question.config.hidden_size)
     if settings.dimensions >= width:  # where there is nothing to cut
         settings = replace(settings, dimensions=0)
-    return joined(question, ctx, settings, lengths=(lengths[0], lengths[1]), stated=stated, own_text=True)
+    lengths = (question_length, ctx_length)
+    return joined(question, ctx, settings, lengths=lengths, stated=stated, own_text=True)
 
 
-def _module_tower(module: Tower, base: str | None) -> tuple[ForeignTower, int | None]:
+def _module_tower(modules: Modules, base: str | None) -> tuple[ForeignTower, int | None]:
     """The tower that the modules of a side are, and its length where it is not that of a tokenizer."""
     length = None
-    if module.kind == STATIC:
-        tower, length = static_tower(module.body)
-    elif (adapters := adapter_folders(module.body)) is not None:
-        tower = adapter_towers(adapters, base)[0]
+    if modules.kind == STATIC:
+        tower, length = static_tower(modules.body)
+    elif is_adapter(modules.body):
+        tower = adapter_tower(modules.body, base)
     else:
-        tower = backbone_tower(module.body)
-    return projected(tower, module.dense), length
+        tower = backbone_tower(modules.body)
+    return projected(tower, modules.dense), length

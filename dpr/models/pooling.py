@@ -3,14 +3,19 @@ ones."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, first_line
+from dpr.core.logs import get_logger
 from dpr.core.user_classes import create_object, load_class
 from dpr.models.settings import POOLINGS as POOLINGS
+from dpr.models.trials import FAILURES, LENGTHS, TOLERANCE, pad_id, sample_batch, trial
+
+logger = get_logger(__name__)
 
 _SETTING = "encoder.pooling"
 
@@ -247,3 +252,39 @@ def _width_of(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
         if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
             raise ValueError("it reads other tokens than token_read states")
     return int(padded.shape[1])
+
+
+def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding: bool) -> None:
+    """Checks the vectors of a few texts in a padded forward.
+
+    Raises:
+        ConfigError: there are none, or two texts have the same vector because they start with the same token.
+    """
+    kind, batch = type(backbone).__name__, sample_batch(backbone, (*LENGTHS, LENGTHS[1]))
+    first, second = LENGTHS[0], sum(LENGTHS)
+    batch.tokens[second] = batch.tokens[first]
+
+    def vectors_of(part: TokenBatch) -> Tensor:
+        input_ids, mask = part.padded(pad_id(backbone.config))
+        hidden = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
+        return pooling.padded(hidden, input_ids, mask, part.position)
+
+    try:
+        with trial(backbone):
+            vectors = vectors_of(batch)
+            alone = vectors_of(batch.select(torch.tensor([2])))[0] if warn_of_padding else vectors[2]
+    except FAILURES as error:
+        found = f"a {kind} cannot be a tower, since it does not encode short texts ({first_line(error)})"
+        raise ConfigError(f"encoder.pretrained_model_cfg: {found}") from error
+    spread = (vectors - vectors.mean(0)).square().mean().sqrt()
+    if (vectors[1] - vectors[3]).abs().max() < 1e-5 * spread:
+        raise ConfigError(
+            f"encoder.pooling={name}: vectors of a {kind} would not depend on a text after its first token,"
+            " since its attention is causal; set encoder.pooling=last or mean"
+        )
+    if (vectors[2] - alone).abs().max() > TOLERANCE * spread:
+        logger.warning(
+            "%s lets padding change a text's vector: it depends on the texts that are encoded beside it, and"
+            " so do all results",
+            kind,
+        )

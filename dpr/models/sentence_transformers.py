@@ -1,5 +1,5 @@
 """sentence-transformers folders, read and written: the modules that the texts of each side pass, and what the
-settings beside them say of vectors and texts. Those with weights are in ``dpr.models.sentence_modules``.
+settings beside them say of vectors and texts. Those with weights are in ``dpr.models.foreign_towers``.
 
 Each is applied or refused: a folder whose vectors would be others than the library's is not read.
 """
@@ -69,9 +69,7 @@ _EXPECTED = (
     f"{TRANSFORMER} and {POOLING} ({', '.join(_POOLINGS)}) or {STATIC}, then perhaps {DENSE}, and"
     f" {NORMALIZE}; or a {ROUTER} with a {SIDES[0]} and a {SIDES[1]} route of these"
 )
-# The file with the settings of a Transformer; earlier versions named it after the family.
 _BODY_FILE = "sentence_bert_config.json"
-_BODY = re.compile(r"sentence_(bert|roberta|distilbert|camembert|albert|xlm-roberta|xlnet)_config\.json")
 # What a Transformer's settings say of how it is loaded, not of what it computes.
 _LOADING = {
     "trust_remote_code",
@@ -82,16 +80,23 @@ _LOADING = {
     "low_cpu_mem_usage",
     "add_pooling_layer",
 }
-_USUAL_BODY: dict[str, Any] = {
+_ARGUMENTS = re.compile("(model|tokenizer|processor|config)_(args|kwargs)")
+# Settings by which texts or states would be others than the tokenizer's and the encoder's, with their values in
+# a plain Transformer.
+_PLAIN_BODY: dict[str, Any] = {
     "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "processing_kwargs": None,
+    "query_expansion": None,
+    "tokenizer_name_or_path": None,
+    "do_lower_case": None,
 }
-_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
-class Tower(NamedTuple):
-    """The modules that the texts of one side pass, by their folders; ``kind`` is that of ``body``. None:
-    there is no such module."""
+class Modules(NamedTuple):
+    """The modules that texts pass, by their folders; ``kind`` is that of ``body``. None: there is no such
+    module."""
 
     kind: str
     body: Path
@@ -100,7 +105,7 @@ class Tower(NamedTuple):
     normalize: bool
 
 
-def read_towers(folder: Path) -> tuple[Tower, Tower]:
+def read_modules(folder: Path) -> tuple[Modules, Modules]:
     """The modules of questions and those of passages; equal where both sides pass the same ones.
 
     Raises:
@@ -109,53 +114,41 @@ def read_towers(folder: Path) -> tuple[Tower, Tower]:
     """
     check_files(folder)
     file = folder / MODULES
-    modules = read_json(file)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+    listed = read_json(file)
+    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise CheckpointError("is not a list of modules", file=file)
-    chain = [(str(module.get("type")), _inside(folder, module.get("path"), file)) for module in modules]
-    if not chain or _kind(chain[0][0]) != ROUTER:
-        return (tower := _tower(chain, file)), tower
-    routes = _routes(chain[0][1])
-    question, ctx = (_tower([*route, *chain[1:]], file) for route in routes)
-    if question.kind != ctx.kind:
-        found = f"this Router passes questions through a {question.kind} and passages through a {ctx.kind}"
-        raise CheckpointError(found, file=chain[0][1] / _ROUTER, expected="two towers of one kind")
-    return question, ctx
+    chain = [(_inside(folder, module.get("path"), file), str(module.get("type"))) for module in listed]
+    if chain and _kind(chain[0][1]) == ROUTER:
+        question, ctx = ([*_route(chain[0][0], side), *chain[1:]] for side in SIDES)
+        return _modules(question, file), _modules(ctx, file)
+    modules = _modules(chain, file)
+    return modules, modules
 
 
-def _routes(folder: Path) -> tuple[list[tuple[str, Path]], ...]:
-    """The types and folders of the modules of queries, and those of documents."""
+def _route(folder: Path, side: str) -> list[tuple[Path, str]]:
+    """The folders and types of the modules of a Router's route."""
     file = folder / _ROUTER
     stated = read_object(file)
     types, structure, parameters = (stated.get(name) or {} for name in ("types", "structure", "parameters"))
     if not all(isinstance(part, dict) for part in (types, structure, parameters)):
         raise CheckpointError("types, structure and parameters are not objects", file=file)
-    if parameters.get("route_mappings"):
-        raise CheckpointError(
-            "routes are chosen by route_mappings",
-            file=file,
-            expected="a route named query and one named document",
-        )
-    found = [structure.get(side) for side in SIDES]
-    if not all(isinstance(route, list) and route for route in found):
-        expected = "modules for query and document"
-        raise CheckpointError(
-            f"the routes are {', '.join(map(str, structure))[:100] or 'none'}", file=file, expected=expected
-        )
-    places = [
-        [(name, _inside(folder, name, file)) for name in route] for route in found if isinstance(route, list)
-    ]
-    return tuple([(str(types.get(name)), place) for name, place in route] for route in places)
+    names = structure.get(side)
+    if parameters.get("route_mappings") or not isinstance(names, list):
+        found = f"the routes are {', '.join(map(str, structure))[:100] or 'none'}"
+        found += " and are chosen by route_mappings" * bool(parameters.get("route_mappings"))
+        raise CheckpointError(found, file=file, expected="modules for query and document, and no mappings")
+    places = [_inside(folder, name, file) for name in names]
+    return [(place, str(types.get(name))) for place, name in zip(places, names, strict=True)]
 
 
-def _tower(chain: list[tuple[str, Path]], file: Path) -> Tower:
-    kinds = [_kind(name) for name, _ in chain]
+def _modules(chain: list[tuple[Path, str]], file: Path) -> Modules:
+    kinds = [_kind(name) for _, name in chain]
     if not re.fullmatch(_CHAIN, " ".join(kinds)):
-        found = ", ".join(kind or name for kind, (name, _) in zip(kinds, chain, strict=True))[:200]
+        found = ", ".join(kind or name for kind, (_, name) in zip(kinds, chain, strict=True))[:200]
         raise CheckpointError(f"the modules are {found or 'none'}", file=file, expected=_EXPECTED)
-    places = [place for _, place in chain]
+    places = [place for place, _ in chain]
     dense = tuple(place for kind, place in zip(kinds, places, strict=True) if kind == DENSE)
-    return Tower(kinds[0], places[0], places[1] if POOLING in kinds else None, dense, NORMALIZE in kinds)
+    return Modules(kinds[0], places[0], places[1] if POOLING in kinds else None, dense, NORMALIZE in kinds)
 
 
 def _kind(name: str) -> str:
@@ -164,19 +157,24 @@ def _kind(name: str) -> str:
 
 
 def described_settings(
-    folder: Path, towers: tuple[Tower, Tower], settings: EncoderSettings
+    folder: Path, sides: tuple[Modules, Modules], settings: EncoderSettings
 ) -> tuple[EncoderSettings, frozenset[str]]:
     """The settings with what the folder states of vectors and texts, and which text settings it states.
 
     Raises:
         CheckpointError: it states what the toolkit's towers cannot do.
     """
-    question, ctx = towers
-    library, file = read_object(folder / _LIBRARY), folder / _LIBRARY
-    has_cosine = _similarity(library, file) == "cosine"
-    normalize = settings.normalize or question.normalize or has_cosine
-    pooling, of_ctx = (_pooling(tower, settings.pooling) for tower in towers)
-    if pooling != of_ctx or question.normalize != ctx.normalize:
+    file = folder / _LIBRARY
+    library = read_object(file)
+    similarity = library.get("similarity_fn_name")
+    if similarity not in (None, "dot", "dot_product", "cosine"):
+        raise CheckpointError(
+            f"the similarity is {describe(similarity)}", file=file, expected="dot or cosine"
+        )
+    has_cosine = similarity == "cosine"
+    modules, of_ctx = sides
+    pooling = _pooling(modules, settings.pooling)
+    if pooling != _pooling(of_ctx, settings.pooling) or modules.normalize != of_ctx.normalize:
         found = "pools or normalises questions and passages differently"
         raise CheckpointError(
             found, file=folder, expected="the same on both sides; the toolkit's towers share these settings"
@@ -186,23 +184,27 @@ def described_settings(
         TextSettings(**text).check()
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
-    for tower in dict.fromkeys(towers):
-        if tower.kind == TRANSFORMER:
-            _check_body(tower.body)
+    for each in sides:
+        if each.kind == TRANSFORMER:
+            _check_body(each.body)
     width = library.get("truncate_dim") or 0
-    if type(width) is not int or width < 0 or (width and question.normalize and not has_cosine):
+    if type(width) is not int or width < 0 or (width and modules.normalize and not has_cosine):
         expected = (
             "none, or a cosine as similarity: the library cuts scaled vectors, the toolkit scales cut ones"
         )
         raise CheckpointError(f"truncate_dim is {describe(width)}", file=file, expected=expected)
-    if has_cosine and (width or not question.normalize):
+    if has_cosine and (width or not modules.normalize):
         logger.info(
             "%s: vectors are scaled to length 1, as its similarity (cosine) does; the library returns them"
             " unscaled",
             folder,
         )
     settings = replace(
-        settings, pooling=pooling, normalize=normalize, dimensions=width or settings.dimensions, **text
+        settings,
+        pooling=pooling,
+        normalize=settings.normalize or modules.normalize or has_cosine,
+        dimensions=width or settings.dimensions,
+        **text,
     )
     return settings, frozenset(text)
 
@@ -236,8 +238,9 @@ def _length(value: Any) -> int | None:
 
 
 def body_settings(body: Path) -> dict[str, Any]:
-    """The library's settings of a Transformer; empty where there are none."""
-    files = sorted(path for path in body.glob("sentence_*_config.json") if _BODY.fullmatch(path.name))
+    """The library's settings of a Transformer; empty where there are none. Earlier versions named the file
+    after the family: sentence_roberta_config.json."""
+    files = sorted(body.glob("sentence_*_config.json"))
     return next((found for file in files if (found := read_object(file))), {})
 
 
@@ -245,72 +248,47 @@ def _check_body(body: Path) -> None:
     """CheckpointError for settings of a Transformer by which texts or states would be others than the
     tokenizer's and the encoder's."""
     stated = body_settings(body)
-    modalities = stated.get("modality_config") or {"text": _STATES}
-    odd = [
-        name
-        for name in ("processing_kwargs", "query_expansion", "tokenizer_name_or_path", "do_lower_case")
-        if stated.get(name)
-    ]
-    odd += [name for name, usual in _USUAL_BODY.items() if stated.get(name, usual) != usual]
-    for name in [
-        f"{of}_{what}" for of in ("model", "tokenizer", "processor", "config") for what in ("args", "kwargs")
-    ]:
-        given = stated.get(name) or {}
-        odd += [name] if not isinstance(given, dict) or given.keys() - _LOADING else []
-    found = [f"{name} is {describe(stated[name])}" for name in odd]
-    if not isinstance(modalities, dict) or modalities.get("text") != _STATES:
-        found.append("modality_config does not name the last hidden states of a text")
-    elif "message" in modalities:
-        found.append("texts go through a chat template (message in modality_config)")
-    if found:
-        expected = "a plain Transformer: the tokenizer's ids, the encoder's last hidden states"
-        raise CheckpointError(", and ".join(found), file=body, expected=expected)
-
-
-def _similarity(library: dict[str, Any], file: Path) -> str | None:
-    """``similarity_fn_name``: dot, cosine or nothing; others are refused."""
-    name = library.get("similarity_fn_name")
-    if name not in (None, "dot", "dot_product", "cosine"):
-        raise CheckpointError(f"the similarity is {describe(name)}", file=file, expected="dot or cosine")
-    return name
+    odd = [name for name, plain in _PLAIN_BODY.items() if stated.get(name) and stated[name] != plain]
+    for name, given in stated.items():
+        if _ARGUMENTS.fullmatch(name) and given and (not isinstance(given, dict) or given.keys() - _LOADING):
+            odd.append(name)
+    if odd:
+        found = f"{odd[0]} is {describe(stated[odd[0]])}"
+        expected = "a plain Transformer: the tokenizer's ids, the encoder's last hidden states of a text"
+        raise CheckpointError(found, file=body, expected=expected)
 
 
 def _prompts(library: dict[str, Any], file: Path) -> dict[str, Any]:
     """``query_prompt``, ``passage_prompt`` and ``prompts``, as far as the folder states them.
 
-    They are what ``encode_query`` and ``encode_document`` apply: the prompts named query and document, be
-    they empty, and never the default. Earlier versions had only ``encode``, with the default or a prompt that
-    the caller named: where that would be another one, it is said, and settings may state it.
+    They are what ``encode_query`` and ``encode_document`` apply: the prompts named query and document, and
+    never the default. The others serve questions, by name.
     """
     stated = library.get("prompts") or {}
     if not isinstance(stated, dict) or not all(
         value is None or isinstance(value, str) for value in stated.values()
     ):
         raise CheckpointError(f"prompts is {describe(stated)}", file=file, expected="texts by name")
-    texts = {name: value or "" for name, value in stated.items()}
-    default = library.get("default_prompt_name") or None
-    if default is not None and (not isinstance(default, str) or default not in {*SIDES, *texts}):
-        raise CheckpointError(
-            f"default_prompt_name is {describe(default)}",
-            file=file,
-            expected="the name of one of its prompts",
-        )
-    prompts = {"query_prompt": texts.get(SIDES[0], ""), "passage_prompt": texts.get(SIDES[1], "")}
-    named = {name: text for name, text in sorted(texts.items()) if name not in SIDES and text}
-    if not any(prompts.values()) and not named:
+    texts = {name: text for name, text in sorted(stated.items()) if text}
+    if not texts:
         return {}
-    for (setting, text), function, others in zip(
-        list(prompts.items()), ("encode_query", "encode_document"), ((), OF_PASSAGES), strict=True
+    prompts: dict[str, Any] = {"prompts": {name: text for name, text in texts.items() if name not in SIDES}}
+    for setting, side, others in (
+        ("query_prompt", SIDES[0], ()),
+        ("passage_prompt", SIDES[1], OF_PASSAGES),
     ):
-        other = next((name for name in (*others, default) if texts.get(name or "")), None)
-        if not text and other is not None:
-            del prompts[setting]
+        other = next(
+            (name for name in (*others, str(library.get("default_prompt_name"))) if name in texts), None
+        )
+        if side in texts or other is None:
+            prompts[setting] = texts.get(side, "")
+        else:
             message = (
-                "%s: no prompt is used where %s of sentence-transformers uses none; to apply its prompt %r,"
-                " set encoder.%s=%r"
+                "%s: no prompt is used where encode_%s of sentence-transformers uses none; to apply its prompt"
+                " %r, set encoder.%s=%r"
             )
-            logger.warning(message, file.parent, function, other, setting, texts[other])
-    return prompts | {"prompts": named}
+            logger.warning(message, file.parent, side, other, setting, texts[other])
+    return prompts
 
 
 def _inside(folder: Path, path: Any, file: Path) -> Path:
@@ -321,12 +299,12 @@ def _inside(folder: Path, path: Any, file: Path) -> Path:
     return place
 
 
-def _pooling(tower: Tower, given: str) -> str:
+def _pooling(modules: Modules, given: str) -> str:
     """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true. ``given`` where there
     is no such module."""
-    if tower.pooling is None:
-        return "mean" if tower.kind == STATIC else given
-    file = tower.pooling / CONFIG
+    if modules.pooling is None:
+        return "mean" if modules.kind == STATIC else given
+    file = modules.pooling / CONFIG
     stated = read_object(file)
     if not stated:
         raise CheckpointError(

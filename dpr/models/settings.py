@@ -85,14 +85,10 @@ class VectorSettings(Settings):
     room for it. Decoders whose last token is read need one."""
 
     adapter: str = setting("none", choices=("none", "lora"), on_resume=IDENTITY)
-    """lora: the backbone is frozen and one for both towers; each trains small matrices beside its linear
+    """lora: the backbone is frozen and one for both towers; each trains small matrices beside all of its linear
     layers (docs/training.md)."""
     lora_rank: int = setting(16, least=1, on_resume=IDENTITY)
-    """Width of the adapters' matrices."""
-    lora_alpha: float = setting(32.0, above=0, on_resume=IDENTITY)
-    """Adapters are scaled by lora_alpha / lora_rank."""
-    lora_targets: str = setting("all", on_resume=IDENTITY)
-    """Linear layers that get an adapter: all, or names with commas between (q_proj,v_proj)."""
+    """Width of the adapters' matrices. What they add is scaled by 2."""
 
     dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
     """A vector is cut to its first so many numbers, as Matryoshka training makes possible (loss.dimensions);
@@ -103,10 +99,14 @@ class VectorSettings(Settings):
 class EncoderSettings(VectorSettings, TextSettings):
     """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
 
-    dpr_trailing_sep: bool = setting(False, on_resume=IDENTITY)
+    dpr_trailing_sep: bool = False
     """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1
     that every shorter sequence attends to."""
-    projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY)
+    lora_alpha: float = 32.0
+    """Adapters are scaled by lora_alpha / lora_rank."""
+    lora_targets: str = "all"
+    """Linear layers that have an adapter: all, or names with commas between (q_proj,v_proj)."""
+    projection_activation: str = "none"
     """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -187,14 +187,6 @@ class RunningSettings(Settings):
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
     packed: bool = setting(True, on_resume=WARNED)
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
-    attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=WARNED)
-    """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's
-    kernel for sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere
-    else."""
-    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED)
-    """Dropout of attention; absent = dropout."""
-    lora_dropout: float = setting(0.0, least=0, below=1, on_resume=WARNED)
-    """Dropout of what goes into the adapters (encoder.adapter=lora)."""
 
 
 @dataclass
@@ -224,7 +216,7 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
     def unused(self) -> Iterator[str]:
         yield from super().unused()
         if self.adapter != "lora":
-            yield from ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
+            yield from ("lora_rank",)
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
@@ -240,27 +232,6 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
             raise _exclusive(f"{prefix}adapter={self.adapter}", prefix + other)
         if self.shared and self.fix_ctx_encoder:  # with one tower nothing would train
             raise _exclusive(f"{prefix}shared=true", f"{prefix}fix_ctx_encoder=true")
-
-    def check_attention(self, *, precision: str, trains: bool) -> None:
-        """What ``attention`` needs of other settings."""
-        if self.attention != "varlen":
-            return
-        if not self.packed:
-            raise _exclusive("encoder.attention=varlen", "encoder.packed=false")
-        if precision == "fp32":
-            raise ConfigError(
-                "encoder.attention=varlen needs train.precision=bf16 or fp16, its kernel has no other; or"
-                " leave it out"
-            )
-        probability, key = self.attention_dropout, "encoder.attention_dropout"
-        if probability is None:
-            probability, key = self.dropout, "encoder.dropout"
-        if trains and probability > 0:
-            raise ConfigError(
-                f"encoder.attention=varlen has no attention dropout, which {key}={probability} asks for; set"
-                " encoder.attention_dropout=0 (encoder.dropout stays for everything else), or"
-                " encoder.attention=sdpa"
-            )
 
 
 def _exclusive(first: str, second: str) -> ConfigError:

@@ -12,11 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError, first_line
-from dpr.core.logs import get_logger
-from dpr.models.pooling import Pooling
-
-logger = get_logger(__name__)
 
 LENGTHS = (11, 7, 4)
 # What model classes raise when they are called in a way that they do not support.
@@ -30,7 +25,7 @@ FAILURES = (
     NotImplementedError,
     KeyError,
 )
-_TOLERANCE = 1e-3
+TOLERANCE = 1e-3
 
 
 @contextmanager
@@ -102,7 +97,7 @@ def agree(found: Tensor, expected: Tensor) -> bool:
     if found.shape != expected.shape:
         return False
     spread = (expected - expected.mean(0)).square().mean().sqrt()
-    return bool((found - expected).abs().max() <= _TOLERANCE * spread)
+    return bool((found - expected).abs().max() <= TOLERANCE * spread)
 
 
 def first_position(backbone: Any) -> int | None:
@@ -117,112 +112,44 @@ def first_position(backbone: Any) -> int | None:
     return None
 
 
-def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding: bool) -> None:
-    """Checks the vectors of a few texts in a padded forward.
-
-    Raises:
-        ConfigError: there are none, or two texts have the same vector because they start with the same token.
-    """
-    kind, batch = type(backbone).__name__, sample_batch(backbone, (*LENGTHS, LENGTHS[1]))
-    first, second = LENGTHS[0], sum(LENGTHS)
-    batch.tokens[second] = batch.tokens[first]
-
-    def vectors_of(part: TokenBatch) -> Tensor:
-        input_ids, mask = part.padded(pad_id(backbone.config))
-        hidden = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
-        return pooling.padded(hidden, input_ids, mask, part.position)
-
-    try:
-        with trial(backbone):
-            vectors = vectors_of(batch)
-            alone = vectors_of(batch.select(torch.tensor([2])))[0] if warn_of_padding else vectors[2]
-    except FAILURES as error:
-        found = f"a {kind} cannot be a tower, since it does not encode short texts ({first_line(error)})"
-        raise ConfigError(f"encoder.pretrained_model_cfg: {found}") from error
-    spread = (vectors - vectors.mean(0)).square().mean().sqrt()
-    if (vectors[1] - vectors[3]).abs().max() < 1e-5 * spread:
-        raise ConfigError(
-            f"encoder.pooling={name}: vectors of a {kind} would not depend on a text after its first token,"
-            " since its attention is causal; set encoder.pooling=last or mean"
-        )
-    if (vectors[2] - alone).abs().max() > _TOLERANCE * spread:
-        logger.warning(
-            "%s lets padding change a text's vector: it depends on the texts that are encoded beside it, and"
-            " so do all results",
-            kind,
-        )
-
-
-class _FirstLayer(Exception):
-    """The first layer was reached."""
-
-
 def longest_sequence(backbone: Any, length: int) -> int:
-    """The most tokens, up to ``length``, that the backbone has positions for; tried by running everything
-    before its first layer.
-
-    Beyond it, the vector of a text may also depend on the longest text beside it (``steady_length``).
-    """
-    length = steady_length(backbone, length)
-    limit, layers = getattr(backbone.config, "max_position_embeddings", None), layers_of(backbone)
-    margin = pad_id(backbone.config) + 3  # some families number positions from pad_id + 1 or + 2
-    if limit is None or length <= limit - margin or not layers or backbone.device.type != "cpu":
-        return length
-
-    def stop(*_: Any) -> None:
-        raise _FirstLayer
-
-    def fits(tokens: int) -> bool:
-        try:
-            with suppress(_FirstLayer):
-                backbone(input_ids=sample_batch(backbone, [tokens]).tokens[None])
-        except FAILURES:
-            return False
-        return True
-
-    hook = layers[0].register_forward_pre_hook(stop)
-    try:
-        with trial(backbone):
-            return (
-                length
-                if fits(length)
-                else bisect_left(range(length), True, key=lambda tokens: not fits(tokens + 1))
-            )
-    finally:
-        hook.remove()
+    """The most tokens, up to ``length``, for which the backbone has positions, and at which the vector of a
+    text does not depend on the longest text beside it."""
+    positions = getattr(backbone.config, "max_position_embeddings", None)
+    # some families number positions from the padding token's + 1 or + 2
+    if isinstance(positions, int) and 0 < positions < length + pad_id(backbone.config) + 3:
+        length = min(length, positions - (first_position(backbone) or 0))
+    return _steady_length(backbone, length)
 
 
-def steady_length(backbone: Any, length: int) -> int:
+def _steady_length(backbone: Any, length: int) -> int:
     """The most tokens, up to ``length``, at which a token's rotation is that of its position, however long
     the longest text of a batch is.
 
     By some kinds of rotary positions (dynamic, longrope) it changes for all texts once one of them is longer
     than the model's original length.
     """
-    for rotary in (module for module in backbone.modules() if hasattr(module, "rope_type")):
-        for kind in [(name,) for name in rotary.rope_type] if isinstance(rotary.rope_type, dict) else [()]:
-            length = _steady_length(rotary, kind, length)
-    return length
+    shortest = LENGTHS[-1]
+    sample = torch.zeros(1, 1, 1, device=backbone.device)
+    places = torch.arange(max(length, shortest), device=backbone.device)[None]
 
-
-def _steady_length(rotary: Any, kind: tuple[str, ...], length: int) -> int:
-    shortest, sample = LENGTHS[-1], torch.zeros(1, 1, 1, device=next(rotary.buffers()).device)
-
-    def rotations(tokens: int) -> Tensor:
-        return torch.stack(rotary(sample, torch.arange(tokens, device=sample.device)[None], *kind))[
-            ..., :shortest, :
-        ]
-
-    def is_steady(tokens: int) -> bool:
-        # The short text comes last: a module keeps what a long one made of it until then.
-        return torch.equal(rotations(tokens), rotations(shortest))
+    def rotations(rotary: Any, kind: tuple[str, ...], tokens: int) -> Tensor:
+        return torch.stack(rotary(sample, places[:, :tokens], *kind))[..., :shortest, :]
 
     with torch.no_grad():
-        if length <= shortest or is_steady(length):
-            return length
-        return shortest + bisect_left(
-            range(shortest, length), True, key=lambda tokens: not is_steady(tokens + 1)
-        )
+        for rotary in (module for module in backbone.modules() if hasattr(module, "rope_type")):
+            of_layers = isinstance(rotary.rope_type, dict)  # each kind of layer has its own
+            for kind in [(name,) for name in rotary.rope_type] if of_layers else [()]:
+
+                def changes(tokens: int, rotary: Any = rotary, kind: tuple[str, ...] = kind) -> bool:
+                    # The short text comes last: a module keeps what a long one made of it until then.
+                    long = rotations(rotary, kind, tokens)
+                    return not torch.equal(long, rotations(rotary, kind, shortest))
+
+                if length > shortest and changes(length):
+                    lengths = range(shortest, length)
+                    length = shortest + bisect_left(lengths, True, key=lambda tokens: changes(tokens + 1))
+    return length
 
 
 def is_static(backbone: Any) -> bool:

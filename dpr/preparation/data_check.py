@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dpr.core.hashes import text_hash
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.records import Passage, TrainingSample, text_hash
 from dpr.data.text import plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import is_empty

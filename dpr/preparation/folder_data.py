@@ -21,10 +21,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.paths import as_text
-from dpr.core.records import Question, TrainingSample
+from dpr.core.records import Question, TrainingSample, text_sha256
 from dpr.data.words import find_near_duplicates
 from dpr.formats.corpora import write_passages
 from dpr.formats.documents.document import Document

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import PurePosixPath
 
-from dpr.core.hashes import text_sha256
-from dpr.core.records import MAX_ID_BYTES, Origin, Passage
+from dpr.core.records import MAX_ID_BYTES, Origin, Passage, text_sha256
 from dpr.data.words import split_words
 from dpr.formats.documents.document import Block, Document, Section, name_as_words
 

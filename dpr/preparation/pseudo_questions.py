@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.core.progress import Progress
+from dpr.core.logs import Progress
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS

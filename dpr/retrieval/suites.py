@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.paths import as_text, user_path
-from dpr.core.records import Passage, Question
+from dpr.core.records import Passage, Question, text_sha256
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_questions, write_qrels, write_questions
 from dpr.formats.text_input import matching_paths

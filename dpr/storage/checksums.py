@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_sha256
 from dpr.core.paths import odd_kind, user_path
+from dpr.core.records import text_sha256
 from dpr.storage.durable import (
     CHECKSUM,
     MADE_OF,

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpr.core.distributed import from_main, gather_rows, largest_over_ranks, on_main
+from dpr.core.distributed import from_main, full_on_main, gather_rows, is_sharded, largest_over_ranks, on_main
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
 from dpr.core.logs import get_logger
-from dpr.core.sharded import full_on_main, is_sharded
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
@@ -27,7 +26,7 @@ from dpr.storage.leftovers import (
     remove_leftovers,
     this_process,
 )
-from dpr.storage.run_lock import RunLock
+from dpr.storage.outputs import RunLock
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run import Callback, Progress
 from dpr.training.settings import TrainingSettings

@@ -23,8 +23,6 @@ _OF_TRAINING = (
     "checkpoint_file_name",
     "val_av_rank_start_epoch",
     "encoder.dropout",
-    "encoder.attention_dropout",
-    "encoder.lora_dropout",
     "encoder.fix_ctx_encoder",
     "tracking",
 )
@@ -142,7 +140,6 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         self._check_compat()
-        self.encoder.check_attention(precision=self.train.precision, trains=self.train_datasets is not None)
         if self.init == "weights" and self.model_file is None and not self.encoder.pretrained:
             raise ConfigError(
                 "init=weights and encoder.pretrained=false are mutually exclusive; name a model_file, or"

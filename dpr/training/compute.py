@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dpr.core.compute_settings import autocast
 from dpr.core.distributed import Ranks, copy_from_main
 from dpr.core.logs import get_logger
-from dpr.core.precision import autocast
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.optimizer import row_tables
@@ -37,11 +37,11 @@ def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     if settings.gradient_checkpointing:
-        from dpr.models.fast.compilation import checkpoint_activations
+        from dpr.models.encoder import checkpoint_activations
 
         checkpoint_activations(model.trained_towers())
     if settings.compile:
-        from dpr.models.fast.compilation import compile_towers
+        from dpr.models.encoder import compile_towers
 
         with autocast(model.device, settings.precision):
             compile_towers(model.trained_towers())

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, plan_packs, plan_token_batches
+from dpr.core.compute_settings import autocast
 from dpr.core.distributed import Ranks, copy_from_main, largest_of_each
-from dpr.core.precision import autocast
 from dpr.core.seeding import seed_torch
-from dpr.data.packing import plan_packs, plan_token_batches
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, filler_tokens

@@ -162,9 +162,7 @@ def run_identity(
             "train.lr_schedule": settings.lr_schedule(),
             "train.adam_betas": str(settings.train.betas()),
             "encoder.packed": options["packed"],
-            "encoder.attention": options["attention"],
-            "encoder.lora_dropout": options["lora_dropout"],
-            **dropout_of(model.ctx_model.config),
+            "encoder.dropout": dropout_of(model.ctx_model.config),
             **_environment(ranks, model.device),
         },
     )

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpr.core.distributed import local_shard, placed_like
 from dpr.core.errors import CheckpointError
-from dpr.core.sharded import local_shard, placed_like
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import OptimizerSettings
 

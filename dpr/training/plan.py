@@ -12,8 +12,8 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.collator import Collator
+from dpr.data.iterators import Sampling
 from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools
-from dpr.data.mixing import Sampling
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.models.biencoder import BiEncoder

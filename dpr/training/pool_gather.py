@@ -26,9 +26,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, Temperature
 from dpr.core.distributed import Ranks, largest_over_ranks, start_gather
-from dpr.core.temperature import Temperature
 from dpr.losses.candidates import find_candidates
 from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, QUESTIONS, Loss, Pool
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from dpr.core import retired
+from dpr.core.compute_settings import PRECISIONS
 from dpr.core.errors import ConfigError
-from dpr.core.precision import PRECISIONS
 from dpr.core.settings import (
     IDENTITY,
     MODEL,
@@ -18,10 +18,11 @@ from dpr.core.settings import (
     START,
     WARNED,
     Settings,
+    same_elsewhere,
     setting,
     store_name,
+    suggestion,
 )
-from dpr.core.suggestions import same_elsewhere, suggestion
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings

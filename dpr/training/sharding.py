@@ -22,10 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpr.core.distributed import Ranks, average_gradients, copy_from_main, sum_over_ranks
+from dpr.core.distributed import (
+    Ranks,
+    average_gradients,
+    copy_from_main,
+    is_sharded,
+    local_shard,
+    sum_over_ranks,
+)
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.core.sharded import is_sharded, local_shard
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.trials import layers_of

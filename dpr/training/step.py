@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, Temperature
+from dpr.core.compute_settings import autocast
 from dpr.core.distributed import Ranks, average_gradients
 from dpr.core.errors import ConfigError
-from dpr.core.precision import autocast
-from dpr.core.temperature import Temperature
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoderVectors
 from dpr.training.optimizer import row_tables

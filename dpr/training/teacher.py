@@ -16,8 +16,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.hashes import text_sha256
-from dpr.core.records import Passage
+from dpr.core.records import Passage, text_sha256
 from dpr.core.settings import listed
 from dpr.data.collator import judgement_identity
 from dpr.data.settings import TextSettings

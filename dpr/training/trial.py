@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
+from dpr.core.compute_settings import autocast
 from dpr.core.logs import get_logger
-from dpr.core.precision import autocast
 from dpr.models.biencoder import BiEncoder, BiEncoderVectors
 from dpr.models.trials import is_static
 

@@ -12,7 +12,7 @@ from dpr.cli import keys
 from dpr.cli.keys import conf_folder, group_options
 from dpr.cli.launch import launch
 from dpr.cli.main import COMMANDS
-from dpr.core.setting_keys import sections, settings
+from dpr.core.settings import sections, settings
 from dpr.data.settings import DataSetSettings
 from dpr.embedding.settings import PassageSourceConfig
 from dpr.preparation.settings import ResourceConfig

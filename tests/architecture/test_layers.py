@@ -43,7 +43,7 @@ ROOMS = {
     "transformers": ("dpr/models/", "dpr/data/tokenizer_files.py", "dpr/preparation/", "dpr/export/"),
     "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/", "dpr/export/root_static_embedding.py"),
     "sentence_transformers": ("dpr/export/root_static_embedding.py",),
-    "huggingface_hub": ("dpr/models/", "dpr/core/offline.py", "dpr/export/"),
+    "huggingface_hub": ("dpr/models/", "dpr/core/machine.py", "dpr/export/"),
     "pooch": ("dpr/formats/",),
     "requests": ("dpr/formats/",),
     "safetensors": ("dpr/storage/", "dpr/formats/", "dpr/models/"),
@@ -99,10 +99,10 @@ def _is_light(name: str) -> bool:
     return name.startswith(
         (
             "dpr.core.errors",
-            "dpr.core.precision",
+            "dpr.core.compute_settings",
             "dpr.core.retired",
             "dpr.core.setting",
-            "dpr.core.suggestions",
+            "dpr.core.settings",
         )
     ) or "".join(name.split(".")[2:3]).endswith("settings")
 
@@ -140,7 +140,7 @@ def room_faults(source: Source) -> list[str]:
         if package not in ROOMS:
             faults.append(
                 f"{source.where(node)}   ({package} is not a dependency; optional packages go through"
-                " dpr.core.lazy)"
+                " dpr.core.machine)"
             )
         elif not source.name.startswith(ROOMS[package]):
             faults.append(f"{source.where(node)}   ({package} belongs in {', '.join(ROOMS[package])})")
@@ -154,9 +154,9 @@ def early_faults(source: Source) -> list[str]:
     light = (
         "dpr.cli.",
         "dpr.core.logs",
-        "dpr.core.lazy",
         "dpr.core.machine",
-        "dpr.core.suggestions",
+        "dpr.core.machine",
+        "dpr.core.settings",
         "dpr.core.version",
     )
     return [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpr.cli.launch import launch
 from dpr.core.distributed import process_group
 from dpr.core.errors import DivergedError, InputError
-from dpr.core.setting_keys import settings
+from dpr.core.settings import settings
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 

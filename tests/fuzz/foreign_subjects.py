@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dpr.models.foreign_towers import ForeignTower
-from dpr.models.peft_folders import adapter_towers
-from dpr.models.sentence_modules import projected, static_tower
-from dpr.models.sentence_transformers import described_settings, read_towers, stated_length
+from dpr.models.foreign_towers import ForeignTower, projected, static_tower
+from dpr.models.model_folders import adapter_tower
+from dpr.models.sentence_transformers import described_settings, read_modules, stated_length
 from dpr.models.settings import EncoderSettings
 from tests.fuzz.mutations import BYTES, JSON, Mutation
 from tests.fuzz.subject import Files, Subject, contents
@@ -57,7 +56,7 @@ _FILES: dict[str, Any] = {
 
 def _described(path: Path) -> None:
     folder = next(parent for parent in path.parents if (parent / "ctx").is_dir())
-    towers = read_towers(folder)
+    towers = read_modules(folder)
     described_settings(folder, towers, EncoderSettings())
     for tower, side in zip(towers, ("query", "document"), strict=True):
         stated_length(tower.body, side)
@@ -73,9 +72,7 @@ def _static_files() -> Files:
         tokenizer.enable_truncation(9)
         tokenizer.save(f"{temporary}/tokenizer.json")
         tensors = {
-            "embeddings": torch.ones(2, 4),
-            "mapping": torch.tensor([0, 1, 1]),
-            "weights": torch.ones(3),
+            "embeddings": torch.ones(3, 4),
         }
         save_file(tensors, f"{temporary}/model.safetensors")
         return contents(Path(temporary), "s")
@@ -161,12 +158,12 @@ FOREIGN: dict[str, Subject] = {
         "d/model.safetensors", _dense_files, lambda path: projected(_TOWER, [path.parent]), BYTES
     ),
     "adapter settings": _part(
-        "a/adapter_config.json", _adapter_files, lambda path: adapter_towers((path.parent,) * 2), JSON, 0.1
+        "a/adapter_config.json", _adapter_files, lambda path: adapter_tower(path.parent), JSON, 0.1
     ),
     "adapter weights": _part(
         "a/adapter_model.safetensors",
         _adapter_files,
-        lambda path: adapter_towers((path.parent,) * 2),
+        lambda path: adapter_tower(path.parent),
         BYTES,
         0.1,
     ),

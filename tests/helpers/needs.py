@@ -6,8 +6,7 @@ from functools import cache
 from typing import Any, get_args
 
 from dpr.core.errors import ConfigError
-from dpr.core.setting_keys import Setting, settings
-from dpr.core.settings import Leaf, Settings, leaves
+from dpr.core.settings import Leaf, Setting, Settings, leaves, settings
 
 
 @cache

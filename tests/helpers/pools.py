@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpr.core.temperature import Temperature
+from dpr.core.batch import Temperature
 from dpr.losses.candidates import find_candidates
 from dpr.losses.protocol import Pool
 

@@ -13,7 +13,7 @@ import torch
 
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
-from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.adapters import base_folder
 from tests.helpers.tiny import ListSource, make_samples
@@ -30,7 +30,6 @@ def trained(base: Path, output_dir: Path, **options: Any) -> dict[str, torch.Ten
         EncoderSettings(sequence_length=24, adapter="lora", lora_rank=4),
         dropout=0.1,
         do_lower_case=True,
-        options=TowerOptions(lora_dropout=0.2),
     )
     samples = [ListSource(make_samples(64))]
     make_trainer(

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import current_ranks, sum_over_ranks
-from dpr.core.sharded import full_tensor
+from dpr.core.distributed import current_ranks, full_tensor, sum_over_ranks
 from dpr.data.collator import Collator
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, data_row

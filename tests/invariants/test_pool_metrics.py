@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.core.batch import BiEncoderBatch
-from dpr.core.temperature import Temperature
-from dpr.data.mixing import Sampling
+from dpr.core.batch import BiEncoderBatch, Temperature
+from dpr.data.iterators import Sampling
 from dpr.losses.candidates import find_candidates
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import LossResult, Pool

@@ -19,8 +19,8 @@ from dpr.core.distributed import Ranks, current_ranks, sum_over_ranks
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Augmentation, Collator
+from dpr.data.iterators import Sampling
 from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools, pool_loader, with_weights_of_sets
-from dpr.data.mixing import Sampling
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import checkpoints

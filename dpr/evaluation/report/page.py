@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dpr.core.lazy import version_of
+from dpr.core.machine import version_of
 from dpr.core.version import __version__
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
 from dpr.evaluation.report.examples import NUM_EXAMPLES, cut

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from dpr.core.errors import DprError, InputError, OutputError, first_line
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.export.stores.rows import VectorRows
-from dpr.storage.run_lock import held, lock_of
+from dpr.storage.outputs import held, lock_of
 
 _MADE_OF = "dpr.made_of"
 _TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}

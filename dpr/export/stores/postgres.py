@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dpr.core.errors import ConfigError, DprError, InputError, OutputError, first_line
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.export.stores.rows import VectorRows
 
 _KINDS = {"text": "text", "int": "bigint", "float": "double precision", "bool": "boolean"}

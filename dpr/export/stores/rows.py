@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_sha256
-from dpr.core.records import Passage
+from dpr.core.records import Passage, text_sha256
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import read_metadata
 from dpr.formats.vector_shards import VectorShard

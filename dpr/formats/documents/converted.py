@@ -22,7 +22,7 @@ from pathlib import PurePath
 from typing import Any
 
 from dpr.core.errors import InputError, first_line
-from dpr.core.lazy import require
+from dpr.core.machine import require
 from dpr.formats.documents.document import (
     Block,
     Document,

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.records import Passage, TrainingSample, text_sha256
 from dpr.formats.arrow_files import arrow_rows, is_arrow
 from dpr.formats.json_records import JsonRecord, iter_json_records
 from dpr.storage.durable import durable_file

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpr.core.batch import on_device
+from dpr.core.batch import Bucket, on_device, plan_buckets
 from dpr.core.errors import first_line
 from dpr.core.logs import get_logger, warn_once
-from dpr.data.packing import Bucket, plan_buckets
 from dpr.models.fast.cpu_modules import can_drop, draw_bits, keep_mask, keep_scale
 from dpr.models.trials import FAILURES, LENGTHS, agree, pad_id, padded_states, sample_batch, trial
 

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dpr.core.errors import ConfigError, first_line
-from dpr.core.lazy import require
 from dpr.core.logs import get_logger
+from dpr.core.machine import require
 from dpr.core.settings import flat_values
 from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run

@@ -14,9 +14,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from dpr.core.compute_settings import dtype_of
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, shows_bars
-from dpr.core.precision import dtype_of
 from dpr.evaluation.report.page import write_report
 from dpr.formats import checkpoints
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch
+from dpr.core.compute_settings import autocast
 from dpr.core.distributed import current_ranks, gather_uneven_rows, sum_over_ranks
 from dpr.core.errors import ConfigError
-from dpr.core.precision import autocast
-from dpr.core.temperature import Temperature
 from dpr.data.collator import Collator, Identity, as_encoded, identity_table, judgement_identity
 from dpr.data.loader import data_row
 from dpr.data.order import rank_slice

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.keys import check_keys
-from dpr.core.setting_keys import settings
+from dpr.core.settings import settings
 from dpr.embedding.settings import EmbedConfig
 from dpr.retrieval.settings import RetrievalConfig
 from dpr.training.command_settings import BiEncoderTrainConfig

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from dpr.core.errors import InputError
-from dpr.core.offline import no_downloads
+from dpr.core.machine import no_downloads
 from dpr.data.tokenizer_files import load_tokenizer
 from dpr.models import backbones
 

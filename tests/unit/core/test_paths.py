@@ -12,8 +12,7 @@ import pytest
 from dpr.cli.main import COMMANDS
 from dpr.core.errors import ConfigError
 from dpr.core.paths import matching_paths, user_path
-from dpr.core.setting_keys import settings
-from dpr.core.settings import Settings, setting
+from dpr.core.settings import Settings, setting, settings
 
 _NAMES_OF_PATHS = {
     "model_file",

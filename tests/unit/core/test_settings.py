@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.core.setting_keys import sections, settings
 from dpr.core.settings import (
     IDENTITY,
     NO_EFFECT,
@@ -19,7 +18,9 @@ from dpr.core.settings import (
     check_type,
     drop_unused,
     flat_values,
+    sections,
     setting,
+    settings,
     unused_keys,
 )
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from dpr.core.records import Passage, PassageTokens, StoredPassage
-from dpr.data.joining import JoinRule
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import JoinRule
 from tests.helpers.examples import examples
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
 

@@ -16,9 +16,10 @@ from dpr.data.iterators import (
     MixedDataIterator,
     MultiSetDataIterator,
     PoolIterator,
+    Sampling,
     ShardedDataIterator,
+    largest_remainder,
 )
-from dpr.data.mixing import Sampling, largest_remainder
 from dpr.data.order import WORDS, group
 
 SIZES, POOL = (403, 90, 37), 8

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpr.core.batch import plan_token_batches
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.data.collator import Collator
 from dpr.data.loader import cut_into_pools
-from dpr.data.packing import plan_token_batches
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_question, normalize_passage, normalize_question

@@ -13,7 +13,7 @@ from dpr.embedding.source import PassageSource
 from dpr.export.stores.lance import load_lance
 from dpr.indexer.exact import ExactIndex
 from dpr.storage.leftovers import this_process
-from dpr.storage.run_lock import RunLock, lock_of
+from dpr.storage.outputs import RunLock, lock_of
 from tests.helpers.stores import (
     METADATA,
     assert_same_but_for_ties,

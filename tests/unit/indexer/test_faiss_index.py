@@ -22,7 +22,7 @@ from dpr.indexer.vectors import AllRows, ArraySource, PrefixedSource
 from dpr.storage import checksums
 from dpr.storage.durable import read_manifest, write_manifest
 from dpr.storage.leftovers import ProcessName
-from dpr.storage.run_lock import RunLock
+from dpr.storage.outputs import RunLock
 
 DIMENSION = 24
 CHOICES: dict[str, dict[str, Any]] = {

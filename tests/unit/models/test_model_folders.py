@@ -177,11 +177,6 @@ def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, 
             r"modules\.json: names the string '\.\./hf', expected a file or folder inside",
         ),
         (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "/tmp"}]}, "names the string '/tmp'"),
-        (
-            ["Pooling"],
-            {"config_sentence_transformers": {"default_prompt_name": "task", "prompts": {"web": "Q: "}}},
-            "default_prompt_name",
-        ),
         (["Pooling"], {"config_sentence_transformers": {"prompts": {"query": 3}}}, "prompts is"),
         (
             ["Pooling"],
@@ -197,7 +192,7 @@ def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, 
             "include_prompt",
         ),
     ],
-    ids=range(11),
+    ids=range(10),
 )
 def test_what_would_give_other_vectors_is_refused(
     tmp_path: Path, modules: list[str], options: dict[str, Any], found: str

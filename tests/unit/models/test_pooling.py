@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpr.core.batch import plan_buckets
 from dpr.core.errors import CheckpointError, ConfigError
-from dpr.core.setting_keys import settings
-from dpr.data.packing import plan_buckets
+from dpr.core.settings import settings
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpr.core.batch import TokenBatch
 from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.answer_match import has_answer
@@ -269,9 +270,8 @@ def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: Wo
     model = world.model
     for result, question in zip(iter_results(tmp_path / "results.json"), world.questions, strict=True):
         assert result.question == question.text + " bu?", "results show the suffix, not the prefix token"
-        query = model.encode_tokens(
-            model.tensorizer.question_tokens([f"ba {question.text} bu?"]), encoder_type="ctx"
-        )
+        tokens = TokenBatch.from_lists(model.tensorizer.question_tokens([f"ba {question.text} bu?"]))
+        query = model.encode_batch(tokens, encoder_type="ctx").numpy()
         vectors = model.encode_passages(world.passages)
         assert result.hits[0].score == pytest.approx(float((vectors @ query[0]).max()), abs=1e-5)
 
@@ -287,7 +287,7 @@ def test_a_selector_moves_where_the_question_vector_is_read(
     model = world.model
     tokens = model.tensorizer.question_tokens([question.text for question in world.questions])
     places = [2 if selector == "2" else len(sequence) - 1 for sequence in tokens]
-    queries = model.encode_tokens(tokens, encoder_type="question", positions=places)
+    queries = model.encode_batch(TokenBatch.from_lists(tokens, places), encoder_type="question").numpy()
     best = (queries @ model.encode_passages(world.passages).T).max(axis=1)
     found = [hits[0][1] for hits in read_trec_run(tmp_path / "test.run").values()]
     np.testing.assert_allclose(found, best, atol=1e-5)

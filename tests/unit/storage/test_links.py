@@ -13,8 +13,7 @@ import pytest
 from dpr.core.errors import OutputError
 from dpr.storage.durable import append_jsonl, appended, durable_file, durable_folder
 from dpr.storage.leftovers import open_own, temporary_beside
-from dpr.storage.outputs import ensure_built, output, require_writable
-from dpr.storage.run_lock import held, lock_of
+from dpr.storage.outputs import ensure_built, held, lock_of, output, require_writable
 
 PRECIOUS = "years of work\n"
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpr.core.errors import CheckpointError
 from dpr.storage.leftovers import ProcessName, this_process
-from dpr.storage.run_lock import LOCK_FILE, RunLock
+from dpr.storage.outputs import LOCK_FILE, RunLock
 
 
 def held_by_another(folder: Path) -> RunLock:

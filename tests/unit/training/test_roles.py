@@ -14,9 +14,7 @@ import torch
 
 from dpr.core.errors import CheckpointError
 from dpr.core.records import TrainingSample
-from dpr.core.setting_keys import Setting, settings
-from dpr.core.setting_rules import ROLES
-from dpr.core.settings import IDENTITY, WARNED, flat_values
+from dpr.core.settings import IDENTITY, ROLES, WARNED, Setting, flat_values, settings
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets

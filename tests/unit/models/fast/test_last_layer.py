@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AlbertConfig
 
-from dpr.data.packing import plan_buckets
+from dpr.core.batch import plan_buckets
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
 from dpr.models.fast import attention

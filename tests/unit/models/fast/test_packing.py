@@ -20,9 +20,8 @@ from transformers import (
     RobertaConfig,
 )
 
-from dpr.core.batch import TokenBatch
+from dpr.core.batch import TokenBatch, plan_buckets, plan_packs
 from dpr.core.logs import warn_once
-from dpr.data.packing import plan_buckets, plan_packs
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
 from dpr.models.fast import attention
