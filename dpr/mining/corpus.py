@@ -13,8 +13,8 @@ from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
 from dpr.data.text import plain
 from dpr.embedding.source import PassageSource
+from dpr.formats.arrays import HashIndex
 from dpr.formats.corpora import write_passages
-from dpr.formats.sorted_hashes import HashIndex
 from dpr.formats.text_store import TextStore, open_store
 from dpr.formats.training_sets import TrainingSet
 from dpr.storage.durable import durable_folder

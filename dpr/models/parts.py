@@ -17,7 +17,7 @@ from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import SPACED_TITLE
-from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.models.adapters import BaseModel, add_adapters
 from dpr.models.encoder import Encoder
 from dpr.models.pooling import IdfPooling, Pooling, RootIdfPooling
