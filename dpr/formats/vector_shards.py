@@ -276,15 +276,13 @@ class VectorShard:
         return (PackedIds.mapped(self.path / _file("ids", number)) for number in self._chunks)
 
 
-def open_shards(
-    patterns: Sequence[str | Path], *, verify: bool = True, allow_missing: bool = False
-) -> list[VectorShard]:
+def open_shards(patterns: Sequence[str | Path], *, verify: bool = True) -> list[VectorShard]:
     """The shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong
     together.
 
     Raises:
         InputError: nothing matches; a shard is unfinished or damaged, a number of its ``num_shards`` is
-            missing (unless ``allow_missing``), models or settings differ, an id occurs twice.
+            missing, models or settings differ, an id occurs twice.
     """
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
@@ -301,7 +299,7 @@ def open_shards(
         min(len(paths), os.cpu_count() or 1)
     ) as pool:  # hashing works outside the interpreter's lock
         shards = list(pool.map(partial(VectorShard, verify=verify), paths))
-    require_compatible([(shard.path, shard.metadata) for shard in shards], allow_missing=allow_missing)
+    require_compatible([(shard.path, shard.metadata) for shard in shards])
     if not are_rows_of_one_corpus([shard.metadata for shard in shards]):
         _require_unique_ids(shards)
     return shards
@@ -340,7 +338,7 @@ def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:
     return stored
 
 
-def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing: bool) -> None:
+def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
     """Raises InputError unless shards may be searched together: of one model and encoding, none missing. Scores of
     float32, float16 and int8 agree to within a fraction of a percent."""
     first_path, first = shards[0]
@@ -359,7 +357,7 @@ def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing
             groups.setdefault(of_corpus, {})[number] = path
     for group, members in groups.items():
         missing = sorted(set(range(group[-1])) - set(members))
-        if missing and not allow_missing:
+        if missing:
             shown = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
             found = f"of {group[-1]} shards, these are missing: {shown}"
             raise InputError(found, file=next(iter(members.values())), hint="embed them, or pass all of them")

@@ -23,8 +23,8 @@ class PrepareSettings(PairFileSettings, FolderSettings, ReadSettings):
     """Makes training data from one or more files (or folders) of another format. The content tells the
     format.
 
-    From a folder of documents (Markdown, text, reStructuredText, docstrings of Python and CSV, with the extra
-    documents also HTML, PDF, Word, PowerPoint, Excel and EPUB) it makes passages cut at headings and
+    From a folder of documents (Markdown, text, reStructuredText and CSV, with the extra documents also HTML,
+    PDF, Word, PowerPoint, Excel and EPUB) it makes passages cut at headings and
     paragraphs, and questions of FAQs, headings and first sentences (docs/own_folder.md).
 
     With pairs=, it cuts pseudo-questions from the passages of a corpus, and writes the corpus without them, to

@@ -241,7 +241,6 @@ def test_missing_shards_are_listed(tmp_path: Path) -> None:
         shard(tmp_path / f"X_{number}", ids=[[str(number)]], shard_id=number, num_shards=5)
     with pytest.raises(InputError, match="of 5 shards, these are missing: 1, 3, 4"):
         open_shards([str(tmp_path / "X_*")])
-    assert len(open_shards([str(tmp_path / "X_*")], allow_missing=True)) == 2
     shard(tmp_path / "other", ids=[["o"]], shard_id=0, num_shards=1, corpus="other.tsv")
     for number in (1, 3, 4):
         shard(tmp_path / f"X_{number}", ids=[[str(number)]], shard_id=number, num_shards=5)
