@@ -10,6 +10,8 @@ import yaml
 from dpr.core.errors import InputError
 from dpr.formats.text_input import open_input
 
+_MOST_VALUES = 100_000
+
 
 def read_yaml(path: str | Path) -> Any:
     """The value in a YAML file: mappings, lists, texts, numbers, true, false and null.
@@ -25,7 +27,7 @@ def read_yaml(path: str | Path) -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        _require_plain(root, set())
+        _count(root, {})
         return loader.construct_document(root)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
@@ -40,21 +42,28 @@ def read_yaml(path: str | Path) -> Any:
         raise InputError(f"not YAML: {str(error).splitlines()[0]}", file=file) from None
 
 
-def _require_plain(node: Any, seen: set[int]) -> None:
-    """Raises YAMLError for an alias, which may stand for more than fits, and for a key that stands twice."""
-    if id(node) in seen:
-        raise yaml.MarkedYAMLError(problem="this value is named again; aliases are not read", problem_mark=node.start_mark)
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for child in node.value:
-            _require_plain(child, seen)
-    elif isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, child in node.value:
+def _count(node: Any, sizes: dict[int, int]) -> int:
+    """The number of values in a node where every alias stands for a copy of what it names; YAMLError for a
+    key that stands twice."""
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = _MOST_VALUES  # of an alias inside of what it names
+    size = 1
+    lines: dict[str, int] = {}
+    for child in node.value if isinstance(node, yaml.CollectionNode) else ():
+        if isinstance(child, tuple):
+            key, child = child
             name = str(key.value)
             if name in lines:
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {name!r} is also in line {lines[name]}", problem_mark=key.start_mark
                 )
             lines[name] = key.start_mark.line + 1
-            _require_plain(child, seen)
+        size += _count(child, sizes)
+        if size >= _MOST_VALUES:
+            raise yaml.MarkedYAMLError(
+                problem=f"its aliases make it more than {_MOST_VALUES:,} values",
+                problem_mark=child.start_mark,
+            )
+    sizes[id(node)] = size
+    return size

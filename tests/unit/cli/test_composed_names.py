@@ -86,7 +86,7 @@ def test_a_file_that_exists_is_a_name_and_other_references_are_followed(
         (b"batch_size: 2\n---\nbatch_size: 3\n", ":2: ", "another document"),
         (b"- batch_size: 2\n", ": ", "a list"),
         (b"a: &a [*a]\n", ":1: ", "aliases"),
-        (BOMB, ":1: ", "aliases"),
+        (BOMB, ":5: ", "aliases"),
     ],
 )
 @pytest.mark.parametrize("flags", [[], ["--cfg", "job"]])
