@@ -53,8 +53,8 @@ from dpr import (
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.data.order import permutation
 from dpr.formats.corpora import write_passages
-from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.results import read_metrics
 from dpr.formats.training_sets import write_training_set
 
 METRIC, RIVAL = "mrr@10", "sentence-transformers"

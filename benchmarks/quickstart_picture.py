@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.plot import HEAD, STYLE, Markup, tag
-from dpr.formats.metrics_files import read_metrics
+from dpr.formats.results import read_metrics
 
 WIDTH, LEFT, RIGHT, ROW, MARGIN = 790, 100, 190, 30, 12
 METRIC = "accuracy@20"

@@ -23,8 +23,7 @@ from dpr.evaluation.ranking_metrics import (
     with_relevant,
 )
 from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
-from dpr.formats.metrics_files import PerQuestion, write_metrics
-from dpr.formats.results import Hit, RetrievedQuestion
+from dpr.formats.results import Hit, PerQuestion, RetrievedQuestion, write_metrics
 
 logger = get_logger(__name__)
 

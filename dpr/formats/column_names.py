@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.formats.text_input import warn_of_file
 
 _COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
 
@@ -184,10 +183,3 @@ def require_known_names(
 
 def _are_words(row: Sequence[str]) -> bool:
     return all(row) and are_names(row) and len({*row}) == len(row) and not any(map(str.isdigit, "".join(row)))
-
-
-def warn_of_header(path: Path, line: int, row: Sequence[str]) -> None:
-    """Warns that a row is left out as a header although its names are not known."""
-    warn_of_file(
-        path, line, f"{', '.join(map(repr, row))} is read as a header; if it is data, write a header above it"
-    )

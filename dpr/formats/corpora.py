@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,13 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage
+from dpr.formats.arrays import repeated_hashes
 from dpr.formats.column_names import (
     PASSAGE_IDS,
     PASSAGE_TEXTS,
@@ -33,11 +34,9 @@ from dpr.formats.column_names import (
     normal_name,
     require_known_names,
     require_name,
-    warn_of_header,
 )
 from dpr.formats.delimited import TableForm, require_readable, table_form, table_rows, wrong_columns
 from dpr.formats.json_records import iter_json_objects
-from dpr.formats.sorted_hashes import repeated_hashes
 from dpr.formats.text_input import has_lone_surrogate, located
 from dpr.formats.training_records import checked_text, id_of, title_in
 from dpr.storage.durable import durable_file
@@ -47,6 +46,7 @@ KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (i
 """Types of a field of metadata."""
 _LARGEST_INT = 2**63 - 1
 _HEADER = ("id", "text", "title")
+_WEB_ADDRESS = re.compile(r"https?://[^\s/?#\[][^\s]*", re.IGNORECASE)
 # files of questions are looked up too
 _NAMES = {
     "ids": (*PASSAGE_IDS, *QUESTION_IDS),
@@ -258,13 +258,9 @@ def _columns(form: TableForm, columns: Columns, path: Path) -> tuple[Columns, li
             require_known_names(form.rows, _NAMES, file=path)
             return columns, None
         return (named["ids"], named["texts"], named.get("titles", -1)), first
-    names = [normal_name(name) for name in first]
-    id_col, text_col, _ = columns
-    if not are_names(first) or len(names) <= max(id_col, text_col) or names[id_col] not in _NAMES["ids"]:
-        return columns, None
-    if names[text_col] not in (*_NAMES["texts"], *TITLES):
-        warn_of_header(path, line, first)
-    return columns, first
+    id_col = columns[0]
+    is_header = are_names(first) and id_col < len(first) and normal_name(first[id_col]) in _NAMES["ids"]
+    return columns, first if is_header else None
 
 
 def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:
@@ -292,8 +288,12 @@ def origin_of(record: Mapping[str, Any]) -> Origin | None:
     names neither file nor address; what is of another type counts as absent."""
     if not record.get("metadata") and "file" not in record and "url" not in record:
         return None  # soon said of the usual record
-    file, heading, url = (_field_text(record, name) for name in ("file", "heading", "url"))
-    if not _is_web_address(url):
+    texts = []
+    for name in ("file", "heading", "url"):
+        value = field_of(record, name)
+        texts.append(value if isinstance(value, str) and not has_lone_surrogate(value) else "")
+    file, heading, url = texts
+    if not _WEB_ADDRESS.fullmatch(url) or not url.isprintable():
         url = ""
     if not file and not url:
         return None
@@ -309,20 +309,6 @@ def origin_record(origin: Origin) -> dict[str, Any]:
     if origin.url:
         record["url"] = origin.url
     return record
-
-
-def _field_text(record: Mapping[str, Any], name: str) -> str:
-    value = field_of(record, name)
-    return value if isinstance(value, str) and not has_lone_surrogate(value) else ""
-
-
-def _is_web_address(text: str) -> bool:
-    if not text.lower().startswith(("http://", "https://")) or not text.isprintable() or " " in text:
-        return False
-    try:
-        return bool(urlsplit(text).hostname)
-    except ValueError:
-        return False
 
 
 def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:

@@ -232,18 +232,8 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
                 None if following else "it may be cut off",
             )
 
-    following = skip()
-    if key:
-        while following == ",":
-            skip()
-            is_member()
-            move(value_end())
-            following = sign()
-        if following != "}":
-            raise fail("the file ends inside the object", "it may be cut off")
-        following = skip()
-    if following:
-        raise fail(f"{following!r} after the end of the {'object' if key else 'array'}, expected nothing")
+    if not key and (following := skip()):
+        raise fail(f"{following!r} after the end of the array, expected nothing")
 
 
 def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from dpr.core.errors import InputError
 from dpr.core.records import Origin, Passage, text_hash
+from dpr.formats.arrays import HashIndex
 from dpr.formats.arrow_files import MappedBatches, write_batches
 from dpr.formats.corpora import DEFAULT_COLUMNS, Columns, passage_rows
-from dpr.formats.sorted_hashes import HashIndex
 from dpr.formats.text_input import located
 from dpr.formats.training_records import checked_answers
 from dpr.storage.checksums import cache_root, file_state, require_unchanged

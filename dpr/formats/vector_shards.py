@@ -36,10 +36,10 @@ from dpr.formats.arrays import (
     array_writers,
     decode,
     encode,
+    first_duplicate,
     map_vectors,
     pack_ids,
 )
-from dpr.formats.sorted_hashes import first_duplicate
 from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
@@ -52,27 +52,33 @@ _PLAIN_ROWS = 65536
 
 Metadata = dict[str, str | int | float | bool]
 
-_TEXTS = ("model_fingerprint", "settings_fingerprint", "encoder_type", "similarity", "precision", "dtype")
-_TYPES: dict[str, type] = {
-    **dict.fromkeys(
-        (*_TEXTS, "corpus", "corpus_fingerprint", "id_prefix", "passage_prefix", "made_from_sha256"), str
-    ),
-    **dict.fromkeys(
-        (
-            "num_vectors",
-            "num_chunks",
-            "dimension",
-            "shard_id",
-            "num_shards",
-            "first_row",
-            "end_row",
-            "chunk_size",
-        ),
-        int,
-    ),
-    **dict.fromkeys(("id_col", "text_col", "title_col"), int),
-    "normalize": bool,
-}
+_TEXTS = (
+    "model_fingerprint",
+    "settings_fingerprint",
+    "encoder_type",
+    "similarity",
+    "precision",
+    "dtype",
+    "corpus",
+    "corpus_fingerprint",
+    "id_prefix",
+    "passage_prefix",
+    "made_from_sha256",
+)
+_INTEGERS = (
+    "num_vectors",
+    "num_chunks",
+    "dimension",
+    "shard_id",
+    "num_shards",
+    "first_row",
+    "end_row",
+    "chunk_size",
+    "id_col",
+    "text_col",
+    "title_col",
+)
+_TYPES: dict[str, type] = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(_INTEGERS, int), "normalize": bool}
 _MUST_AGREE = {
     "model_fingerprint": "made with another model",
     "settings_fingerprint": "made with other tokenizer or encoder settings",
@@ -237,31 +243,16 @@ class VectorShard:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
         if self._ends is None:
-            self._ends = self._chunk_ends()
-        of, parts = np.searchsorted(self._ends, rows, side="right"), []
-        for number in np.unique(of).tolist():
+            self._ends = np.cumsum([len(ids) for ids in self._mapped_ids()])
+        chunk_of = np.searchsorted(self._ends, rows, side="right")
+        found_ids = []
+        found = []
+        for number in np.unique(chunk_of).tolist():
             ids, arrays = self._kept(number)
-            start, end = self._ends[number - 1] if number else 0, self._ends[number]
-            if len(ids) != end - start:
-                raise InputError(
-                    f"chunk {number} has {len(ids)} ids", file=self.path, expected=str(end - start)
-                )
-            part = rows[of == number] - start
-            parts.append(
-                (
-                    ids[part],
-                    decode({name: array[part] for name, array in arrays.items()}),
-                )
-            )
-        return np.concatenate([ids for ids, _ in parts]), np.concatenate([vectors for _, vectors in parts])
-
-    def _chunk_ends(self) -> np.ndarray:
-        """The rows where chunks end. In an embedding all but the last are of one size; otherwise each is
-        looked into."""
-        size, num_chunks = self.metadata.get("chunk_size"), len(self._chunks)
-        if isinstance(size, int) and size > 0 and num_chunks == -(-self.num_vectors // size):
-            return np.minimum(size * np.arange(1, num_chunks + 1), self.num_vectors)
-        return np.cumsum([len(ids) for ids in self._mapped_ids()])
+            part = rows[chunk_of == number] - (self._ends[number] - len(ids))
+            found_ids.append(ids[part])
+            found.append(decode({name: array[part] for name, array in arrays.items()}))
+        return np.concatenate(found_ids), np.concatenate(found)
 
     def _arrays(self, number: int) -> tuple[PackedIds, dict[str, np.ndarray]]:
         """Ids and arrays of a chunk, memory-mapped."""
@@ -284,15 +275,13 @@ class VectorShard:
         return (PackedIds.mapped(self.path / _file("ids", number)) for number in self._chunks)
 
 
-def open_shards(
-    patterns: Sequence[str | Path], *, verify: bool = True, allow_missing: bool = False
-) -> list[VectorShard]:
+def open_shards(patterns: Sequence[str | Path], *, verify: bool = True) -> list[VectorShard]:
     """The shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong
     together.
 
     Raises:
         InputError: nothing matches; a shard is unfinished or damaged, a number of its ``num_shards`` is
-            missing (unless ``allow_missing``), models or settings differ, an id occurs twice.
+            missing, models or settings differ, an id occurs twice.
     """
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
@@ -309,7 +298,7 @@ def open_shards(
         min(len(paths), os.cpu_count() or 1)
     ) as pool:  # hashing works outside the interpreter's lock
         shards = list(pool.map(partial(VectorShard, verify=verify), paths))
-    require_compatible([(shard.path, shard.metadata) for shard in shards], allow_missing=allow_missing)
+    require_compatible([(shard.path, shard.metadata) for shard in shards])
     if not are_rows_of_one_corpus([shard.metadata for shard in shards]):
         _require_unique_ids(shards)
     return shards
@@ -348,7 +337,7 @@ def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:
     return stored
 
 
-def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing: bool) -> None:
+def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
     """Raises InputError unless shards may be searched together: of one model and encoding, none missing. Scores of
     float32, float16 and int8 agree to within a fraction of a percent."""
     first_path, first = shards[0]
@@ -367,7 +356,7 @@ def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing
             groups.setdefault(of_corpus, {})[number] = path
     for group, members in groups.items():
         missing = sorted(set(range(group[-1])) - set(members))
-        if missing and not allow_missing:
+        if missing:
             shown = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
             found = f"of {group[-1]} shards, these are missing: {shown}"
             raise InputError(found, file=next(iter(members.values())), hint="embed them, or pass all of them")
@@ -402,15 +391,11 @@ def _file(name: str, number: int) -> str:
     return f"{name}-{number:05d}.npy"
 
 
-def _files(dtype: str, number: int) -> list[str]:
-    return [_file(name, number) for name in (*array_names(dtype), "ids")]
-
-
 def _by_chunk(files: dict[str, dict[str, Any]], dtype: str) -> dict[int, dict[str, Any]]:
+    """The files of every whole chunk, by its number."""
     chunks: dict[int, dict[str, Any]] = {}
     for name, entry in files.items():
         if match := _CHUNK_FILE.fullmatch(name):
             chunks.setdefault(int(match[1]), {})[name] = entry
-    return {
-        number: entries for number, entries in sorted(chunks.items()) if len(entries) == len(_files(dtype, 0))
-    }
+    num_files = len(array_names(dtype)) + 1
+    return {number: entries for number, entries in sorted(chunks.items()) if len(entries) == num_files}

@@ -24,8 +24,7 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.data.words import WORDS_VERSION, split_words, word_spans
-from dpr.formats.arrays import PackedIds
-from dpr.formats.sorted_hashes import first_duplicate
+from dpr.formats.arrays import PackedIds, first_duplicate
 from dpr.indexer.ranking import HeldIds, SearchResult, decode_ids, is_among
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings

@@ -14,7 +14,7 @@ from dpr.core.errors import InputError
 from dpr.evaluation.report.reading import Retrieval, flatten
 from dpr.export.model_card import CardFacts
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
-from dpr.formats.metrics_files import read_metrics
+from dpr.formats.results import read_metrics
 from dpr.storage.durable import read_json
 from dpr.training.command_settings import BiEncoderTrainConfig
 

@@ -12,8 +12,8 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage, text_hash
 from dpr.data.text import plain
 from dpr.embedding.source import PassageSource
+from dpr.formats.arrays import HashIndex
 from dpr.formats.corpora import write_passages
-from dpr.formats.sorted_hashes import HashIndex
 from dpr.formats.text_store import TextStore, open_store
 from dpr.formats.training_sets import TrainingSet
 from dpr.storage.durable import durable_folder

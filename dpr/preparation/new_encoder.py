@@ -25,9 +25,9 @@ from dpr.core.paths import user_path
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokenizer_files import load_tokenizer
+from dpr.formats.checkpoints import TokenFrequencies
 from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_questions
-from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_folder, read_json, write_json
 from dpr.storage.outputs import output, require_writable

@@ -144,7 +144,7 @@ class PrepareSettings(PairFileSettings, FolderSettings, ReadSettings):
     """Makes training data from one or more files (or folders) of another format. The content tells the
     format.
 
-    From a folder of documents (Markdown, text, reStructuredText, docstrings of Python and CSV, with the extra
+    From a folder of documents (Markdown, text, reStructuredText and CSV, with the extra
     documents also HTML, PDF, Word, PowerPoint, Excel and EPUB) it makes passages cut at headings and
     paragraphs, and questions of FAQs, headings and first sentences (docs/own_folder.md).
 

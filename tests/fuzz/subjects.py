@@ -23,11 +23,10 @@ from dpr.evaluation.report.reading import Retrieval, read_training
 from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
 from dpr.formats.corpora import check_unique_ids, read_passages
 from dpr.formats.downloads import unpack
-from dpr.formats.metrics_files import read_evaluation, read_metrics
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.formats.results import iter_results, read_trec_run
+from dpr.formats.results import iter_results, read_evaluation, read_metrics, read_trec_run
 from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set

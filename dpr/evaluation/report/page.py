@@ -21,7 +21,7 @@ from dpr.evaluation.report.examples import NUM_EXAMPLES, cut
 from dpr.evaluation.report.figures import curves_svg, printable_text
 from dpr.evaluation.report.reading import Retrieval, Training, flatten, read_training
 from dpr.evaluation.significance import estimate
-from dpr.formats.metrics_files import is_beside, read_metrics
+from dpr.formats.results import is_beside, read_metrics
 from dpr.storage.durable import durable_file
 from dpr.storage.outputs import require_writable
 

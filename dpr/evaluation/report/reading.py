@@ -22,7 +22,7 @@ from dpr.formats.checkpoints import (
     metrics_problems,
 )
 from dpr.formats.json_records import is_finite_number
-from dpr.formats.metrics_files import MetricsFile
+from dpr.formats.results import MetricsFile
 from dpr.storage.durable import read_json
 from dpr.storage.inside import is_below, leads_inside
 from dpr.storage.strict_json import parsed

@@ -23,8 +23,8 @@ from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
 from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
 from dpr.formats.corpora import write_passages
-from dpr.formats.metrics_files import finest
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
+from dpr.formats.results import finest
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.fusion import fuse_linear
 from dpr.indexer.ranking import SearchResult, to_rankings

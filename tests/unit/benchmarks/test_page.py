@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from benchmarks import page, plot, profiling, quickstart_picture
 from benchmarks.__main__ import INTRODUCTION, SECTIONS, keep
 from benchmarks.page import Ratio, Section
-from dpr.formats.metrics_files import PerQuestion, write_metrics
+from dpr.formats.results import PerQuestion, write_metrics
 from tests.architecture.source_files import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "benchmarks.md"

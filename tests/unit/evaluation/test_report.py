@@ -16,8 +16,7 @@ from dpr.evaluation.report.figures import curves_svg
 from dpr.evaluation.report.page import Report, build_page, write_report
 from dpr.evaluation.report.reading import Retrieval, Training, flatten, printable
 from dpr.evaluation.significance import estimate
-from dpr.formats.metrics_files import MetricsFile, PerQuestion, read_metrics, write_metrics
-from dpr.formats.results import Hit, RetrievedQuestion
+from dpr.formats.results import Hit, MetricsFile, PerQuestion, RetrievedQuestion, read_metrics, write_metrics
 from dpr.storage.durable import append_jsonl, write_json
 from tests.helpers.jobs import report as main
 

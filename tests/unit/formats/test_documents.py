@@ -197,19 +197,12 @@ CHARSETS = {
 }
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        '<meta charset="{}">',
-        "<META http-equiv=Content-Type content='text/html; charset={}'>",
-        '<?xml version="1.0" encoding="{}"?>',
-    ],
-)
 @pytest.mark.parametrize("charset", CHARSETS)
-def test_a_page_is_read_in_the_charset_that_it_declares(tmp_path: Path, charset: str, form: str) -> None:
+def test_a_page_is_read_in_the_charset_that_it_declares(tmp_path: Path, charset: str) -> None:
     encoding, text = CHARSETS[charset]
-    (tmp_path / "a.html").write_bytes(f"{form.format(charset)}<p>{text}</p>".encode(encoding))
-    assert outline(read_document(tmp_path / "a.html", PurePosixPath("a.html"))) == [((), [text])]
+    for form in ('<meta charset="{}">', '<?xml version="1.0" encoding="{}"?>'):
+        (tmp_path / "a.html").write_bytes(f"{form.format(charset)}<p>{text}</p>".encode(encoding))
+        assert outline(read_document(tmp_path / "a.html", PurePosixPath("a.html"))) == [((), [text])]
 
 
 @pytest.mark.parametrize(

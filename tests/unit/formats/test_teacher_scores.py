@@ -151,9 +151,9 @@ def test_the_fingerprint_of_a_set_changes_with_its_scores(tmp_path: Path) -> Non
 BAD = ["true", '"0.5"', "NaN", "1e999", "1e39", "[1]", "{}"]
 
 
-@pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize(
-    ("record", "old"), [(DPR, "7.25"), (DPR, "0.125"), (FLAG_EMBEDDING, "-2"), (TEVATRON, "5.5")]
+    ("record", "old", "bad"),
+    [*((DPR, "7.25", bad) for bad in BAD), (FLAG_EMBEDDING, "-2", "true"), (TEVATRON, "5.5", "[1]")],
 )
 def test_a_score_that_is_none_is_refused_with_file_and_line(
     tmp_path: Path, record: dict[str, Any], old: str, bad: str

@@ -58,7 +58,7 @@ def test_what_is_written_is_read_back(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
-    @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
     @given(made=parts(bits))
     def check(made: list[Any]) -> None:
         folder, ends = tmp_path_factory.mktemp("store"), []
@@ -111,7 +111,7 @@ def test_rows_in_use_are_shared_and_then_let_go(tmp_path: Path) -> None:
     assert not store._in_use
 
 
-@pytest.mark.parametrize("ends", [[None], ["1"], [0], [1, 1], [-1, 1], [True], 1, [], [1.0]])
+@pytest.mark.parametrize("ends", [[None], [0], [1, 1], [True], 1, []])
 def test_ends_that_are_none_are_refused(tmp_path: Path, ends: Any) -> None:
     writer = TokenPartWriter(token_dtype(9))
     writer.add_row([1], [], [], [])

@@ -316,7 +316,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", ["rows.arrow", "duplicates.npy", "manifest.json"])
+@pytest.mark.parametrize("name", ["rows.arrow", "manifest.json"])
 def test_a_cache_with_any_damage_is_built_again_with_one_warning(
     tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,13 +53,12 @@ def test_the_bound_is_not_far_from_what_happens() -> None:
     assert (off / (np.abs(vectors).max(axis=1) / 253.9)).max() > 0.98
 
 
-@pytest.mark.parametrize(("dtype", "share"), [("float16", 2), ("int8", 4)])
-def test_codes_take_their_share_of_float32(tmp_path: Path, dtype: str, share: int) -> None:
+def test_codes_take_a_quarter_of_float32(tmp_path: Path) -> None:
     size = sum(
         path.stat().st_size
-        for path in _shard(tmp_path / "v_0", dtype, rows=4000, dimension=256).glob("[vs]*-*.npy")
+        for path in _shard(tmp_path / "v_0", "int8", rows=500, dimension=256).glob("[vs]*-*.npy")
     )
-    assert 1 <= size / (4000 * 256 * 4 / share) < 1.25  # scales and file headers
+    assert 1 <= size / (500 * 256) < 1.1  # scales and file headers
 
 
 def _shard(
@@ -92,22 +91,6 @@ def test_every_index_searches_what_was_stored(
         [f"p{row}" for row in np.argsort(-line)[:5]] for line in queries.astype("f8") @ vectors.T.astype("f8")
     ]
     assert ExactIndex([shard], block_rows=64).search(queries, 5)[1] == expected
-
-
-def test_int8_finds_what_float32_finds(tmp_path: Path) -> None:
-    queries = np.random.default_rng(9).standard_normal((50, 48)).astype("f4")
-    found = {
-        dtype: ExactIndex([VectorShard(_shard(tmp_path / dtype, dtype))]).search(queries, 20)[1]
-        for dtype in DTYPES
-    }
-    overlap = {
-        dtype: np.mean(
-            [len({*ours} & {*truth}) / 20 for ours, truth in zip(found[dtype], found["float32"], strict=True)]
-        )
-        for dtype in found
-    }
-    assert overlap["float16"] > 0.99
-    assert overlap["int8"] > 0.97
 
 
 def test_codes_are_verified_continued_and_refused_like_numbers(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.significance import paired_test
-from dpr.formats.metrics_files import PerQuestion, read_metrics, write_metrics
+from dpr.formats.results import PerQuestion, read_metrics, write_metrics
 from tests.helpers.jobs import compare as main
 
 

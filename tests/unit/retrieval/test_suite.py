@@ -15,9 +15,8 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.evaluation.evaluator import Evaluator
 from dpr.formats.corpora import write_passages
-from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
-from dpr.formats.results import read_trec_run
+from dpr.formats.results import read_metrics, read_trec_run
 from dpr.formats.training_sets import write_training_set
 from dpr.retrieval.suites import read_suite
 from dpr.retriever import Retriever

@@ -96,15 +96,15 @@ def evil_objects(witness: Path) -> dict[str, Any]:
 EVIL = sorted(evil_objects(Path("x")))
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
 @pytest.mark.parametrize("name", EVIL)
 @pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "sequence"])
-def test_nothing_is_run(tmp_path: Path, name: str, protocol: int, as_zip: bool) -> None:
+def test_nothing_is_run(tmp_path: Path, name: str, as_zip: bool) -> None:
     witness = tmp_path / "witness"
-    stream = pickle.dumps(evil_objects(witness)[name], protocol=protocol)
-    with pytest.raises(CheckpointError, match="nothing in it was run"):
-        read_dpr_checkpoint(packed(tmp_path, stream, as_zip=as_zip))
-    assert not witness.exists()
+    for protocol in (0, 2, 5):
+        stream = pickle.dumps(evil_objects(witness)[name], protocol=protocol)
+        with pytest.raises(CheckpointError, match="nothing in it was run"):
+            read_dpr_checkpoint(packed(tmp_path, stream, as_zip=as_zip))
+        assert not witness.exists()
 
 
 def packed(
@@ -271,7 +271,7 @@ def test_a_file_that_was_cut_is_refused_at_every_length(tmp_path: Path, as_zip: 
     whole = write_original(
         tmp_path / "x.cp", some_weights(), nested_params("bert-tiny"), as_zip=as_zip
     ).read_bytes()
-    for length in range(0, len(whole) - 1, max(1, len(whole) // 60)):
+    for length in range(0, len(whole) - 1, max(1, len(whole) // 30)):
         (tmp_path / "cut.cp").write_bytes(whole[:length])
         with pytest.raises(CheckpointError):
             read_dpr_checkpoint(tmp_path / "cut.cp")
@@ -284,7 +284,7 @@ def test_any_damage_is_read_or_refused(tmp_path: Path, as_zip: bool) -> None:
         tmp_path / "x.cp", some_weights(), nested_params("bert-tiny"), as_zip=as_zip
     ).read_bytes()
     refused = 0
-    for _ in range(400):
+    for _ in range(150):
         damaged = bytearray(whole)
         for _ in range(rng.randint(1, 4)):
             place = rng.randrange(len(damaged))
@@ -296,7 +296,7 @@ def test_any_damage_is_read_or_refused(tmp_path: Path, as_zip: bool) -> None:
             read_dpr_checkpoint(tmp_path / "damaged.cp")
         except CheckpointError:
             refused += 1
-    assert refused > 200
+    assert refused > 75
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_other_contents_are_refused(tmp_path: Path, value: Any) -> None:
 
 def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     whole = dumped(tmp_path / "x_0", [("a", VECTORS[0]), ("b", VECTORS[1])]).read_bytes()
-    for length in range(len(whole)):
+    for length in range(0, len(whole), 3):
         (tmp_path / "x_0").write_bytes(whole[:length])
         with pytest.raises(InputError):
             PickledVectors(tmp_path / "x_0")
@@ -140,7 +140,7 @@ def test_any_damage_is_read_or_refused(tmp_path: Path) -> None:
         whole = dumped(
             tmp_path / "x_0", [(f"p{row}", vector) for row, vector in enumerate(VECTORS[:8])], protocol
         ).read_bytes()
-        for _ in range(300):
+        for _ in range(100):
             damaged = bytearray(whole)
             for _ in range(rng.randint(1, 4)):
                 place = rng.randrange(len(damaged))
