@@ -10,8 +10,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.jobs.mine import dense_search, lexical_search
 from dpr.mining.suspects import find_suspects
 from dpr.preparation.conversion import read_options
-from dpr.preparation.data_check import check_files
-from dpr.preparation.data_report import open_tokenizer, report, require_rows
+from dpr.preparation.data_check import check_files, open_tokenizer, report, require_rows
 from dpr.preparation.settings import CheckDataSettings
 
 _MOST_SUSPECTS = 200

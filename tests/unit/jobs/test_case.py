@@ -11,7 +11,7 @@ import pytest
 from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.preparation.data_report import open_tokenizer
+from dpr.preparation.data_check import open_tokenizer
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.tiny import encoder_folder, static_folder
 
