@@ -54,10 +54,7 @@ def test_a_cased_vocabulary_stays_cased_in_every_command(tmp_path: Path, kind: s
     )
     trained(folder).save(tmp_path / "model")
     opened = [python.tensorizer, BiEncoder.load(tmp_path / "model").tensorizer]
-    opened += [
-        open_tokenizer(str(path), sequence_length=24, question_length=None)
-        for path in (folder, tmp_path / "model")
-    ]
+    opened += [open_tokenizer(str(path), sequence_length=24) for path in (folder, tmp_path / "model")]
     for tensorizer in opened:
         (tokens,) = tensorizer.bare_tokens([TEXT])
         assert tensorizer.tokenizer.convert_ids_to_tokens(tokens) == WORDS[:4]
