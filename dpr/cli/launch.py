@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dpr.cli import composed
-from dpr.cli.arguments import parse, under_launcher
-from dpr.cli.keys import check_keys, conf_folder, group_options, with_original_defaults
+from dpr.cli.arguments import (
+    check_keys,
+    conf_folder,
+    group_options,
+    parse,
+    under_launcher,
+    with_original_defaults,
+)
 from dpr.core.errors import DprError, InputError, StopRequested
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched

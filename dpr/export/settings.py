@@ -153,11 +153,10 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
     """The model that was tuned: a folder or file as for model_file of other commands. Absent = the mean of
     the tuned ones alone."""
     tuned: list[str] = setting(list, takes_words=True, path="input")
-    """The tuned model, or several, whose mean is taken; with set and without base, each alone is tried
-    too."""
+    """The tuned model, or several, whose mean is taken."""
     out: str | None = setting(None, path="output")
     """Model folder to write, which every command takes as model_file. merge.json in it says what it is made
-    of, candidates.jsonl how good each candidate was."""
+    of, and how good each candidate was."""
     weights: list[float] = setting(lambda: [step / 10 for step in range(11)], least=0, most=1)
     """Shares of the tuned model that are tried: 0 = the base, 1 = the tuned model."""
     set: str | None = setting(None, path="input")
@@ -171,8 +170,8 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
 
     def unused(self) -> Iterator[str]:
         if self.base is None:
-            yield "weights"
-        if self.set is None:
+            yield from ("weights", "set")
+        if self.base is None or self.set is None:
             yield from ("split", "metric")
 
     def check_together(self, prefix: str) -> None:

@@ -73,7 +73,7 @@ def run(config: AdaptSettings) -> None:
     start = time.monotonic()
     out = Path(str(config.out))
     corpus = Path(str(config.corpus))
-    made_of = {"corpus": content_sha256(corpus), "model_file": given_model}
+    made_of: dict[str, Any] = {"corpus": content_sha256(corpus), "model_file": given_model}
     made_of |= {"pairs": config.pairs, "max_pairs": config.max_pairs, "seed": config.seed}
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     texts = Texts(out / "pseudo" / "questions", corpus, train_sets)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.mine import dense_search, lexical_search
+from dpr.jobs.mine import lexical_search, model_search
+from dpr.mining.settings import MiningInputs
 from dpr.mining.suspects import find_suspects
 from dpr.preparation.conversion import read_options
-from dpr.preparation.data_check import check_files
-from dpr.preparation.data_report import open_tokenizer, report, require_rows
+from dpr.preparation.data_check import check_files, open_tokenizer, report, require_rows
 from dpr.preparation.settings import CheckDataSettings
 
 _MOST_SUSPECTS = 200
@@ -45,8 +45,8 @@ def run(config: CheckDataSettings) -> int:
 
 def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     """Writes the list, and says what to do with it."""
-    model = dense_search(
-        config.tokenizer,
+    searched = MiningInputs(
+        model_file=config.tokenizer,
         query_prefix=config.query_prefix,
         passage_prefix=config.passage_prefix,
         device=config.device,
@@ -56,7 +56,7 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     train = open_training_set(
         expand_files(config.files), name="train", split=config.split, columns=config.columns()
     )
-    searches = [model, lexical_search()]
+    searches = [model_search(searched), lexical_search(searched)]
     counts = find_suspects(train, out, searches, most=_MOST_SUSPECTS, overwrite=config.overwrite)
     positives, negatives = counts["positives in doubt"], counts["negatives in doubt"]
     print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 
-CANDIDATES, FACTS = "candidates.jsonl", "merge.json"
+PROVENANCE = "merge.json"
 
 
 def run(config: MergeConfig) -> None:
@@ -44,10 +43,8 @@ def run(config: MergeConfig) -> None:
     fingerprints = {name: each.fingerprint for name, each in models.items()}
     validations = [] if config.set is None else _validations(config)
     sets = {each.name: each.content() for each in validations}
-
     count = len(config.tuned)
-    alone = [[float(one == each) for one in range(count)] for each in range(count)]
-    grid = [[1 / count] * count, *alone]
+    grid = [[1 / count] * count]
     if config.base is not None:
         grid = [[*[weight / count] * count, 1 - weight] for weight in sorted(config.weights)]
 
@@ -63,14 +60,24 @@ def run(config: MergeConfig) -> None:
             raise OutputError(unfinished, "it is a symbolic link", hint="remove it")
         steps = Steps(unfinished, made_of)
         if not steps.is_complete():
-            measured = _measured(config, steps, models, weights, grid, validations)
-            best = max(range(len(measured)), key=lambda each: measured[each][config.metric], default=0)
-            chosen = dict(zip(models, grid[best], strict=True))
-            print(f"{out}: {chosen}")
+            candidates = []
+            for shares in grid:
+                candidate: dict[str, Any] = {"weights": dict(zip(models, shares, strict=True))}
+                if validations:
+                    model.load_weights(mixed(weights, shares), source=out)
+                    metrics = run_validations(validations, model)
+                    values = [metrics[f"eval/{each.name}/{config.metric}"] for each in validations]
+                    metrics[config.metric] = sum(values) / len(values)
+                    print(f"{config.metric} {metrics[config.metric]:.4f} of {candidate['weights']}")
+                    candidate["metrics"] = metrics
+                candidates.append(candidate)
+            best = max(
+                range(len(grid)), key=lambda each: candidates[each].get("metrics", {}).get(config.metric, 0)
+            )
+            print(f"{out}: {candidates[best]['weights']}")
             model.load_weights(mixed(weights, grid[best]), source=out)
-            facts = {"models": fingerprints, "weights": chosen, "metric": config.metric}
-            facts["metrics"] = measured[best] if measured else None
-            _write_model(model, steps, facts)
+            provenance = candidates[best] | {"models": fingerprints, "metric": config.metric}
+            _write_model(model, steps, provenance | {"candidates": candidates})
         with writing(out):
             if out.is_dir():
                 out.rmdir()  # it is empty
@@ -78,49 +85,22 @@ def run(config: MergeConfig) -> None:
             flush(out.parent)
 
 
-def _measured(
-    config: MergeConfig,
-    steps: Steps,
-    models: Mapping[str, BiEncoder],
-    weights: Sequence[Mapping[str, Tensor]],
-    grid: Sequence[Sequence[float]],
-    validations: Sequence[RetrievalValidation],
-) -> list[dict[str, float]]:
-    """The metrics of each candidate; those that a killed process measured are not measured again."""
-    model = models["tuned1"]
-    lines = (steps.folder / CANDIDATES).read_text().splitlines() if steps.is_done(0) else []
-    for shares in grid[len(lines) :] if validations else []:
-        model.load_weights(mixed(weights, shares), source=steps.folder)
-        metrics = run_validations(validations, model)
-        values = [metrics[f"eval/{each.name}/{config.metric}"] for each in validations]
-        metrics[config.metric] = sum(values) / len(values)
-        print(f"{config.metric} {metrics[config.metric]:.4f} of {dict(zip(models, shares, strict=True))}")
-        lines.append(json.dumps({"weights": shares, "metrics": metrics}))
-        text = "".join(f"{line}\n" for line in lines).encode()
-        steps.write_step(0, {CANDIDATES: partial(_write, text)})
-    return [json.loads(line)["metrics"] for line in lines]
-
-
-def _write_model(model: BiEncoder, steps: Steps, facts: dict[str, Any]) -> None:
+def _write_model(model: BiEncoder, steps: Steps, provenance: dict[str, Any]) -> None:
     """All files of the model are one step; the manifest is the last file."""
     aside = temporary_beside(steps.folder / "model")
     aside.mkdir()
     try:
         model.write_to(aside)
-        write_json_file(aside, FACTS, facts)
+        write_json_file(aside, PROVENANCE, provenance)
         files = {}
         for path in sorted(path for path in aside.rglob("*") if path.is_file()):
             name = path.relative_to(aside).as_posix()
             inside(steps.folder, name, stated_in=CLAIM).parent.mkdir(parents=True, exist_ok=True)
             files[name] = partial(_copy, path)
-        steps.write_step(1, files)
+        steps.write_step(0, files)
     finally:
         remove(aside)
     steps.write_manifest({"kind": "model", "made_of": steps.provenance})
-
-
-def _write(text: bytes, file: IO[bytes]) -> None:
-    file.write(text)
 
 
 def _copy(path: Path, file: IO[bytes]) -> None:
@@ -155,10 +135,10 @@ def _opened(config: MergeConfig) -> dict[str, BiEncoder]:
 
 def _shape(model: BiEncoder) -> dict[str, Any]:
     """What two models must have in common; first what says most about a difference."""
-    facts = {"architecture": model.question_model.config.model_type} | asdict(EncoderSettings())
-    facts |= model.settings.as_dict() | {"tokenizer's fingerprint": model.tensorizer.fingerprint}
+    shape = {"architecture": model.question_model.config.model_type} | asdict(EncoderSettings())
+    shape |= model.settings.as_dict() | {"tokenizer's fingerprint": model.tensorizer.fingerprint}
     tensors = {f"shape of {name}": tuple(tensor.shape) for name, tensor in model.weights().items()}
-    return facts | {name: shape for name, shape in tensors.items() if "log_temperature" not in name}
+    return shape | {name: shape for name, shape in tensors.items() if "log_temperature" not in name}
 
 
 def mixed(models: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:

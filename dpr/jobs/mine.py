@@ -3,17 +3,15 @@ with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpr.core.compute_settings import ClusterSettings
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import usual_tokens
-from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
@@ -37,25 +35,28 @@ from dpr.storage.outputs import require_writable
 
 def run(config: MineCommand) -> None:
     """Writes the data with their negatives and prints an audit."""
-    out, corpus = Path(str(config.out)), None if config.corpus is None else Path(config.corpus)
+    out = Path(str(config.out))
+    corpus = None if config.corpus is None else Path(config.corpus)
     require_writable(out)
-    mining = MiningSettings(**{item.name: getattr(config, item.name) for item in fields(MiningSettings)})
-    open_scorer = (
-        partial(open_cross_encoder, config.cross_encoder, **config.models_options())
-        if config.cross_encoder
-        else None
-    )
-    if open_scorer is not None and mining.veto_above is None:
-        mining.veto_above = 0.5
-    kind, options = config.indexer.kind, config.indexer.options
+    mining = config.part(MiningSettings)
+    open_scorer = None
+    if config.cross_encoder:
+        open_scorer = partial(open_cross_encoder, config)
+        if mining.veto_above is None:
+            mining.veto_above = 0.5
+    kind = config.indexer.kind
+    options = config.indexer.options
     if config.model_file:
         search = model_search(
             config, corpus=corpus, vectors=config.vectors, indexer=kind or "exact", options=options
         )
     else:
-        search = lexical_search(indexer=kind or "bm25", options=options, **bm25_constants(config))
-    device = config.device if config.model_file or config.cross_encoder else "cpu"
-    elsewhere = workers_elsewhere(config.cluster, folder=out.parent, device=device, cross_encoder=open_scorer)
+        search = lexical_search(config, indexer=kind or "bm25", options=options)
+    remote = None
+    if config.cluster.kind != "none":
+        device = config.device if config.model_file or config.cross_encoder else "cpu"
+        each = partial(share_out, config.cluster, what="mining", folder=out.parent, device=device)
+        remote = Elsewhere(each, open_scorer)
     scorer = open_scorer() if open_scorer else None
     if corpus is not None:
         file_state(corpus)  # a missing file is reported before the data are read
@@ -71,7 +72,7 @@ def run(config: MineCommand) -> None:
         corpus=corpus,
         keep_within=config.keep_within,
         processes=config.processes,
-        elsewhere=elsewhere,
+        elsewhere=remote,
         overwrite=config.overwrite,
     )
     print("\n".join(audit_lines(audit)))
@@ -80,53 +81,28 @@ def run(config: MineCommand) -> None:
     )
 
 
-def bm25_constants(config: Bm25Settings) -> dict[str, Any]:
-    """k1 and b where they are not the usual ones, which a user-defined index need not have."""
-    return {
-        item.name: value
-        for item in fields(Bm25Settings)
-        if (value := getattr(config, item.name)) != item.default
-    }
-
-
 def lexical_search(
-    *, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float
+    config: Bm25Settings, *, indexer: str = "bm25", options: Mapping[str, Any] | None = None
 ) -> Search:
-    """BM25, of which ``k1`` and ``b`` may be given, or another index over texts with its ``options``."""
-    return LexicalSearch(
-        _index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>")
-    )
+    """BM25, or another index over texts with its ``options``, which need not have k1 and b: these are given
+    where they are not the default ones."""
+    given = dict(options or {})
+    for item in fields(Bm25Settings):
+        if (value := getattr(config, item.name)) != item.default:
+            given[item.name] = value
+    return LexicalSearch(_index(indexer, given, reads="texts", else_hint="add model_file=<folder>"))
 
 
-def model_search(config: MiningInputs, **more: Any) -> Search:
-    """The search by the bi-encoder that the settings name; ``more`` as ``dense_search``."""
-    return dense_search(
-        str(config.model_file),
-        encoder=config.encoder,
-        query_prefix=config.query_prefix,
-        passage_prefix=config.passage_prefix,
-        prompt=config.prompt,
-        **config.models_options(),
-        **more,
-    )
-
-
-def dense_search(
-    model_file: str,
+def model_search(
+    config: MiningInputs,
     *,
-    encoder: CheckpointEncoderConfig | None = None,
     corpus: Path | None = None,
     vectors: Sequence[str] = (),
     indexer: str = "exact",
     options: Mapping[str, Any] | None = None,
-    query_prefix: str = "",
-    passage_prefix: str = "",
-    prompt: str | None = None,
-    device: str | None = None,
-    precision: str = "fp32",
-    batch_tokens: int = 0,
 ) -> Search:
-    """A bi-encoder's search over ``vectors`` of ``corpus`` that ``dpr embed`` made; without them it makes them.
+    """The search by the bi-encoder that the settings name, over ``vectors`` of ``corpus`` that ``dpr embed``
+    made; without them it makes them.
 
     Raises:
         ConfigError: vectors without a corpus, an index over texts, or a prompt or prefix that the model does
@@ -137,15 +113,14 @@ def dense_search(
     index = _index(indexer, options or {}, reads="vectors", else_hint="leave model_file out")
     if vectors and corpus is None:
         raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
-    for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
-        warn_of_lost_space(key, prefix)
-    where = resolve_device(device)
-    arguments = (encoder or CheckpointEncoderConfig()).arguments()
-    model = BiEncoder.load(model_file, device=where, **arguments)
+    warn_of_lost_space("query_prefix", config.query_prefix)
+    warn_of_lost_space("passage_prefix", config.passage_prefix)
+    device = resolve_device(config.device)
+    model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
     shards = open_shards(vectors) if vectors else []
-    check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
+    check_vectors_are_of(model, shards, model_file=f"model_file={config.model_file}")
     text = model.tensorizer.text
-    agreed = text.agreed_prefix(passage_prefix, text.passage_prompt, key="passage_prefix") or ""
+    agreed = text.agreed_prefix(config.passage_prefix, text.passage_prompt, key="passage_prefix") or ""
     if corpus is not None:
         made_of = corpora_of(shard.metadata for shard in shards)
         require_corpora(made_of, [PassageSource(corpus)], file=", ".join(vectors))
@@ -160,11 +135,11 @@ def dense_search(
     return DenseSearch(
         model,
         shards=shards,
-        batch_tokens=batch_tokens or usual_tokens(where),
-        precision=precision,
-        query_prefix=query_prefix,
+        batch_tokens=config.batch_tokens or usual_tokens(device),
+        precision=config.precision,
+        query_prefix=config.query_prefix,
         passage_prefix=agreed,
-        prompt=prompt,
+        prompt=config.prompt,
         index=index,
     )
 
@@ -176,27 +151,13 @@ def _index(kind: str, options: Mapping[str, Any], *, reads: str, else_hint: str)
     return choice
 
 
-def open_cross_encoder(
-    folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0
-) -> PairScorer:
-    """The cross-encoder in a folder; raises CheckpointError where there is none, or it cannot be used."""
-    where = resolve_device(device)
+def open_cross_encoder(config: MiningInputs) -> PairScorer:
+    """The cross-encoder that the settings name; raises CheckpointError where there is none, or it cannot be
+    used."""
+    device = resolve_device(config.device)
     return CrossEncoder.load(
-        folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision
+        str(config.cross_encoder),
+        device,
+        batch_tokens=config.batch_tokens or usual_tokens(device),
+        precision=config.precision,
     )
-
-
-def workers_elsewhere(
-    cluster: ClusterSettings,
-    *,
-    folder: Path,
-    device: str | None,
-    cross_encoder: Callable[[], PairScorer] | None,
-) -> Elsewhere | None:
-    """The workers of a cluster, which write to ``folder``; None without one.
-
-    ``device``: cpu where neither model nor cross-encoder is used.
-    """
-    if cluster.kind == "none":
-        return None
-    return Elsewhere(partial(share_out, cluster, what="mining", folder=folder, device=device), cross_encoder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.mine import bm25_constants, lexical_search, model_search, open_cross_encoder
+from dpr.jobs.mine import lexical_search, model_search, open_cross_encoder
 from dpr.mining.scoring import Teacher, audit_lines, score_passages
 from dpr.mining.settings import ScoreCommand
 from dpr.storage.checksums import file_state
@@ -31,8 +31,8 @@ def run(config: ScoreCommand) -> None:
 
 def _teacher(config: ScoreCommand) -> Teacher:
     if config.cross_encoder:
-        return Teacher(open_cross_encoder(config.cross_encoder, **config.models_options()))
-    lexical = lexical_search(**bm25_constants(config))
+        return Teacher(open_cross_encoder(config))
+    lexical = lexical_search(config)
     if not config.model_file:
         return Teacher(searches=(lexical,))
     dense = model_search(config)

@@ -110,10 +110,6 @@ class MiningInputs(ForwardSettings, Bm25Settings):
     """Replace what is at out."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
-    def models_options(self) -> dict[str, Any]:
-        """Where and how models run."""
-        return vars(self.part(ForwardSettings))
-
     def unused(self) -> Iterator[str]:
         yield from super().unused()
         if not self.model_file:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
@@ -28,7 +29,6 @@ from dpr.preparation.passages import (
     QuestionPair,
     cut_section,
     passage_prefix,
-    sections_of,
     words_of,
 )
 
@@ -38,9 +38,8 @@ FILES = ("file", "document", "path", "source")
 _COMPARED_WORDS = 30
 
 
-@dataclass(frozen=True, slots=True)
-class GivenRow:
-    """A question with its answer: a text, a file of the folder, or ``file#heading``."""
+class GivenRow(NamedTuple):
+    """A question with its answer: a text, or a file of the folder."""
 
     question: str
     answer: str
@@ -55,20 +54,43 @@ def read_given(path: Path) -> list[GivenRow]:
         InputError: a row without question or answer; names the file and line.
     """
     rows = []
-    for line, question, answer in _json_rows(path) if is_json_name(path) else _table_rows(path):
-        if not question or not answer:
+    for line, names, cells in _records(path):
+        texts = []
+        for wanted in (QUESTIONS, ANSWERS + FILES):
+            place = column(names, wanted)
+            found = "" if place is None or place >= len(cells) else cells[place]
+            if isinstance(found, list) and found:
+                found = found[0]
+            texts.append(one_line(found) if isinstance(found, str) else "")
+        if not all(texts):
             raise InputError(
                 "a row without question or answer",
                 file=path,
                 line=line,
                 expected="a question and its answer, or a file",
             )
-        rows.append(GivenRow(question, answer, line))
+        rows.append(GivenRow(texts[0], texts[1], line))
     if not rows:
         raise InputError(
             "no rows", file=path, expected="questions with their answers, or with the files that answer them"
         )
     return rows
+
+
+def _records(path: Path) -> Iterator[tuple[int, Sequence[str], Sequence[Any]]]:
+    """Line, names and values of each row."""
+    if is_json_name(path):
+        for line, value in iter_json_objects(path):
+            yield line, list(value), list(value.values())
+        return
+    lines = list(enumerate(decoded(path.read_bytes()).split("\n"), 1))
+    form = form_of(lines, path, commas=True)
+    names: Sequence[str] = form.first
+    if column(names, QUESTIONS) is None or column(names, ANSWERS + FILES) is None:
+        names = ("question", "answer")
+    for line, row in rows_of(iter(lines), form, path):
+        if row != names and any(cell.strip() for cell in row):
+            yield line, names, row
 
 
 def find_answers(
@@ -77,9 +99,8 @@ def find_answers(
     """The questions with the passages that answer them, and the passages that had to be added for answers
     that the folder does not hold.
 
-    An answer is the name of a file (all of its passages answer), ``file#heading``, or a text: the passages
-    that contain it, compared word by word over its first 30 words, else new passages under the name of the
-    questions' file.
+    An answer is the name of a file (all of its passages answer), or a text: the passages that contain it,
+    compared word by word over its first 30 words, else new passages under the name of the questions' file.
     """
     places = _places(pieces)
     texts = {row.answer for row in rows if row.answer.casefold() not in places}
@@ -109,45 +130,18 @@ def find_answers(
     return asked, [piece for group in added.values() for piece in group]
 
 
-def _table_rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    lines = list(enumerate(decoded(path.read_bytes()).split("\n"), 1))
-    form = form_of(lines, path, commas=True)
-    question, answer = column(form.first, QUESTIONS), column(form.first, ANSWERS + FILES)
-    header = form.first
-    if question is None or answer is None:
-        question, answer, header = 0, 1, []
-    for line, row in rows_of(iter(lines), form, path):
-        if row != header and any(cell.strip() for cell in row):
-            cells = [one_line(cell) for cell in row] + [""] * (max(question, answer) + 1)
-            yield line, cells[question], cells[answer]
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    for line, value in iter_json_objects(path):
-        names = list(value)
-        question, answer = column(names, QUESTIONS), column(names, ANSWERS + FILES)
-        texts = ["", ""]
-        for place, index in enumerate((question, answer)):
-            found = "" if index is None else value[names[index]]
-            found = found[0] if isinstance(found, list) and found else found
-            texts[place] = one_line(found) if isinstance(found, str) else ""
-        yield line, texts[0], texts[1]
-
-
 def _places(pieces: Sequence[Piece]) -> dict[str, list[Piece]]:
-    """What an answer may name: files by path and, where only one has it, by name; and headings behind
-    ``#``."""
+    """What an answer may name: files by path and, where only one has it, by name."""
     files: dict[str, list[Piece]] = {}
     for piece in pieces:
         files.setdefault(piece.file, []).append(piece)
-    times = Counter(PurePosixPath(name).name for name in files)
+    times = Counter(PurePosixPath(path).name for path in files)
     by_place: dict[str, list[Piece]] = {}
     for path, members in files.items():
+        by_place[path.casefold()] = members
         name = PurePosixPath(path).name
-        for place in (path, name) if times[name] == 1 else (path,):
-            by_place[place.casefold()] = members
-            for section in sections_of(members).values():
-                by_place.setdefault(f"{place}#{section[0].headings[-1][1]}".casefold(), section)
+        if times[name] == 1:
+            by_place[name.casefold()] = members
     return by_place
 
 

@@ -11,7 +11,7 @@ import pytest
 from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.preparation.data_report import open_tokenizer
+from dpr.preparation.data_check import open_tokenizer
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.tiny import encoder_folder, static_folder
 
@@ -43,9 +43,8 @@ def trained(folder: Path, **settings: bool) -> BiEncoder:
     return build_model(config)
 
 
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(
-    "kind", ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"]
+    ("kind", "static"), [("BertTokenizer", True), ("DistilBertTokenizer", False), ("MPNetTokenizer", False)]
 )
 def test_a_cased_vocabulary_stays_cased_in_every_command(tmp_path: Path, kind: str, static: bool) -> None:
     folder = cased_folder(tmp_path / "encoder", kind, static=static)
@@ -54,10 +53,7 @@ def test_a_cased_vocabulary_stays_cased_in_every_command(tmp_path: Path, kind: s
     )
     trained(folder).save(tmp_path / "model")
     opened = [python.tensorizer, BiEncoder.load(tmp_path / "model").tensorizer]
-    opened += [
-        open_tokenizer(str(path), sequence_length=24, question_length=None)
-        for path in (folder, tmp_path / "model")
-    ]
+    opened += [open_tokenizer(str(path), sequence_length=24) for path in (folder, tmp_path / "model")]
     for tensorizer in opened:
         (tokens,) = tensorizer.bare_tokens([TEXT])
         assert tensorizer.tokenizer.convert_ids_to_tokens(tokens) == WORDS[:4]

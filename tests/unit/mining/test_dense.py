@@ -23,12 +23,13 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
-from dpr.jobs.mine import dense_search
+from dpr.jobs.mine import model_search
 from dpr.mining import dense
 from dpr.mining.dense import DenseSearch
 from dpr.mining.job import BlockMiner, mine
 from dpr.mining.negatives import MiningSettings
 from dpr.mining.search import LexicalSearch, Search
+from dpr.mining.settings import MineCommand
 from dpr.models.biencoder import BiEncoder
 from tests.unit.mining.conftest import repeating_corpus, repeating_samples
 
@@ -337,9 +338,9 @@ def test_vectors_of_another_model_or_corpus_are_refused(
     write_passages(other, [replace(passage, text=f"{passage.text} ba") for passage in repeating_corpus()])
     foreign = _foreign_folder(tmp_path, model_folder.parent / "encoder")
     with pytest.raises(InputError, match="vectors of another corpus"):
-        dense_search(str(model_folder), vectors=vectors, device="cpu", corpus=other)
+        model_search(MineCommand(model_file=str(model_folder), device="cpu"), vectors=vectors, corpus=other)
     with pytest.raises(InputError, match="vectors of another model"):
-        dense_search(str(foreign), vectors=vectors, device="cpu", corpus=corpus_file)
+        model_search(MineCommand(model_file=str(foreign), device="cpu"), vectors=vectors, corpus=corpus_file)
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:
