@@ -28,6 +28,7 @@ _BY_REASON = {
     "remote indexes are not supported; indexer=flat, hnsw or hnsw_sq searches on this machine": (
         "rpc_retriever_cfg_file rpc_index_id use_l2_conversion use_rpc_meta rpc_meta_compressed"
     ),
+    "answers are matched in one process, which is quick": "validation_workers",
     "KILT output is not written; out_file= writes DPR's results": "kilt_out_file",
 }
 REPLACED = {key: reason for reason, keys in _BY_REASON.items() for key in keys.split()}

@@ -78,7 +78,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "evaluate": Command(
         "evaluate a model, BM25 and both on many test sets, or a TREC run",
-        "dpr.retrieval.suite_settings:EvaluateConfig",
+        "dpr.retrieval.settings:EvaluateConfig",
         "evaluate",
     ),
     "compare": Command(

@@ -32,8 +32,7 @@ from dpr.core.errors import InputError, LostRankError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
-from dpr.embedding.corpus_tokens import CorpusTokens
-from dpr.embedding.encode import TokenBudget, encode_within_memory, usual_tokens
+from dpr.embedding.encode import CorpusTokens, TokenBudget, encode_within_memory, usual_tokens
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, with_store
 from dpr.formats.vector_shards import Metadata, VectorShardWriter

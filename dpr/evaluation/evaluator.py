@@ -59,7 +59,6 @@ class Evaluator:
         qrels: judgements; those of questions that were not asked do not count.
         answer_match: ``string`` or ``regex``: a passage with an answer in its text is right. Beside judgements the
             metrics by answers begin with ``answer_``.
-        workers: processes that match answers.
         only_answered: metrics by answers leave out questions without answers, which else count as 0.
     """
 
@@ -67,7 +66,6 @@ class Evaluator:
     qrels: Qrels | None = None
     answer_match: str | None = None
     num_docs: int = 100
-    workers: int = 1
     only_answered: bool = False
 
     def __post_init__(self) -> None:
@@ -134,7 +132,7 @@ class Evaluator:
         """Whether each hit of each question has an answer in its text."""
         texts = {key: passages[key].text for listed in hits for key in listed}
         answers = [question.answers for question in self.questions]
-        return match_hits(answers, hits, texts, kind=str(self.answer_match), workers=self.workers)
+        return match_hits(answers, hits, texts, kind=str(self.answer_match))
 
     def example_rows(self) -> list[int]:
         """Questions for a report. They follow from questions and judgements alone, so that all runs over them

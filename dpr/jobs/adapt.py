@@ -120,7 +120,7 @@ def run(config: AdaptSettings) -> float | None:
     from dpr.data.pairs import kinds_of
     from dpr.jobs import evaluate, prepare
     from dpr.jobs.stages import stages_in
-    from dpr.retrieval.suite_settings import EvaluateConfig
+    from dpr.retrieval.settings import EvaluateConfig
 
     kinds_of(config.pairs, setting="pairs")
     require_model("model_file", config.model_file)

@@ -113,15 +113,21 @@ def run(config: CheckDataSettings) -> int:
 
 def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     """Writes the list, and says what to do with it."""
+    from dpr.embedding.settings import CheckpointEncoderConfig
     from dpr.formats.text_input import expand_files
     from dpr.formats.training_sets import open_training_set
-    from dpr.jobs.mine import dense_search, lexical_search
+    from dpr.jobs.mine import dense_search
+    from dpr.mining.search import LexicalSearch
     from dpr.mining.suspects import find_suspects
 
+    prompts = CheckpointEncoderConfig(
+        query_prompt=config.query_prefix or None,
+        passage_prompt=config.passage_prefix or None,
+        allow_other_prompts=True,  # those that differ from the model's are refused before
+    )
     model = dense_search(
         str(config.tokenizer),
-        query_prefix=config.query_prefix,
-        passage_prefix=config.passage_prefix,
+        encoder=prompts,
         device=config.device,
         precision=config.precision,
         batch_tokens=config.batch_tokens,
@@ -129,7 +135,7 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     train = open_training_set(
         expand_files(config.files), name="train", split=config.split, columns=config.columns()
     )
-    searches = [model, lexical_search()]
+    searches = [model, LexicalSearch()]
     counts = find_suspects(train, out, searches, most=_MOST_SUSPECTS, overwrite=config.overwrite)
     positives, negatives = counts["positives in doubt"], counts["negatives in doubt"]
     print(

@@ -1,15 +1,11 @@
-"""``dpr mine``: hard negatives for training data; the models, vectors and indexes that they are searched
-with."""
+"""``dpr mine``: hard negatives for training data; the models and vectors that they are searched with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from dpr.core.compute_settings import ClusterSettings
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import usual_tokens
@@ -17,17 +13,10 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
-from dpr.indexer.registry import IndexChoice
-from dpr.indexer.settings import Bm25Settings
-from dpr.integrations.ray_cluster import share_out
-from dpr.jobs.catalogue import warn_of_lost_space
-from dpr.mining.audit import audit_lines
-from dpr.mining.dense import DenseSearch
-from dpr.mining.job import mine
+from dpr.mining.job import audit_lines, mine
 from dpr.mining.negatives import PairScorer
-from dpr.mining.search import LexicalSearch, Search
-from dpr.mining.settings import MineCommand, MiningInputs, MiningSettings
-from dpr.mining.work import Elsewhere
+from dpr.mining.search import DenseSearch, LexicalSearch, Search
+from dpr.mining.settings import MineCommand, MiningSettings
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.retrieval.retrievers import check_vectors_are_of
@@ -37,33 +26,27 @@ from dpr.storage.outputs import require_writable
 
 def run(config: MineCommand) -> None:
     """Writes the data with their negatives and prints an audit."""
-    out, corpus = Path(str(config.out)), None if config.corpus is None else Path(config.corpus)
+    out = Path(str(config.out))
+    corpus = None if config.corpus is None else Path(config.corpus)
     require_writable(out)
     mining = MiningSettings(**{item.name: getattr(config, item.name) for item in fields(MiningSettings)})
-    open_scorer = (
-        partial(open_cross_encoder, config.cross_encoder, **config.models_options())
-        if config.cross_encoder
-        else None
-    )
-    if open_scorer is not None and mining.veto_above is None:
-        mining.veto_above = 0.5
-    kind, options = config.indexer.kind, config.indexer.options
+    search: Search = LexicalSearch()
     if config.model_file:
-        search = model_search(
-            config, corpus=corpus, vectors=config.vectors, indexer=kind or "exact", options=options
+        search = dense_search(
+            config.model_file,
+            encoder=config.encoder,
+            corpus=corpus,
+            vectors=config.vectors,
+            prompt=config.prompt,
+            **config.models_options(),
         )
-    else:
-        search = lexical_search(indexer=kind or "bm25", options=options, **bm25_constants(config))
-    device = config.device if config.model_file or config.cross_encoder else "cpu"
-    elsewhere = workers_elsewhere(config.cluster, folder=out.parent, device=device, cross_encoder=open_scorer)
-    scorer = open_scorer() if open_scorer else None
+    scorer = None
+    if config.cross_encoder:
+        scorer = open_cross_encoder(config.cross_encoder, **config.models_options())
     if corpus is not None:
         file_state(corpus)  # a missing file is reported before the data are read
-    train = open_training_set(
-        config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
-    )
     audit = mine(
-        train,
+        open_training_set(config.files, name="train"),
         out,
         mining,
         search=search,
@@ -71,43 +54,11 @@ def run(config: MineCommand) -> None:
         corpus=corpus,
         keep_within=config.keep_within,
         processes=config.processes,
-        elsewhere=elsewhere,
         overwrite=config.overwrite,
     )
     print("\n".join(audit_lines(audit)))
     print(
         f"{out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives"
-    )
-
-
-def bm25_constants(config: Bm25Settings) -> dict[str, Any]:
-    """k1 and b where they are not the usual ones, which a user-defined index need not have."""
-    return {
-        item.name: value
-        for item in fields(Bm25Settings)
-        if (value := getattr(config, item.name)) != item.default
-    }
-
-
-def lexical_search(
-    *, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float
-) -> Search:
-    """BM25, of which ``k1`` and ``b`` may be given, or another index over texts with its ``options``."""
-    return LexicalSearch(
-        _index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>")
-    )
-
-
-def model_search(config: MiningInputs, **more: Any) -> Search:
-    """The search by the bi-encoder that the settings name; ``more`` as ``dense_search``."""
-    return dense_search(
-        str(config.model_file),
-        encoder=config.encoder,
-        query_prefix=config.query_prefix,
-        passage_prefix=config.passage_prefix,
-        prompt=config.prompt,
-        **config.models_options(),
-        **more,
     )
 
 
@@ -117,10 +68,6 @@ def dense_search(
     encoder: CheckpointEncoderConfig | None = None,
     corpus: Path | None = None,
     vectors: Sequence[str] = (),
-    indexer: str = "exact",
-    options: Mapping[str, Any] | None = None,
-    query_prefix: str = "",
-    passage_prefix: str = "",
     prompt: str | None = None,
     device: str | None = None,
     precision: str = "fp32",
@@ -129,51 +76,31 @@ def dense_search(
     """A bi-encoder's search over ``vectors`` of ``corpus`` that ``dpr embed`` made; without them it makes them.
 
     Raises:
-        ConfigError: vectors without a corpus, an index over texts, or a prompt or prefix that the model does
-        not have.
-        InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
+        ConfigError: vectors without a corpus, or a prompt that the model does not have.
+        InputError: vectors of another model or corpus, with a prefix of passages, or unfinished ones.
         CheckpointError: there is no model.
     """
-    index = _index(indexer, options or {}, reads="vectors", else_hint="leave model_file out")
     if vectors and corpus is None:
         raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
-    for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
-        warn_of_lost_space(key, prefix)
     where = resolve_device(device)
-    arguments = (encoder or CheckpointEncoderConfig()).arguments()
-    model = BiEncoder.load(model_file, device=where, **arguments)
+    model = BiEncoder.load(model_file, device=where, **(encoder or CheckpointEncoderConfig()).arguments())
+    model.tensorizer.text.question_prompt(prompt)
     shards = open_shards(vectors) if vectors else []
     check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
-    text = model.tensorizer.text
-    agreed = text.agreed_prefix(passage_prefix, text.passage_prompt, key="passage_prefix") or ""
     if corpus is not None:
         made_of = corpora_of(shard.metadata for shard in shards)
         require_corpora(made_of, [PassageSource(corpus)], file=", ".join(vectors))
     for shard in shards:
-        if (stored := shard.metadata.get("passage_prefix")) != agreed:
-            hint = (
-                "name the passage_prefix that the corpus was embedded with, embed it with that of the"
-                " training, or leave vectors out"
-            )
-            found = f"vectors made with passage_prefix={stored!r}"
-            raise InputError(found, file=shard.path, expected=repr(agreed), hint=hint)
+        if stored := shard.metadata.get("passage_prefix"):
+            hint = f"embed the corpus with encoder.passage_prompt={stored!r}, and name it here too"
+            raise InputError(f"vectors made with passage_prefix={stored!r}", file=shard.path, hint=hint)
     return DenseSearch(
         model,
         shards=shards,
         batch_tokens=batch_tokens or usual_tokens(where),
         precision=precision,
-        query_prefix=query_prefix,
-        passage_prefix=agreed,
         prompt=prompt,
-        index=index,
     )
-
-
-def _index(kind: str, options: Mapping[str, Any], *, reads: str, else_hint: str) -> IndexChoice:
-    choice = IndexChoice.of(kind, options, key="indexer.options.")
-    if choice.index_class.reads != reads:
-        raise ConfigError(f"indexer={kind} searches {choice.index_class.reads}; {else_hint}")
-    return choice
 
 
 def open_cross_encoder(
@@ -184,19 +111,3 @@ def open_cross_encoder(
     return CrossEncoder.load(
         folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision
     )
-
-
-def workers_elsewhere(
-    cluster: ClusterSettings,
-    *,
-    folder: Path,
-    device: str | None,
-    cross_encoder: Callable[[], PairScorer] | None,
-) -> Elsewhere | None:
-    """The workers of a cluster, which write to ``folder``; None without one.
-
-    ``device``: cpu where neither model nor cross-encoder is used.
-    """
-    if cluster.kind == "none":
-        return None
-    return Elsewhere(partial(share_out, cluster, what="mining", folder=folder, device=device), cross_encoder)

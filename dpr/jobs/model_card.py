@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.evaluation.report.reading import Retrieval, flatten
-from dpr.export.model_card import CardFacts
+from dpr.evaluation.report.reading import flatten
+from dpr.export.folders import CardFacts
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
-from dpr.formats.metrics_files import read_metrics
 from dpr.storage.durable import read_json
 from dpr.training.command_settings import BiEncoderTrainConfig
 
@@ -22,13 +20,9 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _NOT_OF_THE_RUN = ("datasets", "output_dir", "device", "no_cuda")
 
 
-def card_facts(model_file: str, name: str, *, results: Sequence[str] = ()) -> CardFacts:
+def card_facts(model_file: str, name: str) -> CardFacts:
     """What is known of a model. Of its checkpoint only what can be read is used; absolute paths and
-    credentials are left out.
-
-    Raises:
-        InputError: a file of ``results`` is no metrics file.
-    """
+    credentials are left out."""
     checkpoint = Path(model_file)
     config: dict[str, Any] = {}
     state: dict[str, Any] = {}
@@ -54,7 +48,6 @@ def card_facts(model_file: str, name: str, *, results: Sequence[str] = ()) -> Ca
         seed=fixed.get("seed") if isinstance(fixed.get("seed"), int) else None,
         data={key: list(map(str, found)) for key, found in data.items() if isinstance(found, list) and found},
         validation={key: float(value) for key, value in metrics.items() if type(value) in (int, float)},
-        retrievals=[Retrieval(Path(file).stem, read_metrics(file)) for file in results],
     )
 
 
