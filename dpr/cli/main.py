@@ -85,9 +85,7 @@ COMMANDS: dict[str, Command] = {
         "a table of several retrieval results, and tests of their differences",
         "dpr.jobs.compare:CompareSettings",
     ),
-    "report": Command(
-        "a page of curves, metrics and example questions of a run", "dpr.jobs.report:ReportSettings"
-    ),
+    "report": Command("a page of curves and metrics of a run", "dpr.jobs.report:ReportSettings"),
     "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
     "serve": Command(
         "answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"

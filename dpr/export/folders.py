@@ -271,13 +271,12 @@ def export_folder(
 
 
 class Difference(NamedTuple):
-    """The largest difference of a number of a vector on each side, in the format's units, the number of
-    texts, and the share of the ten best passages of a question that stay."""
+    """The largest difference of a number of a vector on each side, in the format's units, and the number of
+    texts."""
 
     questions: float
     passages: float
     texts: int
-    top10: float
 
 
 class Texts(NamedTuple):
@@ -315,11 +314,9 @@ def edge_cases(tensorizer: Tensorizer) -> Texts:
     return Texts(texts, passages)
 
 
-def check(
-    model: BiEncoder, folder: Path, form: Format, name: str, *, more: Texts | None = None
-) -> Difference | None:
-    """Encodes the ``edge_cases``, and ``more``, with the other library and here. None, with a warning, where
-    that library is not installed.
+def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference | None:
+    """Encodes the ``edge_cases`` with the other library and here. None, with a warning, where that library is not
+    installed.
 
     Raises:
         InputError: a vector differs by more than the format allows.
@@ -329,29 +326,23 @@ def check(
         logger.warning("not checked, since %s is not installed: pip install %s", form.library, form.install)
         return None
     questions, passages = edge_cases(model.tensorizer)
-    if more is not None:
-        questions = questions + more.questions
-        passages = passages + more.passages
-    of_questions = model.encode_questions(questions)
-    of_passages = model.encode_passages(passages)
-    found_questions = _encoded(form, folder, "question", questions, name, version)
-    found_passages = _encoded(form, folder, "ctx", passages, name, version)
-
+    sides = (
+        ("question", questions, model.encode_questions(questions)),
+        ("ctx", passages, model.encode_passages(passages)),
+    )
     worst = []
-    for kind, texts, expected, found in (
-        ("question", questions, of_questions, found_questions),
-        ("passage", passages, of_passages, found_passages),
-    ):
+    for side, texts, expected in sides:
+        found = _encoded(form, folder, side, texts, name, version)
         largest, row = _worst(expected, found)
         if not largest <= form.bar:
             text: Any = texts[row]
             shown = f"{text.title} | {text.text}" if isinstance(text, Passage) else text
             shown = repr(shown if len(shown) <= 60 else f"{shown[:57]}...")
+            kind = "question" if side == "question" else "passage"
             where = f"the vector of the {kind} {shown} differs by {largest:.2g} in {form.library} {version}"
             raise InputError(f"{where}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
         worst.append(largest)
-    top10 = _overlap(found_questions @ found_passages.T, of_questions @ of_passages.T)
-    return Difference(worst[0], worst[1], len(questions) + len(passages), top10)
+    return Difference(worst[0], worst[1], len(questions) + len(passages))
 
 
 def _encoded(
@@ -379,15 +370,6 @@ def _worst(expected: np.ndarray, found: np.ndarray) -> tuple[float, int]:
     return float(differences[row]), row
 
 
-def _overlap(found: np.ndarray, expected: np.ndarray) -> float:
-    """The share of the ten best passages of a question that stay, on average; of scores (Q, P)."""
-    top = min(10, expected.shape[1])
-    best = np.argsort(-found, axis=1, kind="stable")[:, :top]
-    best_here = np.argsort(-expected, axis=1, kind="stable")[:, :top]
-    shared = [len(np.intersect1d(one, other)) for one, other in zip(best, best_here, strict=True)]
-    return float(np.mean(shared) / top)
-
-
 def _checked_by(form: Format, difference: Difference) -> str:
     """The line of an export's report: how far the vectors that the library makes of the folder are from the
     model's."""
@@ -395,7 +377,7 @@ def _checked_by(form: Format, difference: Difference) -> str:
     most = max(difference.questions, difference.passages)
     return (
         f"checked by {library} {version_of(library)}: {difference.texts} texts, vectors differ by at"
-        f" most {most:.1e}; of the ten best passages {difference.top10:.3f} stay"
+        f" most {most:.1e}"
     )
 
 

@@ -113,53 +113,40 @@ class VectorRows:
             for keys, vectors in shard.chunks():
                 for start in range(0, len(keys), self.batch_rows):
                     part = slice(start, start + self.batch_rows)
+                    numbers = vectors[part].astype(np.float16 if self.is_half else np.float32)
+                    if not np.isfinite(numbers).all():
+                        hint = "embed the corpus again with an intact model"
+                        raise InputError("holds NaN or infinity", file=shard.path, hint=hint)
                     ids = decode_ids(keys[part])
-                    yield self._batch(ids, vectors[part], self._joined(ids, passages, shard), shard)
+                    if not self.sources:
+                        yield RowBatch(ids, numbers, {})
+                        continue
+                    found = [self._match(key, passages, shard) for key in ids]
+                    columns: dict[str, list[Any]] = {
+                        "title": [passage.title for passage, _ in found],
+                        "text": [passage.text for passage, _ in found],
+                    }
+                    for place, name in enumerate(self.metadata):
+                        columns[name] = [values[place] for _, values in found]
+                    yield RowBatch([str(passage.id) for passage, _ in found], numbers, columns)
 
     def _passages(self) -> Iterator[_Found]:
         for source in self.sources:
             values = read_metadata(source.file, self.metadata) if self.metadata else repeat(())
             yield from zip(source.read(), values)  # both have one item a passage
 
-    def _joined(self, ids: Sequence[str], passages: Iterator[_Found], shard: VectorShard) -> list[_Found]:
-        if not self.sources:
-            return []
-        prefixes = {source.id_prefix for source in self.sources}
-        matches = []
-        for key in ids:
-            wanted = {key, *(prefix + key for prefix in prefixes)}
-            match = next((item for item in passages if item[0].id in wanted), None)
-            if match is None:
-                hint = (
-                    "ctx_datasets must name the files the vectors were made from, in their order, with the"
-                    " same id_prefix"
-                )
-                files = ", ".join(str(source.file) for source in self.sources)
-                raise InputError(
-                    f"no passage {key!r} after those of the vectors before it in {shard.path}",
-                    file=files,
-                    hint=hint,
-                )
-            matches.append(match)
-        return matches
-
-    def _batch(
-        self, ids: list[str], vectors: np.ndarray, matches: list[_Found], shard: VectorShard
-    ) -> RowBatch:
-        numbers = np.ascontiguousarray(vectors, dtype=np.float16 if self.is_half else np.float32)
-        if not np.isfinite(numbers).all():
-            raise InputError(
-                "holds NaN or infinity", file=shard.path, hint="embed the corpus again with an intact model"
-            )
-        if not matches:
-            return RowBatch(ids, numbers, {})
-        passages, values = zip(*matches, strict=True)
-        columns: dict[str, list[Any]] = {
-            "title": [item.title for item in passages],
-            "text": [item.text for item in passages],
-        }
-        columns |= {name: [row[place] for row in values] for place, name in enumerate(self.metadata)}
-        return RowBatch([str(item.id) for item in passages], numbers, columns)
+    def _match(self, key: str, passages: Iterator[_Found], shard: VectorShard) -> _Found:
+        """The next passage with the id of a vector, prefixed or not."""
+        wanted = {key, *(source.id_prefix + key for source in self.sources)}
+        for item in passages:
+            if item[0].id in wanted:
+                return item
+        hint = "ctx_datasets must name the files the vectors were made from, in their order, with the same id_prefix"
+        raise InputError(
+            f"no passage {key!r} after those of the vectors before it in {shard.path}",
+            file=", ".join(str(source.file) for source in self.sources),
+            hint=hint,
+        )
 
 
 _MADE_OF = "dpr.made_of"

@@ -197,7 +197,7 @@ def _evaluate_set(
                 facts |= {"hybrid": "linear", "hybrid_weight": fusion.weight}
             judged = evaluator.evaluate(listed, passages)
             file = folder / f"{system}.json"
-            evaluator.write_report(file, facts, texts, listed, judged, passages=passages)
+            evaluator.write_report(file, facts, texts, listed, judged)
         try:
             for system, listed in rankings.items():
                 by_id = {question.id: hits for question, hits in zip(questions, listed, strict=True)}

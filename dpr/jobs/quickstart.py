@@ -161,4 +161,4 @@ def show(config: QuickstartSettings, texts: Texts, seconds: float) -> None:
     print(f"It took {seconds / 60:.1f} minutes.\n")
     print(f'Search by hand:   dpr search {shlex.quote(str(out))} "your question"')
     print(f"In a browser:     dpr serve {shlex.quote(str(out))} metadata=file")
-    print(f"Curves, examples: {out / 'report.html'}")
+    print(f"Curves: {out / 'report.html'}")

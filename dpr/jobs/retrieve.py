@@ -14,7 +14,7 @@ from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
-from dpr.evaluation.evaluator import Evaluator, first_hits, without_own_ids
+from dpr.evaluation.evaluator import Evaluator, without_own_ids
 from dpr.evaluation.ranking_metrics import Qrels, format_table, shown_names, values_of, with_relevant
 from dpr.formats.question_sets import read_qrels, require_judged
 from dpr.formats.results import write_results, write_trec_run
@@ -110,7 +110,7 @@ def run(config: RetrievalConfig) -> float | None:
 
     passages = None
     with_hits = bool(config.out_file) and config.out_texts
-    if sources and (with_hits or answer_match or qrels or config.metrics_file):
+    if sources and (with_hits or answer_match or qrels):
         passages = texts_of(evaluator, [rankings], sources, with_hits=with_hits)
     evaluator.check(rankings, passages, own="skip_same_id=true leaves out hits with a question's own id")
     judged = evaluator.evaluate(rankings, passages)
@@ -130,9 +130,7 @@ def run(config: RetrievalConfig) -> float | None:
         }
         if tried_weights:
             facts["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
-        evaluator.write_report(
-            Path(config.metrics_file), facts, texts, rankings, judged, passages=passages, note={}
-        )
+        evaluator.write_report(Path(config.metrics_file), facts, texts, rankings, judged, note={})
     if config.search_folder:
         search_settings(config, sources, form, weight).write(Path(config.search_folder))
     if config.trec_run_file:  # after the others, as it cannot hold every id
@@ -187,14 +185,13 @@ def texts_of(
     *,
     with_hits: bool = False,
 ) -> dict[str, Passage]:
-    """One pass over the corpus for the texts that are looked at, and, where answers are matched or
-    ``with_hits``, for those of all hits."""
+    """One pass over the corpus for the passages judged relevant, and, where answers are matched or ``with_hits``,
+    for all hits."""
     needed: set[str] = set()
     also = evaluator.relevant()
     for rankings in runs:
         if with_hits or evaluator.answer_match:
             needed |= hits_of(rankings)
-        also |= first_hits(rankings, evaluator.example_rows())
     return require_passages(sources, needed, also=also)
 
 

@@ -122,8 +122,7 @@ class RetrievalConfig(CudaSettings):
     trec_run_file: str | None = setting(None, path="output")
     """TREC run file to write."""
     metrics_file: str | None = setting(None, path="output")
-    """JSON file for the metrics, the ranks of right passages and, where the texts are given, ten example
-    questions."""
+    """JSON file for the metrics, those of each question, and the ranks of right passages."""
     search_folder: str | None = setting(None, path="folder")
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels", "none"))

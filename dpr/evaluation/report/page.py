@@ -19,8 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from dpr.core.lazy import version_of
 from dpr.core.version import __version__
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
-from dpr.evaluation.report.examples import NUM_EXAMPLES, cut
-from dpr.evaluation.report.reading import Retrieval, Training, flatten, read_training
+from dpr.evaluation.report.reading import Retrieval, Training, cut, flatten, read_training
 from dpr.evaluation.significance import estimate
 from dpr.formats.metrics_files import is_beside, read_metrics
 from dpr.storage.durable import durable_file
@@ -186,18 +185,14 @@ def build_page(report: Report) -> str:
         "", notes=["No training run found: neither the folder nor a folder in it has a metrics.jsonl."]
     )
     groups: dict[tuple[str, int, int], list[Retrieval]] = {}
-    examples: dict[tuple[str, str], list[tuple[str, Any]]] = {}
     for one in report.retrievals:
         same_questions = (one.file.question_set, one.file.num_questions, one.num_judged)
         groups.setdefault(same_questions, []).append(one)
-        for example in one.examples:
-            examples.setdefault((example["id"], example["question"]), []).append((one.label, example))
     metrics = {name for line in run.validations for name in line if name.startswith("eval/")}
     page = {
         "report": report,
         "run": run,
         "retrievals": [_retrieval_section(runs) for runs in groups.values()],
-        "examples": list(examples.values())[:NUM_EXAMPLES],
         "charts": _training_charts(run),
         # those of all sets before those of single ones
         "columns": sorted(

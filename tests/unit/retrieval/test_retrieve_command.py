@@ -458,28 +458,3 @@ def test_stored_ranks_give_the_accuracy_at_every_cut_off(
         {k: run.file.metrics[f"accuracy@{k}"] for k in (1, 5, 10, 20)}
     )
     assert 0 < curve[1] < curve[20]
-
-
-def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World, tmp_path: Path) -> None:
-    file, out = tmp_path / "metrics.json", tmp_path / "results.json"
-    files = [
-        f"metrics_file={file}",
-        f"out_file={out}",
-        f"qrels={world.path('qrels.tsv')}",
-        f"ctx_datatsets=[{world.path('corpus.tsv')}]",
-    ]
-    assert main(dense(world, "match=qrels", "n_docs=30", *files)) == 0
-    results = {result.id: result for result in iter_results(out)}
-    examples = Retrieval("dense", read_metrics(file)).examples
-    assert len(examples) == 10
-    for example in examples:
-        hits = results[example["id"]].hits
-        assert [hit["text"] for hit in example["hits"]] == [hit.text for hit in hits[:5]]
-        assert [hit["right"] for hit in example["hits"]] == [hit.has_answer for hit in hits[:5]]
-        assert example["first_right_rank"] == next(
-            (rank for rank, hit in enumerate(hits, 1) if hit.has_answer), None
-        )
-    assert {example["first_right_rank"] for example in examples} - {
-        None,
-        1,
-    }, "ranks that are all 1 would agree by themselves"
