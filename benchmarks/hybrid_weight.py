@@ -11,14 +11,14 @@ and the mean; and the gain over BM25 alone.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from dpr.formats.question_sets import read_qrels
 from dpr.formats.results import read_trec_run
-from dpr.indexer import fusion
-from dpr.indexer.ranking import Ranking
+from dpr.indexer.ranking import Ranking, fuse_linear
 
 WEIGHTS = np.arange(0.1, 0.95, 0.05)
 CONSTANTS = (10, 60)
@@ -37,6 +37,15 @@ def ndcg(rankings: list[Ranking], judged: list[dict[str, int]]) -> float:
     return float(np.mean(values))
 
 
+def by_ranks(rankings: Sequence[Ranking], constant: int) -> Ranking:
+    """Reciprocal-rank fusion: the sum of 1 / (constant + rank), over the lists a passage is in."""
+    scores: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, (passage, _) in enumerate(ranking, 1):
+            scores[passage] = scores.get(passage, 0.0) + 1.0 / (constant + rank)
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:10]
+
+
 def measure(folder: Path, system: str) -> dict[str, float]:
     """nDCG@10 of both sides and of each way of fusing them."""
     qrels = read_qrels(folder / "qrels.txt")
@@ -46,11 +55,10 @@ def measure(folder: Path, system: str) -> dict[str, float]:
     judged = [qrels[question] for question in asked]
     values = {"bm25": ndcg(lexical, judged), "dense": ndcg(dense, judged)}
     for weight in WEIGHTS:
-        fused = fusion.fuse_linear(dense, lexical, weight=float(weight), k=10)
+        fused = fuse_linear(dense, lexical, weight=float(weight), k=10)
         values[f"minmax {weight:.2f}"] = ndcg(fused, judged)
     for constant in CONSTANTS:
-        fusion.RRF_CONSTANT = constant
-        both = [fusion.fuse_reciprocal_ranks(pair, k=10) for pair in zip(dense, lexical, strict=True)]
+        both = [by_ranks(pair, constant) for pair in zip(dense, lexical, strict=True)]
         values[f"rrf {constant}"] = ndcg(both, judged)
     return values
 

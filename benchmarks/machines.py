@@ -1,10 +1,7 @@
-"""The same bytes from any number of workers? `python -m benchmarks.machines MODEL CORPUS QUESTIONS TRAIN
-FOLDER [--workers 1,2,4]`
+"""The same bytes from any number of workers? `python -m benchmarks.machines MODEL CORPUS FOLDER [--workers 1,2,4]`
 
-MODEL is a trained run or checkpoint, CORPUS and TRAIN are files of ``dpr embed`` and ``dpr mine``, QUESTIONS
-those of ``dpr retrieve``. Every command runs as typed: in processes of this machine (``torchrun`` for
-vectors, ``processes=`` for mining; a search has one process), and on a Ray cluster of as many nodes with a
-CPU each, which are started here. FOLDER gets what they write.
+MODEL is a trained run or checkpoint, CORPUS a file of ``dpr embed``, which runs as typed: by ``torchrun``, and on a
+Ray cluster of as many nodes with a CPU each, which are started here. FOLDER gets what they write.
 """
 
 from __future__ import annotations
@@ -19,24 +16,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-SHARDS, CHUNK, DEPTH = 4, 64, 100
+SHARDS = 4
+CHUNK = 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("model", "corpus", "questions", "train", "folder"):
+    for name in ("model", "corpus", "folder"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--workers", default="1,2,4")
     given = parser.parse_args()
-    work = Work(
-        *(path.resolve() for path in (given.model, given.corpus, given.questions, given.train, given.folder))
-    )
+    work = Work(given.model.resolve(), given.corpus.resolve(), given.folder.resolve())
     work.folder.mkdir(parents=True, exist_ok=True)
-    print("| workers | by | vectors | results | mined negatives |\n|---:|---|---|---|---|", flush=True)
+    print("| workers | by | vectors |\n|---:|---|---|", flush=True)
     for count in map(int, given.workers.split(",")):
-        row(count, "torchrun, processes", work.here(count, work.folder / f"here-{count}"))
+        row(count, "torchrun", work.here(count, work.folder / f"here-{count}"))
         with nodes(count) as address:
             row(
                 count,
@@ -45,74 +41,33 @@ def main() -> None:
             )
 
 
-def row(workers: int, by: str, found: Sequence[str]) -> None:
-    print(f"| {workers} | {by} | " + " | ".join(found) + " |", flush=True)
+def row(workers: int, by: str, found: str) -> None:
+    print(f"| {workers} | {by} | `{found}` |", flush=True)
 
 
 class Work:
-    """The three commands, and what they write."""
+    """The command, and what it writes."""
 
-    def __init__(self, model: Path, corpus: Path, questions: Path, train: Path, folder: Path) -> None:
-        self.model, self.corpus, self.questions, self.train, self.folder = (
-            model,
-            corpus,
-            questions,
-            train,
-            folder,
-        )
+    def __init__(self, model: Path, corpus: Path, folder: Path) -> None:
+        self.model = model
+        self.corpus = corpus
+        self.folder = folder
 
-    def commands(self, out: Path) -> dict[str, list[str]]:
-        chunks = [f"num_shards={SHARDS}", f"chunk_size={CHUNK}"]
-        written = [f"out_file={out}/results.json", f"trec_run_file={out}/run.trec", f"n_docs={DEPTH}"]
-        searched = [f"encoded_ctx_files=[{out}/vectors_*]", f"ctx_datasets=[{self.corpus}]"]
-        mined = [f"corpus={self.corpus}", f"vectors={out}/vectors_*"]
-        return {
-            "embed": [
-                "embed",
-                f"model_file={self.model}",
-                f"ctx_src={self.corpus}",
-                f"out_file={out}/vectors",
-                *chunks,
-            ],
-            "retrieve": [
-                "retrieve",
-                f"model_file={self.model}",
-                *searched,
-                f"qa_dataset={self.questions}",
-                *written,
-            ],
-            "mine": ["mine", str(self.train), f"model_file={self.model}", *mined, f"out={out}/mined.jsonl"],
-        }
+    def command(self, out: Path) -> list[str]:
+        made_of = [f"model_file={self.model}", f"ctx_src={self.corpus}", f"out_file={out}/vectors"]
+        return ["-m", "dpr", "embed", *made_of, f"num_shards={SHARDS}", f"chunk_size={CHUNK}"]
 
-    def here(self, workers: int, out: Path) -> list[str]:
+    def here(self, workers: int, out: Path) -> str:
         shutil.rmtree(out, ignore_errors=True)
-        commands = self.commands(out)
-        launcher = (
-            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-            if workers > 1
-            else []
-        )
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
         for shard in range(SHARDS):
-            run([*launcher, "-m", "dpr", *commands["embed"], f"shard_id={shard}"])
-        run(["-m", "dpr", *commands["retrieve"]])
-        run(["-m", "dpr", *commands["mine"], f"processes={workers}"])
-        return cells(out)
+            run([*(launcher if workers > 1 else []), *self.command(out), f"shard_id={shard}"])
+        return digest(out, sorted(out.glob("vectors_*/*")))
 
-    def there(self, address: str, out: Path) -> list[str]:
+    def there(self, address: str, out: Path) -> str:
         shutil.rmtree(out, ignore_errors=True)
-        for command in self.commands(out).values():
-            run(["-m", "dpr", *command, "cluster=ray", f"cluster.address={address}"])
-        return cells(out)
-
-
-def cells(out: Path) -> list[str]:
-    """The beginning of the SHA-256 of what each command wrote."""
-    written = [
-        sorted(out.glob("vectors_*/*")),
-        [out / "results.json", out / "run.trec"],
-        [out / "mined.jsonl"],
-    ]
-    return [f"`{digest(out, files)}`" for files in written]
+        run([*self.command(out), "cluster=ray", f"cluster.address={address}"])
+        return digest(out, sorted(out.glob("vectors_*/*")))
 
 
 def digest(folder: Path, files: Sequence[Path]) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.memory import Watch
 from benchmarks.memory_cases import write_model
 from dpr.embedding import job
-from dpr.embedding.corpus_tokens import CorpusTokens, TokenChunk
+from dpr.embedding.encode import CorpusTokens, TokenChunk
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.vector_shards import Metadata, VectorShardWriter, open_shards

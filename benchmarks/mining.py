@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,17 +30,19 @@ import torch
 
 from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.words import NEAR_DUPLICATE
 from dpr.formats.corpora import read_passages, write_passages
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
-from dpr.formats.vector_shards import VectorShardWriter
+from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter
+from dpr.indexer.exact import ExactIndex
+from dpr.mining import negatives
 from dpr.mining.corpus import MiningCorpus
-from dpr.mining.dense import BLOCK_ROWS, DenseFinder, question_folder
 from dpr.mining.job import mine
-from dpr.mining.negatives import MiningSettings
-from dpr.storage.durable import durable_folder, read_json, write_json
+from dpr.mining.search import DenseFinder, DenseSearch
+from dpr.mining.settings import MiningSettings
+from dpr.storage.durable import read_json, write_json
 
-OURS, OURS_WITHOUT, OURS_TWICE = "dpr mine", "dpr mine, near_duplicate=0", "dpr mine, processes=2"
+OURS = "dpr mine"
+OURS_WITHOUT = "dpr mine, without the check for near-duplicates"
 THEIRS = f"sentence-transformers {version('sentence-transformers')}"
 SHARE, PER_QUESTION, DEPTH = 0.95, 5, 100
 INTRODUCTION = """# The cost of dense mining
@@ -51,38 +52,26 @@ take turns; ratios are medians over the rounds, of a measurement and its neighbo
 negatives are written (ours) or in a `Dataset` (theirs).
 
 Both sides leave out what scores above the stated share of the positive's score, and the positive itself. `dpr mine` also leaves out
-other known positives by id and by text and passages that hold an answer (there are none here) and, but for `near_duplicate=0`,
+other known positives by id and by text and passages that hold an answer (there are none here) and, but for the second row,
 near-duplicates of positives and of other negatives; theirs has no such filters. Ours stores the corpus on disk, to look texts up there;
 theirs holds all texts in memory before the time begins. Memory is the growth of anonymous resident memory (`RssAnon`) after the imports,
 all processes together."""
 
 
-@dataclass(frozen=True)
-class GivenVectors:
+class GivenVectors(DenseSearch):
     """A search by vectors that were not made by a model."""
 
-    folder: Path
+    mined_by = "dense"
 
-    @property
-    def mined_by(self) -> str:
-        return "dense"
-
-    @property
-    def block_rows(self) -> int:
-        return BLOCK_ROWS
-
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"kind": "given"}
 
-    def prepare(
-        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
-    ) -> DenseFinder:
-        questions = np.load(self.folder / "questions.npy", mmap_mode="r")
-        for rows in blocks:
-            with durable_folder(question_folder(work, rows)) as target:
-                np.save(target / "vectors.npy", questions[rows.start : rows.stop])
-                np.save(target / "outside.npy", np.full(len(rows), np.nan, dtype=np.float32))
-        return DenseFinder((self.folder / "vectors",), work, "cpu")
+    def prepare(self, corpus: MiningCorpus) -> DenseFinder:
+        return DenseFinder(self, self.shards, ExactIndex(self.shards))
+
+    def encoded_questions(self, questions: Sequence[str]) -> np.ndarray:
+        vectors = np.load(self.shards[0].path.with_name("questions.npy"), mmap_mode="r")
+        return np.array(vectors[[int(question.split()[1]) for question in questions]])
 
 
 def prepare(folder: Path, num_questions: int, num_passages: int, dimension: int) -> None:
@@ -118,22 +107,20 @@ def prepare(folder: Path, num_questions: int, num_passages: int, dimension: int)
     open_training_set(folder / "train.jsonl", name="train")  # parsed once, as a data set for both sides
 
 
-def ours(folder: Path, processes: int = 1, near_duplicate: float = NEAR_DUPLICATE) -> list[list[str]]:
+def ours(folder: Path) -> list[list[str]]:
     """The whole of ``dpr mine`` but for the model: the corpus is stored to be looked into, the output is
     written."""
     train = open_training_set(folder / "train.jsonl", name="train")
-    settings = MiningSettings(
-        per_question=PER_QUESTION, to_rank=DEPTH, max_relative_score=SHARE, near_duplicate=near_duplicate
-    )
+    settings = MiningSettings(per_question=PER_QUESTION, to_rank=DEPTH, max_relative_score=SHARE)
+    model: Any = None
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         out = Path(temporary) / "out.jsonl"
         mine(
             train,
             out,
             settings,
-            search=GivenVectors(folder),
+            search=GivenVectors(model, [VectorShard(folder / "vectors")]),
             corpus=folder / "corpus.tsv",
-            processes=processes,
         )
         with open(out, encoding="utf-8") as lines:
             return [
@@ -190,13 +177,9 @@ def theirs(folder: Path) -> Callable[[], list[list[str]]]:
 
 def measure(side: str, folder: Path) -> dict[str, Any]:
     """Seconds, growth in bytes, and the ids found."""
-    variants: dict[str, dict[str, Any]] = {
-        OURS_WITHOUT: {"near_duplicate": 0.0},
-        OURS_TWICE: {"processes": 2},
-    }
-    options = variants.get(side, {})
-    work = theirs(folder) if side == THEIRS else lambda: ours(folder, **options)
-    from dpr.mining import job  # noqa: F401
+    work = theirs(folder) if side == THEIRS else lambda: ours(folder)
+    if side == OURS_WITHOUT:
+        negatives.NEAR_DUPLICATE = 2.0  # which no share of words reaches
 
     with Watch(every_s=0.01, children=True) as watch:
         start = time.perf_counter()
@@ -223,7 +206,7 @@ def main() -> None:
         folder = Path(temporary)
         prepare(folder, arguments.questions, arguments.passages, arguments.dimension)
         rounds = [
-            {side: in_own_process(side, folder) for side in (OURS, THEIRS, OURS_WITHOUT, OURS_TWICE)}
+            {side: in_own_process(side, folder) for side in (OURS, THEIRS, OURS_WITHOUT)}
             for _ in range(arguments.rounds)
         ]
     page = "\n\n".join([INTRODUCTION, _heading(arguments), _table(rounds), _agreement(rounds[0])])

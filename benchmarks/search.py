@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.page import Ratio, Section
-from dpr.indexer.exact import ExactIndex
-from dpr.indexer.products import bfloat16_is_faster
+from dpr.indexer.exact import ExactIndex, bfloat16_is_faster
 
 CASES = [
     (200_000, 256, 1, 100),

@@ -212,7 +212,7 @@ class Retriever:
                     f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
                     " mode='hybrid'"
                 )
-            fusion = replace(side.fusion, method="linear", weight=weight)
+            fusion = replace(side.fusion, weight=weight)
             side = HybridRetriever(side.dense, side.lexical, fusion)
         if where is not None or ids is not None:
             chosen = self.chosen(where, ids)

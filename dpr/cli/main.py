@@ -81,16 +81,14 @@ COMMANDS: dict[str, Command] = {
     ),
     "evaluate": Command(
         "evaluate a model, BM25 and both on many test sets, or a TREC run",
-        "dpr.retrieval.suite_settings:EvaluateConfig",
+        "dpr.retrieval.settings:EvaluateConfig",
         "evaluate",
     ),
     "compare": Command(
         "a table of several retrieval results, and tests of their differences",
         "dpr.jobs.compare:CompareSettings",
     ),
-    "report": Command(
-        "a page of curves, metrics and example questions of a run", "dpr.jobs.report:ReportSettings"
-    ),
+    "report": Command("a page of curves and metrics of a run", "dpr.jobs.report:ReportSettings"),
     "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
     "serve": Command(
         "answer questions over HTTP, with a page to try a run or compare two",

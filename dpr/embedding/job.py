@@ -31,8 +31,7 @@ from dpr.core.distributed import (
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.logs import Progress, get_logger
 from dpr.core.records import text_sha256
-from dpr.embedding.corpus_tokens import CorpusTokens
-from dpr.embedding.encode import TokenBudget, encode_within_memory, usual_tokens
+from dpr.embedding.encode import CorpusTokens, TokenBudget, encode_within_memory, usual_tokens
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, with_store
 from dpr.formats.vector_shards import Metadata, VectorShardWriter

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from itertools import repeat
-from multiprocessing import get_context
 
 import regex
 
@@ -29,7 +27,6 @@ REGEX_TIMEOUT_S = 1.0
 
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 _SEPARATOR = "\x1f"  # a control character, so never part of a token
-_POOL_PAIRS = 50_000  # below this, starting processes costs more than it saves
 _log = get_logger(__name__)
 
 
@@ -64,7 +61,6 @@ def match_hits(
     texts: Mapping[str, str],
     *,
     kind: str = "string",
-    workers: int = 1,
 ) -> list[list[bool]]:
     """For each question and each of its hits: whether the passage holds an answer.
 
@@ -72,7 +68,6 @@ def match_hits(
         hits: Passage ids of each question, best first.
         texts: Text of every passage in ``hits``. Each passage is tokenised once, for all questions that found
         it.
-        workers: Processes, used only if there is enough work. The result does not depend on it.
     """
     asked: dict[str, list[tuple[int, int]]] = {}
     for question, listed in enumerate(hits):
@@ -81,19 +76,7 @@ def match_hits(
     passages = [texts[passage_id] for passage_id in asked]
     matching = [_with_tokens(of_question) for of_question in answers]
     askers = [[matching[question] for question, _ in places] for places in asked.values()]
-    if workers <= 1 or sum(map(len, hits)) < _POOL_PAIRS:
-        results = list(map(_match_text, passages, askers, repeat(kind)))
-    else:  # spawned, not forked: a fork after torch has started its threads can hang
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            results = list(
-                pool.map(
-                    _match_text,
-                    passages,
-                    askers,
-                    repeat(kind),
-                    chunksize=max(1, len(passages) // (workers * 8)),
-                )
-            )
+    results = map(_match_text, passages, askers, repeat(kind))
     matched = [[False] * len(listed) for listed in hits]
     for places, flags in zip(asked.values(), results, strict=True):
         for (question, rank), flag in zip(places, flags, strict=True):

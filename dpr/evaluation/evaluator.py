@@ -4,7 +4,7 @@ questions with what is right for them, by judgements, by answers in the texts, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from dpr.evaluation.ranking_metrics import (
     values_of,
     with_relevant,
 )
-from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
 from dpr.formats.results import Hit, PerQuestion, RetrievedQuestion, write_metrics
 
 logger = get_logger(__name__)
@@ -58,7 +57,6 @@ class Evaluator:
         qrels: judgements; those of questions that were not asked do not count.
         answer_match: ``string`` or ``regex``: a passage with an answer in its text is right. Beside judgements the
             metrics by answers begin with ``answer_``.
-        workers: processes that match answers.
         only_answered: metrics by answers leave out questions without answers, which else count as 0.
     """
 
@@ -66,7 +64,6 @@ class Evaluator:
     qrels: Qrels | None = None
     answer_match: str | None = None
     num_docs: int = 100
-    workers: int = 1
     only_answered: bool = False
 
     def __post_init__(self) -> None:
@@ -133,16 +130,7 @@ class Evaluator:
         """Whether each hit of each question has an answer in its text."""
         texts = {key: passages[key].text for listed in hits for key in listed}
         answers = [question.answers for question in self.questions]
-        return match_hits(answers, hits, texts, kind=str(self.answer_match), workers=self.workers)
-
-    def example_rows(self) -> list[int]:
-        """Questions for a report. They follow from questions and judgements alone, so that all runs over them
-        show the same."""
-        rows = range(len(self.questions))
-        if self.qrels is None:
-            return spread(rows, NUM_EXAMPLES)
-        relevant = with_relevant(self.qrels)
-        return spread((row for row in rows if self.questions[row].id in relevant), NUM_EXAMPLES)
+        return match_hits(answers, hits, texts, kind=str(self.answer_match))
 
     def relevant(self) -> set[str]:
         """Every passage that is judged relevant."""
@@ -241,10 +229,16 @@ class Evaluator:
     ) -> list[RetrievedQuestion]:
         """DPR's result records; ``texts`` are the questions as they were asked. Without ``passages``, hits have
         neither title nor text."""
-        unknown: list[list[bool] | None] = [None] * len(self.questions)
-        flags = judged.has_answer or unknown
-        rows = zip(self.questions, texts, rankings, flags, strict=True)
-        return [_result(question, text, hits, passages, right) for question, text, hits, right in rows]
+        results = []
+        for row, (question, ranking) in enumerate(zip(self.questions, rankings, strict=True)):
+            flags = None if judged.has_answer is None else judged.has_answer[row]
+            hits = []
+            for rank, (key, score) in enumerate(ranking):
+                passage = Passage("", "") if passages is None else passages[key]
+                is_right = None if flags is None else flags[rank]
+                hits.append(Hit(key, passage.title, passage.text, score, is_right))
+            results.append(RetrievedQuestion(texts[row], question.id, question.answers, hits))
+        return results
 
     def write_report(
         self,
@@ -254,7 +248,6 @@ class Evaluator:
         rankings: Sequence[Ranking],
         judged: Judged,
         *,
-        passages: Mapping[str, Passage] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes a metrics file.
@@ -262,7 +255,6 @@ class Evaluator:
         Args:
             facts: what was asked and how, put into the file as it is.
             texts: the questions as they were asked.
-            passages: those that ten example questions show, as far as they are there.
         """
         ranks = Counter(
             judged.first_right_rank(row)
@@ -270,46 +262,19 @@ class Evaluator:
             if question.id in judged.judged_ids
         )
         counts = [ranks[rank] for rank in range(1, self.num_docs + 1)]
-        examples = []
-        for row in self.example_rows() if passages else ():
-            hits = rankings[row][:NUM_HITS]
-            kept = [place for place, (key, _) in enumerate(hits) if key in (passages or {})]
-            right = None if judged.right is None else [judged.right[row][place] for place in kept]
-            shown = _result(self.questions[row], texts[row], [hits[place] for place in kept], passages, right)
-            examples.append({**example_of(shown), "first_right_rank": judged.first_right_rank(row)})
         report = {
             **facts,
             "num_questions": len(self.questions),
             "n_docs": self.num_docs,
             "metrics": judged.metrics,
             "first_right_rank": {"counts": counts, "not_found": ranks[None]} if ranks else None,
-            "examples": examples,
         }
         ids = [question.id for question in self.questions]
         values = {name: [of.get(key) for key in ids] for name, of in judged.values.items()}
         write_metrics(file, report, PerQuestion(ids, list(texts), values), note=note)
 
 
-def first_hits(rankings: Sequence[Ranking], rows: Iterable[int]) -> set[str]:
-    """The passages whose texts ``Evaluator.write_report`` shows."""
-    return {passage for row in rows for passage, _ in rankings[row][:NUM_HITS]}
-
-
 def without_own_ids(questions: Sequence[Question], rankings: Sequence[Ranking], k: int) -> list[Any]:
     """Rankings without hits of the question's own id, cut to ``k``."""
     pairs = zip(questions, rankings, strict=True)
     return [[hit for hit in ranking if hit[0] != question.id][:k] for question, ranking in pairs]
-
-
-def _result(
-    question: Question,
-    text: str,
-    ranking: Ranking,
-    passages: Mapping[str, Passage] | None,
-    flags: Sequence[bool] | None,
-) -> RetrievedQuestion:
-    hits = []
-    for rank, (key, score) in enumerate(ranking):
-        passage = Passage("", "") if passages is None else passages[key]
-        hits.append(Hit(key, passage.title, passage.text, score, None if flags is None else flags[rank]))
-    return RetrievedQuestion(text, question.id, question.answers, hits)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,170 @@ from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import version_of
 from dpr.core.records import Passage
+from dpr.core.version import __version__
 from dpr.data.tensorizer import Tensorizer
-from dpr.export.adapters import merged
-from dpr.export.model_card import README, CardFacts, model_card
 from dpr.export.settings import MODEL_FORMATS
-from dpr.export.tower_files import without_bars
+from dpr.export.tower_files import merged, weights_tokens, without_bars
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import output
+
+README = "README.md"
+_TEMPLATE = """---
+{{ card_data }}
+---
+
+# {{ facts.name }}
+
+A bi-encoder for dense retrieval: {{ towers }}. The score of a passage is the dot product of its vector and that of the question
+{%- if settings.normalize %}, which have length 1 (cosine similarity){% endif %}.
+
+| | |
+|---|---|
+| architecture | {{ architecture }} |
+| vectors | {{ dimension }} dimensions; pooling: {{ settings.pooling }}
+{%- if settings.projection_dim %}; projection to {{ settings.projection_dim }}{% endif %}
+{%- if settings.projection_activation == "tanh" %} and its hyperbolic tangent{% endif %}
+{%- if settings.dimensions %}; cut to the first {{ settings.dimensions }}{% endif %} |
+| longest question | {{ question_length }} tokens |
+| longest passage | {{ settings.sequence_length }} tokens, title included |
+{%- for name, text in prompts.items() if text %}
+| {{ name }} | `{{ text|replace("\\n", "\\\\n")|replace("|", "\\\\|")|replace("`", "'") }}` |
+{%- endfor %}
+
+## Use
+
+PATH is this folder, or the name of the repository.
+
+```python
+{{ usage }}```
+{%- if is_read_here %}
+
+With the toolkit that made it:
+
+```python
+from dpr.core.records import Passage
+from dpr.models.biencoder import BiEncoder
+
+model = BiEncoder.load("PATH")
+questions = model.encode_questions(["a question"])
+passages = model.encode_passages([Passage("A text.", title="A title")])
+scores = questions @ passages.T
+```
+{%- endif %}
+{%- if facts.validation %}
+
+## Measured
+
+By the validation of the training:
+
+| metric | value |
+|---|---:|
+{%- for name, value in facts.validation.items() %}
+| {{ name }} | {{ "%.4f"|format(value) }} |
+{%- endfor %}
+{%- endif %}
+{%- if checked %}
+
+## Checked
+
+This folder was {{ checked }}.
+{%- endif %}
+
+## Training
+
+Trained and exported with dpr {{ version }}{% if facts.seed is not none %}, seed {{ facts.seed }}{% endif %}.
+{%- if facts.command %}
+
+```
+{{ facts.command }}
+```
+{%- endif %}
+{%- if facts.data %}
+
+| data | fingerprint |
+|---|---|
+{%- for name, found in facts.data.items() %}
+{%- for each in found %}
+| {{ name }} | `{{ each }}` |
+{%- endfor %}
+{%- endfor %}
+{%- endif %}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """What a card says beyond the model itself; whatever is not known stays out of it."""
+
+    name: str
+    base_model: str | None = None
+    """The name of the model that training began with, where it is one of a hub and not a folder."""
+    command: str = ""
+    seed: int | None = None
+    data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Fingerprints of the data by what they are of."""
+    validation: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the checkpoint's own validation."""
+
+
+def model_card(model: BiEncoder, facts: CardFacts, *, to: str, usage: str, checked: str) -> str:
+    """README.md of a folder of the format ``to``.
+
+    Args:
+        usage: lines of Python that load it.
+        checked: what the program for it made of the folder; empty where it was not asked.
+    """
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type="information-retrieval",
+            dataset_type="validation",
+            dataset_name="validation",
+            metric_type=metric.replace("@", "_at_"),
+            metric_name=metric,
+            metric_value=round(value, 6),
+        )
+        for metric, value in facts.validation.items()
+    ]
+    library = "transformers" if to == "hf-dpr" else to
+    data = ModelCardData(
+        base_model=facts.base_model,
+        library_name=library,
+        pipeline_tag="sentence-similarity" if to == "sentence-transformers" else "feature-extraction",
+        tags=["dense-retrieval", "bi-encoder", *([] if library == to and to != "onnx" else [to])],
+        model_name=facts.name if results else None,
+        eval_results=results or None,
+    )
+
+    settings, text, config = model.settings, model.tensorizer.text, model.ctx_model.config
+    towers = "a tower for questions and one for passages"
+    if settings.static_questions:
+        towers = "a table of token vectors for questions and a tower for passages"
+    elif settings.shared:
+        towers = "one tower for questions and passages"
+    millions = sum(tensor.numel() for tensor in model.weights().values()) / 1e6
+    layers = getattr(config, "num_hidden_layers", 0)
+    prompts = {"prompt of questions": text.query_prompt, "prompt of passages": text.passage_prompt}
+    prompts |= {f"prompt {name}": prompt for name, prompt in sorted(text.prompts.items())}
+    card = ModelCard.from_template(
+        data,
+        template_str=_TEMPLATE,
+        facts=facts,
+        settings=settings,
+        towers=towers,
+        architecture=f"{config.model_type}, {layers} layers, {millions:,.1f} million weights",
+        dimension=model.dimension,
+        question_length=model.tensorizer.question_length,
+        prompts=prompts | {"title and text": text.title_template},
+        usage=usage,
+        is_read_here=to in ("sentence-transformers", "hf-dpr") and not weights_tokens(model),
+        checked=checked,
+        version=__version__,
+    )
+    return f"{card}\n"
+
 
 logger = get_logger(__name__)
 
@@ -34,7 +190,6 @@ _LARGE_FILES = "".join(
     for pattern in ("*.safetensors", "*.onnx", "*.onnx.data")
 )
 """What ``.gitattributes`` of a repository says, so that git stores large files apart, as the hub does."""
-_BATCH = 8
 _SHORT = (
     "what is a dense retriever",
     "who wrote the paper?",
@@ -53,11 +208,11 @@ class Format:
     """How a model is written in a format, and how the library that it is for encodes with what was
     written."""
 
-    require_sayable: Callable[[BiEncoder, str], None]
-    """``require_sayable(model, source)``: InputError names what the format cannot say; ``source`` is the
+    require_supported: Callable[[BiEncoder, str], None]
+    """``require_supported(model, source)``: InputError names what the format cannot say; ``source`` is the
     model's name in messages."""
     write: Callable[..., None]
-    """``write(model, folder, *, source)`` fills an existing folder, once ``require_sayable`` has passed.
+    """``write(model, folder, *, source)`` fills an existing folder, once ``require_supported`` has passed.
     ``model`` has no adapters any more."""
     encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
     """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or
@@ -97,7 +252,7 @@ def export_folder(
     """
     form = format_of(name)
     facts = facts or CardFacts(target.name)
-    made_of = {"format": name, "model": model.fingerprint, **facts.chosen()}
+    made_of = {"format": name, "model": model.fingerprint}
     with output(target, made_of, overwrite=None) as is_missing:
         if not is_missing:
             return
@@ -116,13 +271,12 @@ def export_folder(
 
 
 class Difference(NamedTuple):
-    """The largest difference of a number of a vector on each side, in the format's units, the number of
-    texts, and the share of the ten best passages of a question that stay."""
+    """The largest difference of a number of a vector on each side, in the format's units, and the number of
+    texts."""
 
     questions: float
     passages: float
     texts: int
-    top10: float
 
 
 class Texts(NamedTuple):
@@ -160,11 +314,9 @@ def edge_cases(tensorizer: Tensorizer) -> Texts:
     return Texts(texts, passages)
 
 
-def check(
-    model: BiEncoder, folder: Path, form: Format, name: str, *, more: Texts | None = None
-) -> Difference | None:
-    """Encodes the ``edge_cases``, and ``more``, with the other library and here. None, with a warning, where
-    that library is not installed.
+def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference | None:
+    """Encodes the ``edge_cases`` with the other library and here. None, with a warning, where that library is not
+    installed.
 
     Raises:
         InputError: a vector differs by more than the format allows.
@@ -174,29 +326,23 @@ def check(
         logger.warning("not checked, since %s is not installed: pip install %s", form.library, form.install)
         return None
     questions, passages = edge_cases(model.tensorizer)
-    if more is not None:
-        questions = questions + more.questions
-        passages = passages + more.passages
-    of_questions = model.encode_questions(questions)
-    of_passages = model.encode_passages(passages)
-    found_questions = _encoded(form, folder, "question", questions, name, version)
-    found_passages = _encoded(form, folder, "ctx", passages, name, version)
-
+    sides = (
+        ("question", questions, model.encode_questions(questions)),
+        ("ctx", passages, model.encode_passages(passages)),
+    )
     worst = []
-    for kind, texts, expected, found in (
-        ("question", questions, of_questions, found_questions),
-        ("passage", passages, of_passages, found_passages),
-    ):
+    for side, texts, expected in sides:
+        found = _encoded(form, folder, side, texts, name, version)
         largest, row = _worst(expected, found)
         if not largest <= form.bar:
             text: Any = texts[row]
             shown = f"{text.title} | {text.text}" if isinstance(text, Passage) else text
             shown = repr(shown if len(shown) <= 60 else f"{shown[:57]}...")
+            kind = "question" if side == "question" else "passage"
             where = f"the vector of the {kind} {shown} differs by {largest:.2g} in {form.library} {version}"
             raise InputError(f"{where}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
         worst.append(largest)
-    top10 = _overlap(found_questions @ found_passages.T, of_questions @ of_passages.T)
-    return Difference(worst[0], worst[1], len(questions) + len(passages), top10)
+    return Difference(worst[0], worst[1], len(questions) + len(passages))
 
 
 def _encoded(
@@ -224,15 +370,6 @@ def _worst(expected: np.ndarray, found: np.ndarray) -> tuple[float, int]:
     return float(differences[row]), row
 
 
-def _overlap(found: np.ndarray, expected: np.ndarray) -> float:
-    """The share of the ten best passages of a question that stay, on average; of scores (Q, P)."""
-    top = min(10, expected.shape[1])
-    best = np.argsort(-found, axis=1, kind="stable")[:, :top]
-    best_here = np.argsort(-expected, axis=1, kind="stable")[:, :top]
-    shared = [len(np.intersect1d(one, other)) for one, other in zip(best, best_here, strict=True)]
-    return float(np.mean(shared) / top)
-
-
 def _checked_by(form: Format, difference: Difference) -> str:
     """The line of an export's report: how far the vectors that the library makes of the folder are from the
     model's."""
@@ -240,7 +377,7 @@ def _checked_by(form: Format, difference: Difference) -> str:
     most = max(difference.questions, difference.passages)
     return (
         f"checked by {library} {version_of(library)}: {difference.texts} texts, vectors differ by at"
-        f" most {most:.1e}; of the ten best passages {difference.top10:.3f} stay"
+        f" most {most:.1e}"
     )
 
 
@@ -253,11 +390,3 @@ def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.n
     for rows, found in parts:
         vectors[rows] = found
     return vectors
-
-
-def token_batches(tokenizer: Any, texts: Sequence[list[str]], **options: Any) -> Iterator[Any]:
-    """What a tokenizer of transformers gives for ``texts`` alone, or for the pairs of two lists, some at a
-    time."""
-    for start in range(0, len(texts[0]), _BATCH):
-        part = [listed[start : start + _BATCH] for listed in texts]
-        yield tokenizer(*part, padding=True, return_tensors="pt", **options)

@@ -46,7 +46,7 @@ _LARGEST_FILE = 1 << 30
 _TEXTS_PER_CALL = 32
 
 
-def require_sayable(model: BiEncoder, source: str) -> None:
+def require_supported(model: BiEncoder, source: str) -> None:
     """Nothing: whether towers can be traced shows when they are."""
 
 
@@ -247,4 +247,6 @@ score = question @ passage.T
 """
 
 
-FORMAT = Format(require_sayable, write, encode, usage, library="onnxruntime", install="onnxruntime", bar=1e-4)
+FORMAT = Format(
+    require_supported, write, encode, usage, library="onnxruntime", install="onnxruntime", bar=1e-4
+)

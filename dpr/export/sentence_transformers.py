@@ -62,7 +62,7 @@ _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
 _BATCH = 8
 
 
-def require_sayable(model: BiEncoder, source: str) -> None:
+def require_supported(model: BiEncoder, source: str) -> None:
     """InputError where what decides its vectors cannot be said there."""
     refuse_unknown_vectors(model, source)
     refuse_one_sided_apostrophes(model, source)
@@ -93,7 +93,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     Raises:
         InputError: what decides its vectors cannot be said there.
     """
-    require_sayable(model, source)
+    require_supported(model, source)
     write_modules(folder, [_write_route(model, folder, side) for side in sides(model)])
     if needs_own_code(model):
         with durable_file(folder / _CODE.name, "wb") as file:
@@ -250,5 +250,5 @@ scores = model.similarity(questions, passages)
 
 
 FORMAT = Format(
-    require_sayable, write, encode, usage, library="sentence_transformers", install="sentence-transformers"
+    require_supported, write, encode, usage, library="sentence_transformers", install="sentence-transformers"
 )

@@ -14,8 +14,7 @@ from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 
 MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers:FORMAT",
-    "transformers": "dpr.export.transformers_folders:FORMAT",
-    "hf-dpr": "dpr.export.transformers_folders:DPR_FORMAT",
+    "hf-dpr": "dpr.export.hf_dpr:FORMAT",
     "onnx": "dpr.export.onnx:FORMAT",
 }
 """Folders that other libraries load: name -> the ``Format`` that writes it."""
@@ -95,8 +94,8 @@ class ExportConfig(StoreSettings):
     to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS, *STORES))
     """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters
     merged; peft: its adapters, each in a folder as peft writes it; vectors: folders of vectors from the
-    original's embedding files; sentence-transformers, transformers and hf-dpr (its DPRQuestionEncoder and
-    DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs that
+    original's embedding files; sentence-transformers, and hf-dpr (DPRQuestionEncoder and DPRContextEncoder of
+    transformers): folders that these load, compared with the model's own vectors; onnx: graphs that
     onnxruntime serves without torch; lancedb, pgvector: a vector store filled with ``vectors`` and their passages."""
     model_file: str | None = setting(None, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original
@@ -108,8 +107,6 @@ class ExportConfig(StoreSettings):
     dimensions: int = setting(0, unit="dimensions", least=0)
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
     has them."""
-    results: list[str] | None = setting(None, path="input")
-    """For the model card: metrics files of dpr retrieve (metrics_file=...) whose metrics it shows."""
     allow_other_vectors: bool = False
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at
     the end of the window."""
@@ -122,8 +119,6 @@ class ExportConfig(StoreSettings):
             yield from (
                 item.name for item in fields(StoreSettings) if self.to != "vectors" or item.name != "vectors"
             )
-        if self.to not in MODEL_FORMATS:
-            yield "results"
         if self.to not in (*MODEL_FORMATS, "model"):
             yield "dimensions"
         if self.to != "dpr":

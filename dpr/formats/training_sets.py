@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -35,7 +34,7 @@ from dpr.formats.training_files.rows import Counts, ReadOptions, UsableRows, sho
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_store import RowStore, write_rows
 from dpr.storage.checksums import cache_root, content_sha256
-from dpr.storage.durable import MANIFEST, durable_folder, read_manifest, writing
+from dpr.storage.durable import durable_folder, read_manifest, writing
 from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.outputs import cache_key, ensure_built
 
@@ -66,16 +65,6 @@ class TrainingSet(RowStore):
         self.unread: dict[str, str] = metadata["unread"]
         """Warnings about keys that are not read, by key."""
         self._folder = folder
-
-    def copied_to(self, folder: Path) -> TrainingSet:
-        """The same set in another folder, for machines without this one's cache; a copy that is there is
-        taken."""
-        if not folder.is_dir():
-            with durable_folder(folder, metadata=read_manifest(self._folder)["metadata"]) as temporary:
-                for path in self._folder.iterdir():
-                    if path.name != MANIFEST:
-                        shutil.copyfile(path, temporary / path.name)
-        return TrainingSet(folder, self.name)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (TrainingSet, (self._folder, self.name))

@@ -28,7 +28,7 @@ from dpr.core.settings import Settings
 from dpr.formats.arrays import PackedIds, pack_ids
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import DEPTH, Index, recall_values
-from dpr.indexer.settings import FactorySettings, GraphSettings, SmallSettings
+from dpr.indexer.settings import FactorySettings, GraphSettings
 from dpr.indexer.vectors import (
     AllRows,
     RowSource,
@@ -50,6 +50,9 @@ _ADDED_AT_ONCE = 50_000
 _MOST_LISTS = 1 << 16
 _SAMPLED_PER_LIST, _LEAST_SAMPLE = 64, 1 << 14
 _QUESTION_TO_CENTRE = 4.0
+_CANDIDATES = (
+    400  # of a question, which are scored again; four times as many as are asked for where that is more
+)
 _LONGEST = float(np.sqrt(np.finfo(np.float32).max))
 _DECISIVE = "d metric_type metric_arg code_size by_residual nlist qb qtype bits M nbits ksub nb_bits".split()
 
@@ -278,7 +281,6 @@ class SmallIndex(FaissIndex):
     """Lists that nominate, of one bit a number unless ``indexer.factory`` says otherwise; the vectors
     themselves score. A corpus that has no more passages than would be nominated is searched exactly."""
 
-    Settings = SmallSettings
     needs_vectors = True
     _codes = "RaBitQ"
     _vectors: AllRows
@@ -309,7 +311,7 @@ class SmallIndex(FaissIndex):
     ) -> tuple[np.ndarray, np.ndarray]:
         import faiss
 
-        candidates = min(max(self._settings.candidates, 4 * depth), self.num_passages)
+        candidates = min(max(_CANDIDATES, 4 * depth), self.num_passages)
         if candidates == self.num_passages:  # so few that there is nothing to choose: the search is exact
             places = np.broadcast_to(np.arange(candidates), (len(tile), candidates))
             return np.zeros(places.shape, dtype=np.float32), places

@@ -48,14 +48,6 @@ class FactorySettings(Settings):
 
 
 @dataclass
-class SmallSettings(FactorySettings):
-    """Of the compressed index."""
-
-    candidates: int = setting(400, unit="passages", least=1, on_resume=NO_EFFECT)
-    """Passages per question that small scores again, exactly; 4 * n_docs where that is larger."""
-
-
-@dataclass
 class Bm25Settings(Settings):
     """Of BM25."""
 
@@ -82,7 +74,7 @@ KINDS = {
     "hnsw32": IndexKind("dpr.indexer.faiss_index:Hnsw32Index", GraphSettings),
     "faiss": IndexKind("dpr.indexer.faiss_index:FaissIndex", FactorySettings),
     "ivf": IndexKind("dpr.indexer.faiss_index:IvfIndex", FactorySettings),
-    "small": IndexKind("dpr.indexer.faiss_index:SmallIndex", SmallSettings, needs_vectors=True),
+    "small": IndexKind("dpr.indexer.faiss_index:SmallIndex", FactorySettings, needs_vectors=True),
     "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings),
 }
 """Any other kind is an import path, ``module:Class``."""

@@ -1,8 +1,8 @@
 """Work on the machines of a Ray cluster: a task is one call of a function there, and is done again elsewhere
 if its worker is lost.
 
-Corpora, models and vectors are read from files that all machines share; what a task makes is written there, or
-is small enough to be sent back. So a result does not depend on who made it.
+Corpora and models are read from files that all machines share, and what a task makes is written there. So a
+result does not depend on who made it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,19 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from dpr.core.compute_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested, first_line
-from dpr.core.logs import Progress, configure_logging, get_logger
+from dpr.core.logs import configure_logging, get_logger
 from dpr.core.machine import launched, require
 from dpr.core.version import __version__
-from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.exact import ExactIndex
-from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids
-from dpr.indexer.registry import Index
-from dpr.indexer.vectors import PrefixedSource, check_queries, common_dimension
 from dpr.storage.durable import writing
 from dpr.storage.leftovers import remove, remove_leftovers, temporary_beside
 
@@ -50,7 +43,7 @@ class _Home:
     """What a worker must have in common with the process that gives it work."""
 
     folder: str
-    mark: Path | None
+    mark: Path
     versions: tuple[str, str]
     has_gpu: bool
 
@@ -75,7 +68,7 @@ class _Home:
         if not Path(self.folder).is_dir():
             hint = "start the command in a folder that all machines share"
             raise InputError(f"is not a folder on {host} of the cluster", file=self.folder, hint=hint)
-        if self.mark is not None and not self.mark.is_file():
+        if not self.mark.is_file():
             hint = "write to a folder that all machines share"
             found = f"is another folder, or none, on {host} of the cluster"
             raise InputError(found, file=self.mark.parent, hint=hint)
@@ -90,7 +83,7 @@ def share_out(
     tasks: Sequence[Task],
     *,
     what: str,
-    folder: Path | None,
+    folder: Path,
     device: str | None = None,
 ) -> Iterator[tuple[Task, Result]]:
     """Calls ``function`` for each task on the cluster, and yields each with its result when it is done, in
@@ -102,7 +95,7 @@ def share_out(
     Args:
         function: defined at the top of a module, so that workers find it by its name.
         what: the name of the work, for Ray's messages.
-        folder: where the tasks write, if they do; every worker looks whether it is the same one for it.
+        folder: where the tasks write; every worker looks whether it is the same one for it.
         device: the setting: workers get no GPU where it is cpu.
 
     Raises:
@@ -123,7 +116,7 @@ def share_out(
         )
     if not tasks:
         return
-    with nullcontext() if folder is None else _marked(folder) as mark, _connected(settings) as ray:
+    with _marked(folder) as mark, _connected(settings) as ray:
         gpus = 0 if device == "cpu" else _gpus(ray)
         home = _Home(os.getcwd(), mark, _versions(), gpus > 0)
         work = ray.put((home, function))
@@ -236,80 +229,3 @@ def _start_or_join(ray: ModuleType, settings: ClusterSettings) -> None:
             " out for a cluster of this machine. All machines need the same Python and Ray, a cluster with"
             " tokens RAY_AUTH_MODE=token"
         ) from error
-
-
-class ClusterIndex(Index):
-    """Shards of vectors, each searched exactly by a worker of a cluster. Scores do not depend on what stands
-    beside a vector, so the result is that of one process, bit for bit."""
-
-    is_saved = False  # it is the vectors themselves
-
-    def __init__(self, corpus: Sequence[Any], cluster: ClusterSettings, device: str | None = None) -> None:
-        """``corpus``: shards on disk, with the prefix of their ids or without.
-
-        Raises:
-            InputError: vectors that are no shards.
-        """
-        self._shards: list[tuple[Path, str]] = []
-        for source in corpus:
-            shard = source.source if isinstance(source, PrefixedSource) else source
-            prefix = source.prefix if isinstance(source, PrefixedSource) else ""
-            if not isinstance(shard, VectorShard):
-                file = getattr(shard, "path", None)
-                hint = "search them without cluster=ray"
-                raise InputError("are no vectors of dpr embed", file=file, hint=hint)
-            if shard.num_vectors:
-                self._shards.append((shard.path, prefix))
-        self._num_passages = sum(source.num_vectors for source in corpus)
-        self._dimension = common_dimension(corpus)
-        self._cluster = cluster
-        self._device = device
-
-    @classmethod
-    def build(cls, corpus: Any, settings: Any, *, device: torch.device | str = "cpu") -> ClusterIndex:
-        return cls(corpus, settings)
-
-    @property
-    def num_passages(self) -> int:
-        return self._num_passages
-
-    def search(self, questions: Any, k: int) -> SearchResult:
-        queries = check_queries(questions, self._dimension)
-        best = RunningTopK(len(queries), min(k, max(self.num_passages, 1)))
-        if not len(queries):
-            return best.result()
-        progress = Progress("searching", len(self._shards), unit="shards")
-        for _, found in share_out(
-            self._cluster,
-            partial(search_shard, queries, best.k),
-            self._shards,
-            what="searching",
-            folder=None,
-            device=self._device,
-        ):
-            best.add(*found)
-            progress.advance(1, 0)
-        progress.close()
-        return best.result()
-
-
-def search_shard(
-    queries: np.ndarray, k: int, shard: tuple[Path, str]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a shard, a path and the prefix of its ids, has for the queries: question, score and id of each hit.
-
-    Raises:
-        InputError: the shard is damaged, or a score overflows.
-    """
-    path, prefix = shard
-    vectors = VectorShard(path)  # verified here
-    source = PrefixedSource(vectors, prefix) if prefix else vectors
-    index = ExactIndex([source], device="cuda" if torch.cuda.is_available() else "cpu")
-    scores, ids = index.search(queries, k)
-    counts = np.array([len(listed) for listed in ids])
-    rows = np.repeat(np.arange(len(ids)), counts)
-    return (
-        rows,
-        scores[np.arange(scores.shape[1]) < counts[:, None]],
-        encode_ids([key for listed in ids for key in listed]),
-    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.mine import lexical_search, model_search
-from dpr.mining.settings import MiningInputs
+from dpr.jobs.mine import dense_search
+from dpr.mining.search import LexicalSearch
 from dpr.mining.suspects import find_suspects
 from dpr.preparation.conversion import read_options
 from dpr.preparation.data_check import check_files, open_tokenizer, report, require_rows
@@ -45,10 +46,14 @@ def run(config: CheckDataSettings) -> int:
 
 def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     """Writes the list, and says what to do with it."""
-    searched = MiningInputs(
-        model_file=config.tokenizer,
-        query_prefix=config.query_prefix,
-        passage_prefix=config.passage_prefix,
+    prompts = CheckpointEncoderConfig(
+        query_prompt=config.query_prefix or None,
+        passage_prompt=config.passage_prefix or None,
+        allow_other_prompts=True,  # those that differ from the model's are refused before
+    )
+    model = dense_search(
+        str(config.tokenizer),
+        encoder=prompts,
         device=config.device,
         precision=config.precision,
         batch_tokens=config.batch_tokens,
@@ -56,7 +61,7 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     train = open_training_set(
         expand_files(config.files), name="train", split=config.split, columns=config.columns()
     )
-    searches = [model_search(searched), lexical_search(searched)]
+    searches = [model, LexicalSearch()]
     counts = find_suspects(train, out, searches, most=_MOST_SUSPECTS, overwrite=config.overwrite)
     positives, negatives = counts["positives in doubt"], counts["negatives in doubt"]
     print(

@@ -120,11 +120,7 @@ def run(config: CompareSettings) -> None:
     if config.out is not None:
         records: dict[str, Any] = {}
         for name, runs in groups.items():
-            # without example questions, which are for reading one by one: dpr report
-            reports = {
-                label: {key: value for key, value in run.report.items() if key != "examples"}
-                for label, run in runs.items()
-            }
+            reports = {label: run.report for label, run in runs.items()}
             asked = next(iter(runs.values())).num_questions
             records[name] = {"question_set": name, "num_questions": asked, "runs": reports}
         report = {"sets": records} if is_folders else next(iter(records.values()))

@@ -36,8 +36,7 @@ from dpr.retrieval.retrievers import (
     warn_of_unknown_words,
 )
 from dpr.retrieval.search_folder import FILE, SearchSettings
-from dpr.retrieval.settings import IndexerConfig
-from dpr.retrieval.suite_settings import EvaluateConfig
+from dpr.retrieval.settings import EvaluateConfig, IndexerConfig
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json
@@ -61,7 +60,7 @@ def run(config: EvaluateConfig) -> float | None:
     require_writable(out, folder=True)
     cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
     sets = read_suite(
-        str(config.suite), split=config.split, cache=cache, data=config.data, suites=config.suites
+        str(config.set), split=config.split, cache=cache, data=config.data, suites=config.suites
     )
 
     # A run that has been searched says which model and hybrid it is searched with.
@@ -196,7 +195,7 @@ def _evaluate_set(
                 facts |= {"hybrid": "linear", "hybrid_weight": fusion.weight}
             judged = evaluator.evaluate(listed, passages)
             file = folder / f"{system}.json"
-            evaluator.write_report(file, facts, texts, listed, judged, passages=passages)
+            evaluator.write_report(file, facts, texts, listed, judged)
         try:
             for system, listed in rankings.items():
                 by_id = {question.id: hits for question, hits in zip(questions, listed, strict=True)}

@@ -14,14 +14,11 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
 from dpr.evaluation.report.reading import Retrieval, flatten
-from dpr.export.adapters import merged, write_adapters
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
-from dpr.export.folders import export_folder
-from dpr.export.model_card import CardFacts
+from dpr.export.folders import CardFacts, export_folder
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
-from dpr.export.stores.lance import load_lance
-from dpr.export.stores.postgres import load_postgres
-from dpr.export.stores.rows import VectorRows
+from dpr.export.tower_files import merged, write_adapters
+from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
 from dpr.formats.results import read_metrics
 from dpr.formats.vector_shards import open_shards
@@ -110,7 +107,7 @@ def run(config: ExportConfig) -> None:
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
     model.keep_dimensions(config.dimensions)
     if config.to in MODEL_FORMATS:
-        facts = card_facts(str(config.model_file), target.name, results=config.results or ())
+        facts = card_facts(str(config.model_file), target.name)
         export_folder(model, target, config.to, source=str(config.model_file), facts=facts)
         return
     if config.to == "vectors":

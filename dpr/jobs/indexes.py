@@ -18,11 +18,9 @@ from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
-from dpr.indexer.registry import Index, IndexChoice, held_back
+from dpr.indexer.registry import Index, IndexChoice, IndexStore, held_back
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import PrefixedSource, RowSource
-from dpr.integrations.ray_cluster import ClusterIndex
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import lexical_texts
 from dpr.retrieval.retrievers import (
@@ -65,7 +63,7 @@ def build_retriever(
     words = index_choice(replace(config.indexer, kind="bm25"))
     lexical = LexicalRetriever(open_text_index(words, sources, config.bm25_index_path))
     weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
-    return HybridRetriever(dense, lexical, Fusion(config.hybrid, weight, config.hybrid_depth))
+    return HybridRetriever(dense, lexical, Fusion(weight, config.hybrid_depth))
 
 
 def open_dense(
@@ -83,7 +81,6 @@ def open_dense(
             f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first"
         )
     model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
-    model.keep_dimensions(config.dimensions)
     agreed = (form or QuestionForm()).agreed(model.tensorizer.text)
     some = [questions[row] for row in held_back(len(questions))]
 
@@ -119,15 +116,10 @@ def open_vector_index(
         other passages than ``sources``.
     """
     patterns = config.vector_patterns()
-    is_shared = config.cluster.kind != "none"
-    shards = _open_vectors(
-        patterns, model, f"model_file={config.model_file}", config.dimensions, verify=not is_shared
-    )
+    shards = _open_vectors(patterns, model, f"model_file={config.model_file}")
     vectors = _with_prefixes(shards, patterns, sources)
     corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
     require_corpora(corpora, sources, file=", ".join(patterns))
-    if is_shared:  # workers verify the shards that they search
-        return ClusterIndex(vectors, config.cluster, config.device_or_cpu)
     folder = Path(config.index_path) if config.index_path else None
     if folder is not None and not choice.index_class.is_saved:
         raise ConfigError(f"index_path is not for indexer={choice.kind}, which saves nothing; leave it out")
@@ -166,14 +158,14 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
 
 
 def _open_vectors(
-    patterns: Sequence[str], model: BiEncoder, model_file: str, dimensions: int, *, verify: bool
+    patterns: Sequence[str], model: BiEncoder, model_file: str
 ) -> list[VectorShard] | list[PickledVectors]:
     """Shards, or the original's embedding files where all that is named are files."""
     matches = [matching_paths(pattern) for pattern in patterns]
     paths = list(dict.fromkeys(path for paths in matches for path in paths))
     if not all(matches) or not paths or not all(path.is_file() for path in paths):
-        shards = open_shards(patterns, verify=verify) if patterns else []
-        check_vectors_are_of(model, shards, model_file=model_file, dimensions=dimensions)
+        shards = open_shards(patterns) if patterns else []
+        check_vectors_are_of(model, shards, model_file=model_file)
         return shards
     files = [PickledVectors(path) for path in paths]
     for file in files:

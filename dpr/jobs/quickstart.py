@@ -100,4 +100,4 @@ def run(config: QuickstartSettings) -> None:
     print(f"It took {(time.monotonic() - start) / 60:.1f} minutes.\n")
     print(f'Search by hand:   dpr search {name} "your question"')
     print(f"In a browser:     dpr serve {name} metadata=file")
-    print(f"Curves, examples: {out / 'report.html'}")
+    print(f"Curves:           {out / 'report.html'}")

@@ -12,8 +12,7 @@ from dpr.core.settings import Settings, require_set, setting
 
 @dataclass
 class ReportSettings(Settings):
-    """Writes one self-contained HTML page about a run folder: curves, metrics, example questions,
-    settings."""
+    """Writes one self-contained HTML page about a run folder: curves, metrics, settings."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr report runs/first

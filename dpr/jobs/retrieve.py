@@ -14,12 +14,11 @@ from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
-from dpr.evaluation.evaluator import Evaluator, first_hits, without_own_ids
+from dpr.evaluation.evaluator import Evaluator, without_own_ids
 from dpr.evaluation.ranking_metrics import Qrels, format_table, shown_names, values_of, with_relevant
 from dpr.formats.question_sets import read_qrels, require_judged
 from dpr.formats.results import write_results, write_trec_run
-from dpr.indexer.fusion import FusedLists
-from dpr.indexer.ranking import Ranking
+from dpr.indexer.ranking import FusedLists, Ranking
 from dpr.jobs.indexes import build_retriever, index_choice
 from dpr.jobs.sources import QuestionSet, resolve_passage_sources, resolve_question_set
 from dpr.models.settings import GivenTextSettings
@@ -61,7 +60,7 @@ def run(config: RetrievalConfig) -> float | None:
         ids = [question.id for question in questions]
         require_judged(ids, qrels, file=str(config.qrels), of=str(question_set.file))
     answer_match = answers_by(config, question_set, questions, has_texts=bool(sources))
-    evaluator = Evaluator(questions, qrels, answer_match, config.n_docs, config.validation_workers)
+    evaluator = Evaluator(questions, qrels, answer_match, config.n_docs)
     form = question_form(question_set.options, config.encoder_path)
     texts = [form.text(question.text) for question in questions]
     asked = [form.asked(question.text) for question in questions]
@@ -82,25 +81,26 @@ def run(config: RetrievalConfig) -> float | None:
         fusion = retriever.fusion
         if config.tune_hybrid_weight:
             hits = hits_of([*dense, *lexical]) if answer_match else set()
+            metric = "mrr@10" if qrels is not None else "accuracy@20"
+            metric = metric if metric in evaluator.names() else evaluator.names()[-1]
             tried_weights = weight_values(
                 evaluator,
                 dense,
                 lexical,
-                metric=config.tune_metric,
+                metric=metric,
                 passages=require_passages(sources, hits),
             )
             shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
             logger.info("hybrid_weight: %s", shown)
             best = max(tried_weights, key=lambda weight: (tried_weights[weight], -weight))
             fusion = replace(fusion, weight=best)
-            why = f"the best {config.tune_metric} on these questions"
+            why = f"the best {metric} on these questions"
         elif config.hybrid_weight is None:
             why = "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a dev set"
         else:
             why = "as set"
-        if fusion.method == "linear":
-            weight = fusion.weight
-            logger.info("hybrid_weight=%g, the dense side's share: %s", weight, why)
+        weight = fusion.weight
+        logger.info("hybrid_weight=%g, the dense side's share: %s", weight, why)
         rankings = fusion.fuse(dense, lexical, config.n_docs)
     else:
         rankings = retriever.retrieve(asked, depth)
@@ -110,7 +110,7 @@ def run(config: RetrievalConfig) -> float | None:
 
     passages = None
     with_hits = bool(config.out_file) and config.out_texts
-    if sources and (with_hits or answer_match or qrels or config.metrics_file):
+    if sources and (with_hits or answer_match or qrels):
         passages = texts_of(evaluator, [rankings], sources, with_hits=with_hits)
     evaluator.check(rankings, passages, own="skip_same_id=true leaves out hits with a question's own id")
     judged = evaluator.evaluate(rankings, passages)
@@ -130,9 +130,7 @@ def run(config: RetrievalConfig) -> float | None:
         }
         if tried_weights:
             facts["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
-        evaluator.write_report(
-            Path(config.metrics_file), facts, texts, rankings, judged, passages=passages, note={}
-        )
+        evaluator.write_report(Path(config.metrics_file), facts, texts, rankings, judged, note={})
     if config.search_folder:
         search_settings(config, sources, form, weight).write(Path(config.search_folder))
     if config.trec_run_file:  # after the others, as it cannot hold every id
@@ -142,7 +140,7 @@ def run(config: RetrievalConfig) -> float | None:
 
     metrics = judged.metrics
     if metrics:
-        label = config.indexer.kind if config.hybrid == "none" else f"{config.hybrid} hybrid"
+        label = config.indexer.kind if config.hybrid == "none" else "linear hybrid"
         names = [name for name in shown_names() if name in metrics] or list(metrics)
         print(f"{question_set.name}, {len(questions)} questions")
         print(format_table({label: metrics}, {name: name for name in names}))
@@ -162,14 +160,7 @@ def weight_values(
 
     Args:
         passages: with their texts, where answers are matched.
-
-    Raises:
-        ConfigError: the metric is not measured here.
     """
-    if metric not in (names := evaluator.names()):
-        raise ConfigError(
-            f"tune_metric={metric} is not measured here; choose one of {', '.join(names) or 'none'}"
-        )
     lists = FusedLists(dense, lexical)
     ids = [question.id for question in evaluator.questions]
     if evaluator.qrels is None or metric.startswith("answer_"):
@@ -194,14 +185,13 @@ def texts_of(
     *,
     with_hits: bool = False,
 ) -> dict[str, Passage]:
-    """One pass over the corpus for the texts that are looked at, and, where answers are matched or
-    ``with_hits``, for those of all hits."""
+    """One pass over the corpus for the passages judged relevant, and, where answers are matched or ``with_hits``,
+    for all hits."""
     needed: set[str] = set()
     also = evaluator.relevant()
     for rankings in runs:
         if with_hits or evaluator.answer_match:
             needed |= hits_of(rankings)
-        also |= first_hits(rankings, evaluator.example_rows())
     return require_passages(sources, needed, also=also)
 
 
@@ -280,6 +270,5 @@ def search_settings(
         form=form,
         # A folder by its absolute path, so that it is found from anywhere.
         pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
-        dimensions=config.dimensions,
         text=config.encoder.part(GivenTextSettings),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.mine import lexical_search, model_search, open_cross_encoder
-from dpr.mining.scoring import Teacher, audit_lines, score_passages
+from dpr.jobs.mine import dense_search, open_cross_encoder
+from dpr.mining.scoring import audit_lines, score_passages
+from dpr.mining.search import LexicalSearch, Search
 from dpr.mining.settings import ScoreCommand
 from dpr.storage.checksums import file_state
 from dpr.storage.outputs import require_writable
@@ -14,28 +15,32 @@ from dpr.storage.outputs import require_writable
 
 def run(config: ScoreCommand) -> None:
     """Writes the scored data and prints what the scores are like."""
-    out, corpus = Path(str(config.out)), None if config.corpus is None else Path(config.corpus)
+    out = Path(str(config.out))
+    corpus = None if config.corpus is None else Path(config.corpus)
     require_writable(out)
     if corpus is not None:
         file_state(corpus)  # a missing file is reported before the data are read
-    teacher = _teacher(config)
-    train = open_training_set(
-        config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
-    )
+    scorer = None
+    searches: list[Search] = []
+    if config.cross_encoder:
+        scorer = open_cross_encoder(config.cross_encoder, **config.models_options())
+    elif config.model_file:
+        searches.append(
+            dense_search(
+                config.model_file, encoder=config.encoder, prompt=config.prompt, **config.models_options()
+            )
+        )
+    if not config.cross_encoder and (config.hybrid != "none" or not config.model_file):
+        searches.append(LexicalSearch())
     audit = score_passages(
-        train, out, teacher, corpus=corpus, processes=config.processes, overwrite=config.overwrite
+        open_training_set(config.files, name="train"),
+        out,
+        scorer=scorer,
+        searches=searches,
+        weight=config.hybrid_weight,
+        corpus=corpus,
+        processes=config.processes,
+        overwrite=config.overwrite,
     )
     print("\n".join(audit_lines(audit)))
     print(f"{out}: {audit['counts']['passages with a score']:,} scores")
-
-
-def _teacher(config: ScoreCommand) -> Teacher:
-    if config.cross_encoder:
-        return Teacher(open_cross_encoder(config))
-    lexical = lexical_search(config)
-    if not config.model_file:
-        return Teacher(searches=(lexical,))
-    dense = model_search(config)
-    if config.hybrid == "none":
-        return Teacher(searches=(dense,))
-    return Teacher(searches=(dense, lexical), weight=config.hybrid_weight, depth=config.hybrid_depth)

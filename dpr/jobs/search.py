@@ -154,7 +154,7 @@ class StoredCorpus:
         """Of a hybrid; a linear one where the folder names none."""
         stored = self.settings
         weight = DEFAULT_WEIGHT if stored.hybrid_weight is None else stored.hybrid_weight
-        return Fusion("linear" if stored.hybrid == "none" else stored.hybrid, weight, stored.hybrid_depth)
+        return Fusion(weight, stored.hybrid_depth)
 
     @property
     def files(self) -> list[Path]:
@@ -227,7 +227,6 @@ class StoredCorpus:
             ctx_datasets=[str(source.file) for source in stored.passages],
             encoded_ctx_files=stored.encoded_ctx_files,
             model_file=stored.model_file,
-            dimensions=stored.dimensions,
             index_path=stored.index_path,
             bm25_index_path=stored.bm25_index_path,
             hybrid=stored.hybrid,
@@ -487,9 +486,7 @@ def add_to(
             )
             if "dense" in corpus.modes:
                 dense: Any = sides.get("dense") or corpus.side("dense")
-                embed_shard(
-                    dense.model, source, EmbedConfig(out_file=str(vectors), dimensions=old.dimensions)
-                )
+                embed_shard(dense.model, source, EmbedConfig(out_file=str(vectors)))
                 new = replace(new, encoded_ctx_files=[*old.encoded_ctx_files, f"{vectors}_0"])
             opened = StoredCorpus(new, corpus.device, corpus.pooling)
             opened.side("bm25" if opened.mode == "bm25" else "dense")

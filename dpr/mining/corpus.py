@@ -32,6 +32,7 @@ class MiningCorpus:
 
     def __init__(self, file: Path, work: Path) -> None:
         self.file = file
+        self.work = work
         self._texts = open_store(file, cache_dir=work)
         if not len(self._texts):
             raise InputError("no passages", file=file, expected="at least one")
@@ -77,11 +78,9 @@ class MiningCorpus:
         key = _MADE if row is None else self._texts.id_at(row)
         return passage if key.startswith(_MADE) else replace(passage, id=key)
 
-    def source(self, passage_prefix: str = "") -> PassageSource:
+    def source(self) -> PassageSource:
         """The passages as an embedding job reads them, whatever the format of the file."""
-        return _StoredPassages(
-            self.file, name=self.file.name, texts=self._texts, passage_prefix=passage_prefix
-        )
+        return _StoredPassages(self.file, name=self.file.name, texts=self._texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +113,8 @@ def _distinct(train: TrainingSet) -> Iterator[Passage]:
                 continue
             contents.add(content)
             # An id that stands for two texts in the file names the first one only.
-            is_free = (
-                passage.id is not None
-                and bool(passage.id)
-                and text_hash(passage.id) not in names
-                and "\0" not in passage.id
-            )
-            key = str(passage.id) if is_free else f"{_MADE}{content:016x}"
+            key = passage.id or ""
+            if not key or "\0" in key or text_hash(key) in names:
+                key = f"{_MADE}{content:016x}"
             names.add(text_hash(key))
             yield replace(passage, id=key)

@@ -1,41 +1,42 @@
-"""``dpr mine``: hard negatives for a training set, and the steps of every job that works on one block by
-block (``work``)."""
+"""``dpr mine``: hard negatives for a training set, and its audit: how much was left out and why, how negatives
+compare with positives, five examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.core.logs import Progress, get_logger
+from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
-from dpr.formats.corpora import durable_text
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
-from dpr.mining.audit import BlockAudit, combine, warn_of_few
-from dpr.mining.corpus import TRAINING_PASSAGES, MiningCorpus, write_training_passages
-from dpr.mining.negatives import (
-    Candidate,
-    MiningSettings,
-    PairScorer,
-    as_written,
-    choose_negatives,
-    finish_together,
-    scored_by,
-)
-from dpr.mining.search import Finder, LexicalSearch, Query, QueryHits, Search
-from dpr.mining.work import BlockWriter, Elsewhere, write_blocks
-from dpr.storage.checksums import content_sha256, verify_file
-from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
-from dpr.storage.leftovers import remove
-from dpr.storage.outputs import output, require_writable
-from dpr.storage.steps import CLAIM, Steps
+from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job
+from dpr.mining.negatives import Mined, PairScorer, as_written, choose_negatives, scored_by, veto
+from dpr.mining.search import LexicalSearch, Query, Search
+from dpr.mining.settings import MiningSettings
 
 logger = get_logger(__name__)
 
-_VERSION = 4
-Facts = dict[str, Any]
+_COUNTED = (
+    "questions",
+    "questions without negatives",
+    "questions without candidates",
+    "questions whose positive is in the corpus",
+    "candidates",
+    "candidates above the positive",
+    "negatives",
+    "negatives with a known positive score",
+    "negatives above the positive",
+)
+_NOT_FOUND = "questions left out, since no positive is among the first found"
+_LABELS = {
+    "score": "score",
+    "share_of_positive_score": "score / positive's score",
+    "cross_encoder_score": "cross-encoder's score",
+}
 
 
 def mine(
@@ -48,202 +49,196 @@ def mine(
     corpus: Path | None = None,
     keep_within: int = 0,
     processes: int = 1,
-    elsewhere: Elsewhere | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes ``train`` with mined hard negatives as JSON lines to ``out``, the audit to ``<out>.audit.json``,
-    and returns the audit.
+    and returns the audit (``run_job``).
 
     Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in ``corpus`` get its ids,
-    so that training recognises a passage wherever it occurs. The result does not depend on who does the work,
-    or on interruptions. If ``out`` is already the finished result of the same data and settings, nothing is
-    done.
+    so that training recognises a passage wherever it occurs.
 
     Args:
         search: BM25 by default.
-        scorer: the cross-encoder that ``settings.veto_above`` is for.
+        scorer: a cross-encoder, which leaves out what it takes to be relevant and scores what is written.
         corpus: passages to mine from; None = those of the training set.
         keep_within: leaves out questions for which no positive is among the first so many passages found; 0 =
-        none.
-        elsewhere: workers on other machines, in place of ``processes`` of this one.
+            none.
 
     Raises:
-        InputError: ``out`` exists, is something else, and ``overwrite`` is false; the corpus cannot be read.
         ConfigError: settings out of range.
-        LostRankError: one of the ``processes`` was killed.
-        CheckpointError: another run is writing ``out``.
     """
     settings.check()
-    search = search or LexicalSearch()
-    base = {
-        "version": _VERSION,
-        "train": train.fingerprint,
-        "corpus": corpus and content_sha256(corpus),
-        "search": search.facts(),
-    }
-
-    def prepare(steps: Steps, blocks: Sequence[range]) -> BlockMiner:
-        work = steps.folder.parent
-        source = source_of(train, corpus, work)
-        finder = search.prepare(train, blocks, MiningCorpus(source, work), work)
-        return BlockMiner(train, source, steps, finder, search.mined_by, settings, keep_within)
-
-    facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
-    facts |= {"keep_within": keep_within} if keep_within else {}
-    job = BlockJob("mining", base, facts, search.block_rows, prepare, combine, scorer)
-    audit = run_job(job, train, out, processes=processes, overwrite=overwrite, elsewhere=elsewhere)
-    warn_of_few(audit, out)
+    job = Mining(
+        train, out, [search or LexicalSearch()], corpus, scorer, settings=settings, keep_within=keep_within
+    )
+    audit = run_job(job, processes=processes, overwrite=overwrite)
+    _warn_of_few(audit, out)
     return audit
 
 
-@dataclass(frozen=True)
-class BlockMiner(BlockWriter):
+@dataclass
+class Mining(BlockJob):
     """Mines a block."""
 
-    finder: Finder
-    mined_by: str
-    settings: MiningSettings
+    settings: MiningSettings = field(default_factory=MiningSettings)
     keep_within: int = 0
+    name = "mining"
 
-    def find(self, rows: range) -> list[QueryHits]:
-        """What the search finds for each question of a block."""
+    def chosen(self) -> dict[str, Any]:
+        return {
+            "settings": asdict(self.settings),
+            "cross_encoder": self.scorer and self.scorer.fingerprint,
+            "keep_within": self.keep_within,
+        }
+
+    def do_block(self, rows: range) -> tuple[list[Record], Record]:
+        settings, corpus = self.settings, self.corpus
         samples = [self.train[row] for row in rows]
-        queries = [Query(sample.question, self._known(sample)) for sample in samples]
-        return self.finder.find(rows, queries, self.settings.to_rank)
-
-    def _known(self, sample: TrainingSample) -> tuple[int, ...]:
-        """Rows of the positives that are in the corpus."""
-        rows = (self.corpus.row_of(passage) for passage in sample.positives)
-        return tuple(row for row in rows if row is not None)
-
-    def _is_kept(self, sample: TrainingSample, hits: QueryHits) -> bool:
-        if not self.keep_within:
-            return True
-        known = {self.corpus.id_at(row) for row in self._known(sample)}
-        return any(key in known for key, _ in hits.hits[: self.keep_within])
-
-    def write(self, rows: range, hits: Sequence[QueryHits], scorer: PairScorer | None = None) -> None:
-        """Chooses the negatives of a block and writes its records and its audit."""
-        corpus = self.corpus
-        prepared: list[TrainingSample] = []
-        choices = []
-        kept = [
-            (row, sample, one)
-            for row, one in zip(rows, hits, strict=True)
-            if self._is_kept(sample := self.train[row], one)
-        ]
-        for row, sample, one in kept:
-            positives = tuple(corpus.named(passage) for passage in sample.positives)
-            existing = (
-                tuple(corpus.named(passage) for passage in sample.hard_negatives)
-                if self.settings.keep_existing
-                else ()
+        queries = []
+        for sample in samples:
+            known = [(corpus.row_of(passage), passage) for passage in sample.positives]
+            in_corpus = [row for row, _ in known if row is not None]
+            queries.append(
+                Query(sample.question, in_corpus, [passage for row, passage in known if row is None])
             )
-            choosing = choose_negatives(
-                one.hits,
-                corpus.passage,
-                positives=positives
-                + tuple(corpus.named(passage) for passage in self.train.known_positives(row)),
-                existing=existing,
-                answers=sample.answers,
-                positive_score=one.positive_score,
-                row=row,
-                settings=self.settings,
+        found = self.finders[0].find(queries, settings.to_rank)
+
+        counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        most = settings.per_question * (1 if self.scorer is None else 2)
+        kept: list[TrainingSample] = []
+        mined: list[Mined] = []
+        scores: list[float | None] = []
+        for row, sample, query, one in zip(rows, samples, queries, found, strict=True):
+            ids = {corpus.id_at(place) for place in query.positives}
+            if self.keep_within and not ids & {key for key, _ in one.hits[: self.keep_within]}:
+                counts[_NOT_FOUND] += 1
+                continue
+            positives = tuple(map(corpus.named, sample.positives))
+            existing = tuple(map(corpus.named, sample.hard_negatives)) if settings.keep_existing else ()
+            mined.append(
+                choose_negatives(
+                    one.hits,
+                    corpus.passage,
+                    positives=[*positives, *map(corpus.named, self.train.known_positives(row))],
+                    existing=existing,
+                    answers=sample.answers,
+                    positive_score=one.positive_score,
+                    most=most,
+                    settings=settings,
+                )
             )
-            prepared.append(replace(sample, positives=positives, hard_negatives=existing))
-            choices.append((sample.question, choosing))
-        block_audit = BlockAudit(not_found=len(rows) - len(kept))
-        results = finish_together(choices, scorer)
-        if scorer is not None:
-            prepared = scored_by(scorer, prepared)
+            kept.append(replace(sample, positives=positives, hard_negatives=existing))
+            scores.append(one.positive_score)
+            counts["questions whose positive is in the corpus"] += bool(ids)
+        if self.scorer is not None:
+            named = [(sample.question, one) for sample, one in zip(kept, mined, strict=True)]
+            veto(named, self.scorer, settings.per_question)
+            kept = scored_by(self.scorer, kept)
+        records = [self._record(sample, one) for sample, one in zip(kept, mined, strict=True)]
+        return records, _audit(kept, mined, scores, counts)
 
-        def records() -> Iterator[dict[str, Any]]:
-            for sample, (_, _, one), mined in zip(prepared, kept, results, strict=True):
-                block_audit.add(sample, mined, one.positive_score, in_corpus=bool(self._known(sample)))
-                yield _record(sample, mined.negatives, self.mined_by)
+    def _record(self, sample: TrainingSample, mined: Mined) -> Record:
+        existing = sample.hard_negatives
+        added = tuple(replace(one.passage, teacher_score=as_written(one.log_odds)) for one in mined.negatives)
+        record = sample_to_json(replace(sample, hard_negatives=existing + added))
+        for entry, one in zip(record["hard_negative_ctxs"][len(existing) :], mined.negatives, strict=True):
+            entry.update(score=round(one.score, 4), rank=one.rank, mined_by=self.searches[0].mined_by)
+            if one.cross_encoder_score is not None:
+                entry["cross_encoder_score"] = round(one.cross_encoder_score, 4)
+        return record
 
-        self.save(rows, records(), block_audit.record)
+
+def _audit(
+    samples: list[TrainingSample],
+    mined: list[Mined],
+    positive_scores: list[float | None],
+    counts: Counter[str],
+) -> Record:
+    """The statistics of a block, for ``combined``."""
+    left_out: Counter[str] = Counter()
+    values: dict[str, list[float]] = {name: [] for name in _LABELS}
+    example: Record | None = None
+    for sample, one, positive_score in zip(samples, mined, positive_scores, strict=True):
+        left_out.update(one.left_out)
+        counts["questions"] += 1
+        counts["questions without negatives"] += not one.negatives
+        counts["questions without candidates"] += not one.candidates
+        counts["candidates"] += one.candidates
+        counts["candidates above the positive"] += one.above_positive
+        counts["negatives"] += len(one.negatives)
+        for negative in one.negatives:
+            values["score"].append(round(negative.score, 4))
+            if negative.cross_encoder_score is not None:
+                values["cross_encoder_score"].append(round(negative.cross_encoder_score, 4))
+            if positive_score is not None:
+                counts["negatives with a known positive score"] += 1
+                counts["negatives above the positive"] += negative.score > positive_score
+            if positive_score is not None and positive_score > 0:  # shares of a negative number say nothing
+                values["share_of_positive_score"].append(round(negative.score / positive_score, 4))
+        if example is None and one.negatives:
+            first = one.negatives[0]
+            example = {
+                "question": sample.question,
+                "positive": sample.positives[0].text[:300],
+                "negative": first.passage.text[:300],
+                "rank": first.rank,
+                "score": round(first.score, 3),
+                "positive_score": None if positive_score is None else round(positive_score, 3),
+            }
+    return {"counts": dict(counts), "left_out": dict(left_out), "values": values, "example": example}
 
 
-def _record(sample: TrainingSample, negatives: list[Candidate], mined_by: str) -> dict[str, Any]:
-    existing = sample.hard_negatives
-    mined = tuple(
-        replace(candidate.passage, teacher_score=as_written(candidate.log_odds)) for candidate in negatives
+def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
+    """The audit as a table for people."""
+    counts = audit["counts"]
+
+    def share(count: int, whole: str, what: str) -> str:
+        return f"{count:>10,}  {count / max(counts[whole], 1):>6.1%} {what}"
+
+    without = counts["questions without negatives"]
+    yield f"{counts['questions']:>10,}  questions, {without:,} of them without negatives"
+    if counts.get(_NOT_FOUND):
+        yield f"{counts[_NOT_FOUND]:>10,}  {_NOT_FOUND}"
+    yield f"{counts['candidates']:>10,}  candidates examined"
+    yield share(counts["candidates above the positive"], "candidates", "of them score above the positive")
+    for reason, count in _reasons(audit):
+        yield share(count, "candidates", f"left out: {reason}")
+    yield f"{counts['negatives']:>10,}  negatives written"
+    known = "negatives with a known positive score"
+    yield share(counts["negatives above the positive"], known, "score above the positive")
+    yield from quantile_lines(audit, _LABELS)
+    for example in audit["examples"]:
+        positive = "" if example["positive_score"] is None else f" {example['positive_score']}"
+        yield f"  question  {' '.join(example['question'].split())[:140]}"
+        yield f"    positive{positive}: {' '.join(example['positive'].split())[:140]}"
+        negative = " ".join(example["negative"].split())[:140]
+        yield f"    negative {example['score']} (rank {example['rank']}): {negative}"
+
+
+def _reasons(audit: dict[str, Any]) -> list[tuple[str, int]]:
+    return sorted(audit["left_out"].items(), key=lambda item: -item[1])
+
+
+def _warn_of_few(audit: dict[str, Any], out: Path) -> None:
+    """Warns where at least half of the questions got no negative, or no question is left, and says why."""
+    counts = audit["counts"]
+    without = counts["questions without negatives"]
+    if 2 * without < counts["questions"]:
+        return
+    reasons = [f"{counts['candidates']:,} candidates"]
+    if nothing := counts["questions without candidates"]:
+        found = "nothing was found at the ranks that are looked at"
+        reasons.append(
+            f"for {nothing:,} {found}; BM25 finds only passages that share a word with the question"
+        )
+    reasons += [f"{count:,} left out: {reason}" for reason, count in _reasons(audit)]
+    if counts.get(_NOT_FOUND):
+        reasons.append(f"{counts[_NOT_FOUND]:,} {_NOT_FOUND}")
+    told = "; ".join(reasons)
+    logger.warning(
+        "%s: %s of %s questions have no mined negatives (%s)",
+        out,
+        f"{without:,}",
+        f"{counts['questions']:,}",
+        told,
     )
-    record = sample_to_json(replace(sample, hard_negatives=existing + mined))
-    for entry, candidate in zip(record["hard_negative_ctxs"][len(existing) :], negatives, strict=True):
-        entry.update(score=round(candidate.score, 4), rank=candidate.rank, mined_by=mined_by)
-        if candidate.cross_encoder_score is not None:
-            entry["cross_encoder_score"] = round(candidate.cross_encoder_score, 4)
-    return record
-
-
-def _joined(parts: Iterable[Path]) -> Iterator[str]:
-    return (part.read_text(encoding="utf-8") for part in parts)
-
-
-@dataclass(frozen=True)
-class BlockJob:
-    """Something done to every question of a training set.
-
-    ``base`` decides what the work folder holds, ``facts`` the output too. ``prepare`` takes the blocks, as
-    steps and as rows; ``combine`` makes one audit of those of the blocks, ``join`` the text of the output of
-    their records, by default all of them in order.
-    """
-
-    name: str
-    base: Facts
-    facts: Facts
-    block_rows: int
-    prepare: Callable[[Steps, Sequence[range]], BlockWriter]
-    combine: Callable[[Iterable[Facts]], Facts]
-    scorer: PairScorer | None = None
-    join: Callable[[Iterable[Path]], Iterable[str]] = _joined
-
-
-def run_job(
-    job: BlockJob,
-    train: TrainingSet,
-    out: Path,
-    *,
-    processes: int,
-    overwrite: bool,
-    elsewhere: Elsewhere | None = None,
-) -> Facts:
-    """Does what is left of a job and returns its audit; raises as ``mine`` does."""
-    require_writable(out)
-    work = out.with_name(f"{out.name}.{job.name}")
-    audit_file = out.with_name(f"{out.name}.audit.json")
-    with output(out, job.facts, overwrite=overwrite) as is_missing:
-        # A run may have been killed between the output and its audit.
-        if not is_missing and not verify_file(audit_file):
-            remove(work)
-            finished: Facts = read_json(audit_file)
-            return finished
-        Steps(work, job.base, restart=(work / CLAIM).is_file())  # a folder of somebody else is left alone
-        steps = Steps(work / "blocks", job.facts, restart=True)
-        size = job.block_rows
-        blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
-        writer = job.prepare(steps, blocks)
-        missing = [rows for rows in blocks if not steps.is_done(rows.start)]
-        progress = Progress(job.name, len(train), unit="questions", done=len(train) - sum(map(len, missing)))
-        for rows in write_blocks(
-            writer, missing, processes=processes, scorer=job.scorer, elsewhere=elsewhere
-        ):
-            progress.advance(len(rows), 0)
-        progress.close()
-        audit = job.combine(read_json(writer.audit(rows)) for rows in blocks)
-        with durable_text(out, note=job.facts) as joined:
-            joined.writelines(job.join(writer.part(rows) for rows in blocks))
-        audit |= {"made_of": job.facts, "file": describe_file(out)}
-        write_json(audit_file, audit, note={})
-        remove_folder(work)
-        return audit
-
-
-def source_of(train: TrainingSet, corpus: Path | None, work: Path) -> Path:
-    """The corpus, or without one the passages of the training set, which are written to the work folder."""
-    source = corpus or work / TRAINING_PASSAGES
-    if corpus is None and not source.is_file():
-        logger.info("%d distinct passages in the training data", write_training_passages(train, source))
-    return source

@@ -11,123 +11,108 @@ import heapq
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_records import passage_to_json
 from dpr.formats.training_sets import TrainingSet
-from dpr.mining.job import BlockJob, run_job, source_of
-from dpr.mining.search import Finder, Query, Search
-from dpr.mining.work import BlockWriter
-from dpr.storage.steps import Steps
+from dpr.mining.blocks import BlockJob, Record, run_job
+from dpr.mining.search import Query, Search
 
-_VERSION, _DEPTH = 1, 10
+_DEPTH = 10
 _COUNTED = ("questions", "positives in doubt", "negatives in doubt")
-Scores = tuple[dict[int, float], dict[str, float]]
-"""Of one side and one question: those of its own passages by row, and of the best of the corpus by id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The scores of one side for a question: of its own passages by row, and of the best of the corpus by
+    id."""
+
+    own: dict[int, float]
+    best: dict[str, float]
 
 
 def find_suspects(
     train: TrainingSet, out: Path, searches: Sequence[Search], *, most: int, overwrite: bool = False
 ) -> dict[str, Any]:
     """Writes the ``most`` most doubtful labels to ``out``, a JSON line each (docs/file_formats.md), and
-    returns how many are in doubt.
-
-    The passages of the training set are searched. The result does not depend on interruptions.
-
-    Raises:
-        InputError, LostRankError, CheckpointError: as ``dpr.mining.job.mine``.
-    """
-    base = {
-        "version": _VERSION,
-        "train": train.fingerprint,
-        "search": [search.facts() for search in searches],
-    }
-
-    def prepare(steps: Steps, blocks: Sequence[range]) -> BlockDoubts:
-        work = steps.folder.parent
-        block = BlockDoubts(train, source_of(train, None, work), steps)
-        return replace(
-            block, finders=tuple(search.prepare(train, blocks, block.corpus, work) for search in searches)
-        )
-
-    job = BlockJob(
-        "doubting",
-        base,
-        base | {"most": most},
-        searches[0].block_rows,
-        prepare,
-        _total,
-        join=partial(_most_doubtful, most),
-    )
-    counts: dict[str, Any] = run_job(job, train, out, processes=1, overwrite=overwrite)["counts"]
+    returns how many are in doubt (``run_job``). The passages of the training set are searched."""
+    counts: dict[str, Any] = run_job(Doubts(train, out, searches, most=most), overwrite=overwrite)["counts"]
     return counts
 
 
-@dataclass(frozen=True)
-class BlockDoubts(BlockWriter):
+@dataclass
+class Doubts(BlockJob):
     """Doubts the labels of a block."""
 
-    finders: tuple[Finder, ...] = ()
+    most: int = 200
+    name = "doubting"
 
-    def find(self, rows: range) -> list[list[Scores]]:
-        """The scores of each side, for each question."""
+    def chosen(self) -> dict[str, Any]:
+        return {"most": self.most}
+
+    def do_block(self, rows: range) -> tuple[list[Record], Record]:
         samples = [self.train[row] for row in rows]
-        passages = [
-            list(dict.fromkeys(map(self._row, sample.positives + sample.hard_negatives)))
-            for sample in samples
-        ]
-        queries, sides = [Query(sample.question, ()) for sample in samples], []
+        questions = [sample.question for sample in samples]
+        queries = [Query(question) for question in questions]
+        passages = []
+        for sample in samples:
+            listed = map(self._row, sample.positives + sample.hard_negatives)
+            passages.append(list(dict.fromkeys(listed)))
         depth = max(len(sample.positives) for sample in samples) + _DEPTH
+        sides: list[list[Side]] = [[] for _ in samples]
         for finder in self.finders:
-            own = finder.scores(rows, [query.question for query in queries], passages)
-            hits = [dict(one.hits) for one in finder.find(rows, queries, depth)]
-            sides.append(
-                [
-                    (dict(zip(*pair, strict=True)), best)
-                    for *pair, best in zip(passages, own, hits, strict=True)
-                ]
-            )
-        return [list(scores) for scores in zip(*sides, strict=True)]
+            own = finder.scores(questions, passages)
+            hits = finder.find(queries, depth)
+            for place, of_question in enumerate(sides):
+                known = dict(zip(passages[place], own[place], strict=True))
+                of_question.append(Side(known, dict(hits[place].hits)))
 
-    def write(self, rows: range, found: Sequence[list[Scores]], scorer: Any = None) -> None:
-        counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0), questions=len(samples))
+        records = []
+        for row, sample, of_question in zip(rows, samples, sides, strict=True):
+            for record in self._doubted(sample, of_question):
+                counts[f"{record['label']}s in doubt"] += 1
+                records.append({**record, "row": row})
+        return records, {"counts": dict(counts)}
 
-        def records() -> Iterator[dict[str, Any]]:
-            for row, sides in zip(rows, found, strict=True):
-                counts["questions"] += 1
-                for record in self._doubted(self.train[row], sides):
-                    counts[f"{record['label']}s in doubt"] += 1
-                    yield {**record, "row": row}
+    def joined(self, parts: Iterable[Path]) -> Iterator[str]:
+        def lines() -> Iterator[tuple[float, int, str]]:
+            number = 0
+            for part in parts:
+                with part.open(encoding="utf-8") as file:
+                    for line in file:
+                        number += 1
+                        yield json.loads(line)["doubt"], -number, line
 
-        self.save(rows, records(), lambda: {"counts": dict(counts)})
+        return (line for *_, line in heapq.nlargest(self.most, lines()))
 
-    def _doubted(self, sample: TrainingSample, sides: list[Scores]) -> Iterator[dict[str, Any]]:
+    def _doubted(self, sample: TrainingSample, sides: Sequence[Side]) -> Iterator[Record]:
         """The labels of a question that both sides contradict."""
         right = {self._row(passage) for passage in sample.positives}
         known = {self.corpus.id_at(row) for row in right}
         others = [
-            {key: score for key, score in best.items() if key not in known and score > 0} for _, best in sides
+            {key: score for key, score in side.best.items() if key not in known and score > 0}
+            for side in sides
         ]
         if all(others):
-            best = [max(listed.values()) for listed in others]
+            tops = [max(listed.values()) for listed in others]
             sums: defaultdict[str, float] = defaultdict(float)
-            for listed, top in zip(others, best, strict=True):
+            for listed, top in zip(others, tops, strict=True):
                 for key, score in listed.items():
                     sums[key] += score / top
             instead = self.corpus.passage(max(sums, key=sums.__getitem__))
             for passage in sample.positives:
-                doubt = min(
-                    _doubt(own[self._row(passage)], top) for (own, _), top in zip(sides, best, strict=True)
-                )
+                row = self._row(passage)
+                doubt = min(_doubt(side.own[row], top) for side, top in zip(sides, tops, strict=True))
                 if doubt > 0:
                     yield _record(doubt, "positive", sample, passage) | {"instead": passage_to_json(instead)}
         for passage in sample.hard_negatives:
-            doubt = min(_doubt(max(own[row] for row in right), own[self._row(passage)]) for own, _ in sides)
-            if doubt > 0 and self._row(passage) not in right:
+            row = self._row(passage)
+            doubt = min(_doubt(max(side.own[one] for one in right), side.own[row]) for side in sides)
+            if doubt > 0 and row not in right:
                 yield _record(doubt, "negative", sample, passage)
 
     def _row(self, passage: Passage) -> int:
@@ -140,29 +125,10 @@ def _doubt(claimed: float, rival: float) -> float:
     return 1 - max(claimed, 0.0) / rival if rival > 0 else 0.0
 
 
-def _record(doubt: float, label: str, sample: TrainingSample, passage: Passage) -> dict[str, Any]:
+def _record(doubt: float, label: str, sample: TrainingSample, passage: Passage) -> Record:
     return {
         "doubt": round(doubt, 4),
         "label": label,
         "question": sample.question,
         "passage": passage_to_json(passage),
     }
-
-
-def _total(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    counts: Counter[str] = Counter()
-    for block in blocks:
-        counts.update(block["counts"])
-    return {"counts": dict(counts)}
-
-
-def _most_doubtful(most: int, parts: Iterable[Path]) -> list[str]:
-    def lines() -> Iterator[tuple[float, int, str]]:
-        number = 0
-        for part in parts:
-            with part.open(encoding="utf-8") as file:
-                for line in file:
-                    number += 1
-                    yield json.loads(line)["doubt"], -number, line
-
-    return [line for *_, line in heapq.nlargest(most, lines())]

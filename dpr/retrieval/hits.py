@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -66,37 +65,11 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """The hits of a question, best first. A notebook shows them as a table."""
+    """The hits of a question, best first."""
 
     def __init__(self, question: str, hits: Iterable[Hit] = ()) -> None:
         super().__init__(hits)
         self.question = question
-
-    def _repr_html_(self) -> str:
-        words = QuestionWords(self.question)
-        sides = [name for name in ("dense", "bm25") if len(self) and len(self[0].sides) > 1]
-        names = ["", "score", *({"bm25": "BM25"}.get(name, name) for name in sides), "id", "passage"]
-        rows = []
-        for hit in self:
-            places = [hit.sides.get(name) for name in sides]
-            cells = [
-                str(hit.rank),
-                f"{hit.score:.4f}",
-                *(f"{place.score:.4g} (#{place.rank})" if place else "" for place in places),
-                hit.id,
-            ]
-            title = f"<b>{html.escape(hit.title)}</b><br>" if hit.title else ""
-            pieces = [html.escape(piece) for piece in words.excerpt(hit.text, EXCERPT)]
-            text = "".join(
-                f"<mark>{piece}</mark>" if index % 2 else piece for index, piece in enumerate(pieces)
-            )
-            rows.append(
-                "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-                + f"<td style='text-align:left'>{title}{text}</td>"
-            )
-        head = "".join(f"<th>{name}</th>" for name in names)
-        caption = f"<caption>{html.escape(self.question)}{'' if self else ': nothing found'}</caption>"
-        return f"<table>{caption}<tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
 class QuestionWords:

@@ -16,8 +16,7 @@ from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_question, normalize_question
 from dpr.embedding.encode import encode_tokens
 from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.fusion import fuse_linear, fuse_reciprocal_ranks
-from dpr.indexer.ranking import Ranking, to_rankings
+from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
@@ -123,12 +122,11 @@ class DenseRetriever:
         batch_size: int = 128,
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
-        self.model, self.index, self.form = (
-            model,
-            index,
-            (form or QuestionForm()).agreed(model.tensorizer.text),
-        )
-        self.batch_size, self.batch_tokens = batch_size, batch_tokens
+        self.model = model
+        self.index = index
+        self.form = (form or QuestionForm()).agreed(model.tensorizer.text)
+        self.batch_size = batch_size
+        self.batch_tokens = batch_tokens
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Time spent in ``tokenise`` and ``inference``; whoever reads it may clear it."""
 
@@ -168,19 +166,13 @@ class LexicalRetriever:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How two rankings become one. ``weight``: the dense side's share of a ``linear`` fusion; ``rrf`` has no
-    weight.
+    """How two rankings become one (``dpr.indexer.ranking``). ``weight``: the dense side's share. ``depth``: passages
+    taken from each side; at least as many as are asked for."""
 
-    ``depth``: passages taken from each side; at least as many as are asked for.
-    """
-
-    method: str = "linear"
     weight: float = DEFAULT_WEIGHT
     depth: int = 100
 
     def fuse(self, dense: Sequence[Ranking], lexical: Sequence[Ranking], k: int) -> list[Ranking]:
-        if self.method == "rrf":
-            return [fuse_reciprocal_ranks(pair, k=k) for pair in zip(dense, lexical, strict=True)]
         return fuse_linear(dense, lexical, weight=self.weight, k=k)
 
 
@@ -188,7 +180,9 @@ class HybridRetriever:
     """Asks both sides, fuses what they found."""
 
     def __init__(self, dense: Retriever, lexical: Retriever, fusion: Fusion) -> None:
-        self.dense, self.lexical, self.fusion = dense, lexical, fusion
+        self.dense = dense
+        self.lexical = lexical
+        self.fusion = fusion
 
     def retrieve_sides(self, questions: Sequence[str], k: int) -> tuple[list[Ranking], list[Ranking]]:
         """The rankings to be fused, dense and lexical."""
@@ -200,24 +194,17 @@ class HybridRetriever:
 
 
 def check_vectors_are_of(
-    model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model", dimensions: int = 0
+    model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model"
 ) -> None:
     """Raises InputError when the passage vectors were made by another model, by other settings of it, or for
     another similarity.
 
-    The model's vectors are cut to the width of the passages', unless ``dimensions`` states one.
+    The model's vectors are cut to the width of the passages'.
     """
-    if shards and not dimensions and shards[0].dimension < model.dimension:
+    if shards and shards[0].dimension < model.dimension:
         model.keep_dimensions(shards[0].dimension)
     fingerprint = model.fingerprint
     for shard in shards:
-        if dimensions and shard.dimension != dimensions:
-            raise InputError(
-                f"vectors of {shard.dimension} dimensions",
-                file=shard.path,
-                expected=f"dimensions={dimensions}",
-                hint="leave dimensions out, or embed the corpus with the same",
-            )
         stored = shard.metadata.get("model_fingerprint")
         if stored != fingerprint:
             raise InputError(

@@ -46,8 +46,6 @@ class SearchSettings:
     form: QuestionForm = field(default_factory=QuestionForm)
     pretrained_model_cfg: str | None = None
     """Of a model_file of the original DPR; a folder by its absolute path."""
-    dimensions: int = 0
-    """That vectors are cut to; 0 = those of encoded_ctx_files."""
     text: GivenTextSettings = field(default_factory=GivenTextSettings)
     """The prompts that were named for a model that states none."""
     fingerprints: list[str] = field(default_factory=list, compare=False)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from dpr.core.compute_settings import ClusterSettings, CudaSettings
+from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.indexer.settings import (
     KINDS,
     Bm25Settings,
+    FactorySettings,
     GraphSettings,
-    SmallSettings,
     require_known,
 )
 
@@ -23,7 +24,6 @@ SEARCH_MODES = ("dense", "bm25", "hybrid")
 _OF_VECTORS = (
     "encoded_ctx_files",
     "model_file",
-    "dimensions",
     "batch_size",
     "encoder_path",
     "index_path",
@@ -45,7 +45,7 @@ class _IndexKind(Settings):
 
 
 @dataclass
-class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, _IndexKind):
+class IndexerConfig(Bm25Settings, FactorySettings, GraphSettings, _IndexKind):
     """How passages are searched."""
 
     def unused(self) -> Iterator[str]:
@@ -114,9 +114,6 @@ class RetrievalConfig(CudaSettings):
     model_file: str | None = setting(None, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
     folder, or a checkpoint file of the original DPR."""
-    dimensions: int = setting(0, unit="dimensions", least=0)
-    """Cut vectors of questions to their first so many numbers; those of the passages must be of the same
-    width. 0 = as the passages are."""
     out_file: str | None = setting(None, path="output")
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
     out_texts: bool = True
@@ -125,8 +122,7 @@ class RetrievalConfig(CudaSettings):
     trec_run_file: str | None = setting(None, path="output")
     """TREC run file to write."""
     metrics_file: str | None = setting(None, path="output")
-    """JSON file for the metrics, the ranks of right passages and, where the texts are given, ten example
-    questions."""
+    """JSON file for the metrics, those of each question, and the ranks of right passages."""
     search_folder: str | None = setting(None, path="folder")
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels", "none"))
@@ -141,35 +137,25 @@ class RetrievalConfig(CudaSettings):
     (ArguAna, Quora)."""
     batch_size: int = setting(128, unit="questions", least=1)
     """Questions encoded at a time."""
-    validation_workers: int = setting(
-        1,
-        unit="processes",
-        least=1,
-    )
-    """Processes that match answers."""
     encoder_path: str | None = setting(None, choices=("question_model", "ctx_model"))
     """Tower that encodes the questions: question_model (when absent) or ctx_model."""
     index_path: str | None = setting(None, path="folder")
     """Folder of a faiss index: loaded when it is there, else built and saved."""
     bm25_index_path: str | None = setting(None, path="folder")
     """Folder of a BM25 index: loaded when it is there, else built and saved."""
-    hybrid: str = setting("none", choices=("none", "linear", "rrf"))
-    """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking
-    with BM25's."""
+    hybrid: str = setting("none", choices=("none", "linear"))
+    """none, or linear: fuses the dense ranking with BM25's, by a weighted sum of normalised scores."""
     hybrid_weight: float | None = setting(None, least=0, most=1)
-    """Share of the dense side in hybrid=linear, 0 to 1. Absent = 0.4, with which a poor dense side costs
+    """Share of the dense side in the hybrid, 0 to 1. Absent = 0.4, with which a poor dense side costs
     little and a good one gains; a model ahead of BM25 takes 0.5 to 0.6, and tune_hybrid_weight on a dev set
     finds its own."""
     hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages taken from each side; n_docs where that is larger."""
     tune_hybrid_weight: bool = False
-    """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file
-    says which it was."""
-    tune_metric: str = "mrr@10"
-    """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
+    """Try the weights 0, 0.05, ... 1 on these questions and use that of the best MRR@10, or of the best top-20
+    accuracy where answers judge; for a dev set. The metrics file says which it was."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
     """Catalogue: name -> options of a question set (file, special_query_token, ...)."""
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
@@ -184,17 +170,11 @@ class RetrievalConfig(CudaSettings):
         if kind == "exact":
             yield "index_path"
         if self.hybrid == "none":
-            yield "hybrid_depth"
-        if self.hybrid != "linear":
-            yield from ("hybrid_weight", "tune_hybrid_weight", "tune_metric")
+            yield from ("hybrid_depth", "hybrid_weight", "tune_hybrid_weight")
         elif self.tune_hybrid_weight:
             yield "hybrid_weight"
-        else:
-            yield "tune_metric"
         if not self.out_file:
             yield "out_texts"
-        if self.match in ("none", "qrels") or (self.match == "auto" and self.qrels):
-            yield "validation_workers"
 
     def passage_names(self) -> list[str]:
         """``ctx_datasets`` as a list."""
@@ -228,11 +208,6 @@ class RetrievalConfig(CudaSettings):
                 raise ConfigError(
                     "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
                 )
-        if self.cluster.kind != "none" and self.indexer.kind != "exact":
-            raise ConfigError(
-                f"cluster=ray searches exactly; indexer={self.indexer.kind} and cluster=ray are mutually"
-                " exclusive"
-            )
         needs_texts = (
             self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
         )
@@ -262,3 +237,149 @@ def _names(key: str, value: Any) -> list[str]:
         if not isinstance(item, str) or not item:
             raise ConfigError(f"{key}: {item!r} is not a name or path")
     return items
+
+
+SYSTEMS = ("bm25", "dense", "hybrid")
+
+
+@dataclass
+class SuiteSetConfig(Settings):
+    """One test set of a suite, as its YAML lists it. Relative paths are taken from the folder of the YAML."""
+
+    folder: str | None = setting(None, path="input")
+    """Folder in BEIR's layout: corpus.jsonl (or .tsv, .parquet), queries.jsonl (or .csv) and qrels/<split>.tsv (or
+    .txt, .qrels), plain or .gz."""
+    file: str | None = setting(None, path="input")
+    """In place of a folder: a file in any format of training data, or a pattern that one file matches. Its
+    passages are the corpus."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names of the file's columns by role: question, positive, negative, title, answers, label."""
+    source: str | None = None
+    """Where it is published and under which licence. A set that is not there is then left out with a warning
+    that says so."""
+    split: str | None = None
+    """Which qrels/<split>.tsv of the folder; absent = the setting split."""
+    prompt: str | None = None
+    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent =
+    encoder.query_prompt."""
+    query_prefix: str | None = None
+    """Put before every question as it is, for a model that stores no prompts."""
+    passage_prefix: str | None = None
+    """Put before every passage as it is, for a model that stores no prompts."""
+    skip_same_id: bool = False
+    """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus
+    (ArguAna, Quora)."""
+
+
+@dataclass
+class SuiteSettings(ForwardSettings, CudaSettings):
+    """How the test sets of a suite are evaluated."""
+
+    model_file: str | None = setting(None, path="input")
+    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
+    folder, or a checkpoint file of the original DPR."""
+    output_dir: str | None = setting(None, path="folder")
+    """Where results.json, results.md and a folder for each test set are written. The same command again
+    keeps sets that are complete."""
+    systems: list[str] = setting(list, choices=SYSTEMS)
+    """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores); none = all, and without
+    a model bm25."""
+    split: str = "test"
+    """Which qrels/<split>.tsv of a folder."""
+    n_docs: int = setting(100, unit="passages", least=1)
+    """Passages per question."""
+    dimensions: int = setting(0, unit="dimensions", least=0)
+    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
+    has them."""
+    hybrid_weight: float | None = setting(None, least=0, most=1)
+    """Share of the dense side in the hybrid, 0 to 1, one that was not chosen on these test sets; absent =
+    that of the run's search.json, else 0.4."""
+    cache_dir: str | None = setting(None, path="folder")
+    """Folder for vectors and BM25 indexes, used again by every evaluation of the same model or corpus that
+    names it; absent = output_dir/cache."""
+    overwrite: bool = False
+    """Replace results of a test set that were made of something else: another model, changed data, other
+    settings."""
+    bm25: Bm25Settings = setting(Bm25Settings)
+    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
+
+
+@dataclass
+class EvaluateConfig(SuiteSettings):
+    """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any
+    program."""
+
+    run: str | None = setting(None, path="input")
+    """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless
+    output_dir is set."""
+    set: str | None = setting(None, also=("suite",), path="input")
+    """A folder in BEIR's layout, a folder of such folders, or a YAML that lists test sets with prompts and
+    splits. Also a folder that dpr prepare made of documents, or a file in any format of training data,
+    whose passages are then the corpus. Or the name of one of suites, such as known."""
+    data: str | None = setting(None, path="input")
+    """Folder that a suite's relative paths are taken from; absent = that of its YAML."""
+    suites: dict[str, Any] = field(default_factory=dict)
+    """The catalogue: name -> the sets of a suite, as a YAML lists them."""
+    run_file: str | None = setting(None, path="input")
+    """In place of set: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics
+    of trec_eval."""
+    qrels: str | None = setting(None, path="input")
+    """Judgements of run_file: BEIR's TSV or TREC's four columns."""
+    metrics_file: str | None = setting(None, path="output")
+    """Metrics file to write for run_file, as dpr retrieve writes it."""
+
+    def unused(self) -> Iterator[str]:
+        if self.set is None:
+            yield from (item.name for item in fields(SuiteSettings))
+            yield "data"
+        if self.run_file is None:
+            yield from ("qrels", "metrics_file")
+        if not self.needs_model:
+            yield from ("model_file", "dimensions", "encoder", "batch_tokens", "precision")
+        if "hybrid" not in self.chosen_systems:
+            yield "hybrid_weight"
+        if not self.needs_words:
+            yield "bm25"
+
+    @property
+    def chosen_systems(self) -> list[str]:
+        """Those that are named, else all that are possible."""
+        return self.systems or (list(SYSTEMS) if self.model_file or self.run else ["bm25"])
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a bi-encoder takes part."""
+        return "dense" in self.chosen_systems or "hybrid" in self.chosen_systems
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether BM25 takes part."""
+        return "bm25" in self.chosen_systems or "hybrid" in self.chosen_systems
+
+    def check_together(self, prefix: str) -> None:
+        if (self.set is None) == (self.run_file is None):
+            found = "set (suite) and run_file are mutually exclusive"
+            if self.set is None:
+                found = "neither set nor run_file is set"
+            raise ConfigError(
+                f"{found}; e.g. run=runs/first set=data/scifact, or run_file=bm25.run qrels=qrels.txt"
+            )
+        if self.run_file is not None:
+            if self.run is not None:
+                raise ConfigError(
+                    "run and run_file are mutually exclusive; run is a folder that was trained, run_file a"
+                    " TREC run"
+                )
+            require_set(self, {"qrels": "qrels/test.tsv"})
+            return
+        if self.set in self.suites and not Path(str(self.set)).exists():
+            require_set(self, {"data": "data/collections"})
+        self.systems = self.chosen_systems
+        if len(set(self.systems)) != len(self.systems):
+            raise ConfigError(f"systems={self.systems} names one twice")
+        if self.run is not None:
+            self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
+        require_set(self, {"output_dir": "runs/first/suite"})
+        if self.needs_model:
+            self.model_file = self.model_file or self.run
+            require_set(self, {"model_file": "runs/first"})

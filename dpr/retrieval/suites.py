@@ -19,7 +19,7 @@ from dpr.formats.text_input import matching_paths
 from dpr.formats.training_files.registry import look_at
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.yaml_files import read_yaml
-from dpr.retrieval.suite_settings import SuiteSetConfig
+from dpr.retrieval.settings import SuiteSetConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST, durable_folder
 
@@ -114,9 +114,7 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
         if not isinstance(given, Mapping):
             raise InputError(f"sets.{name} is not a folder or a set of options", file=file)
         options = SuiteSetConfig.from_mapping(given, f"sets.{name}.")
-        if options.source and not matching_paths(
-            base / str(options.file or options.folder or options.corpus)
-        ):
+        if options.source and not matching_paths(base / str(options.file or options.folder)):
             logger.warning("%s is left out: not in %s; it is %s", name, base, options.source)
             continue
         test_sets.append(_test_set(name, options, file, split, base, cache))
@@ -139,28 +137,24 @@ def _test_set(
             listed = ", ".join(map(str, matches)) or "no file"
             raise InputError(f"{name}: {base / options.file} is {listed}", file=source, expected="one file")
         return _of_training_data(matches[0], cache, name, options)
-    folder = None if options.folder is None else base / options.folder
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"{name}: no such folder {folder}", file=source)
-
-    def file_of(part: str, given: str | None) -> Path:
-        file = base / given if given else _in_folder(folder, part, options.split or split)
-        if file is not None and file.is_file():
-            return file
+    folder = base / str(options.folder)
+    if options.folder is None or not folder.is_dir():
+        raise InputError(f"{name}: no such folder {folder}", file=source, expected="folder: or file:")
+    chosen = options.split or split
+    files: dict[str, Path] = {}
+    for part in ("corpus", "queries", "qrels"):
+        if (file := _in_folder(folder, part, chosen)) is not None:
+            files[part] = file
+            continue
+        may_have_answers = part == "qrels" and not any(folder.glob("*qrels*"))
+        if may_have_answers and any(question.answers for question in read_questions(files["queries"])):
+            continue
         expected = f"{_EXPECTED}, or questions with answers"
-        if folder is not None and part == "qrels":
-            stems = {each.name.removesuffix(".gz").rpartition(".")[0] for each in folder.glob("qrels/*")}
-            if stems:
-                expected += f"; it has the splits {', '.join(sorted(stems))}, choose with split=NAME"
-        missing = f"no {part}" if given is None else f"no such file {file}"
-        raise InputError(f"{name}: {missing}", file=folder or source, expected=expected)
-
-    corpus = file_of("corpus", options.corpus)
-    queries = file_of("queries", options.queries)
-    may_have_answers = options.qrels is None and not (folder and any(folder.glob("*qrels*")))
-    if may_have_answers and any(question.answers for question in read_questions(queries)):
-        return TestSet(name, corpus, queries, None, options)
-    return TestSet(name, corpus, queries, file_of("qrels", options.qrels), options)
+        stems = {each.name.removesuffix(".gz").rpartition(".")[0] for each in folder.glob("qrels/*")}
+        if part == "qrels" and stems:
+            expected += f"; it has the splits {', '.join(sorted(stems))}, choose with split=NAME"
+        raise InputError(f"{name}: no {part}", file=folder, expected=expected)
+    return TestSet(name, files["corpus"], files["queries"], files.get("qrels"), options)
 
 
 def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfig) -> TestSet:
@@ -208,9 +202,7 @@ def _is_set(folder: Path, split: str) -> bool:
     return all(_in_folder(folder, part, split) for part in ("queries", "corpus"))
 
 
-def _in_folder(folder: Path | None, part: str, split: str) -> Path | None:
-    if folder is None:
-        return None
+def _in_folder(folder: Path, part: str, split: str) -> Path | None:
     # dpr prepare hides the words of held-out questions in a corpus of its own
     names = {
         "corpus": ["evaluation_corpus.jsonl", *(f"corpus{suffix}" for suffix in _CORPORA)],

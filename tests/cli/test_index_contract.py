@@ -1,4 +1,4 @@
-"""An index of a user's own, in this file alone, from the command lines of retrieval, search and mining."""
+"""An index of a user's own, in this file alone, from the command lines of retrieval and search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpr.cli.main import main
-from dpr.core.records import Passage, Question, TrainingSample
+from dpr.core.records import Passage, Question
 from dpr.core.settings import IDENTITY, Settings, setting
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -21,7 +21,6 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_questions
 from dpr.formats.results import read_trec_run
-from dpr.formats.training_sets import write_training_set
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.vectors import VectorSource, blocks
@@ -101,7 +100,7 @@ VECTORS, WORDS = f"{__name__}:ToyVectors", f"{__name__}:ToyWords"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """model/, corpus.tsv, vectors_0, questions.jsonl, train.jsonl."""
+    """model/, corpus.tsv, vectors_0, questions.jsonl."""
     folder = tmp_path_factory.mktemp("world")
     rng = random.Random(0)
     passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
@@ -111,9 +110,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for row in range(520)
     ]
     write_questions(folder / "questions.jsonl", [Question(text, key, ()) for key, text, _ in asked[:10]])
-    write_training_set(
-        folder / "train.jsonl", [TrainingSample(f"{text} {key}", (gold,)) for key, text, gold in asked]
-    )
     with durable_folder(folder / "model") as target:
         tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
     embed_shard(
@@ -165,36 +161,6 @@ def test_retrieval_searches_texts_with_it(world: Path, tmp_path: Path) -> None:
     found = read_trec_run(tmp_path / "built.run")
     assert found == read_trec_run(tmp_path / "opened.run")
     assert sum(f"p{int(key[1:]):03d}" in dict(hits) for key, hits in found.items()) >= 8
-
-
-@pytest.mark.parametrize("kind", [WORDS, VECTORS])
-def test_mining_uses_it_on_one_and_two_processes(world: Path, tmp_path: Path, kind: str) -> None:
-    model = [] if kind == WORDS else [f"model_file={world / 'model'}", "device=cpu"]
-    options = ["near_duplicate=0", "per_question=3", f"indexer={kind}", f"corpus={world / 'corpus.tsv'}"]
-    mined = []
-    for processes in (1, 2) if kind == VECTORS else (1,):
-        out = tmp_path / f"{processes}.jsonl"
-        arguments = [str(world / "train.jsonl"), f"out={out}", *options, *model, f"processes={processes}"]
-        assert main(["mine", *arguments]) == 0
-        mined.append(out.read_text())
-    assert set(mined) == {mined[0]}
-    if kind == VECTORS:
-        exact = [
-            str(world / "train.jsonl"),
-            f"out={tmp_path / 'exact.jsonl'}",
-            "near_duplicate=0",
-            "per_question=3",
-            *model,
-        ]
-        assert main(["mine", *exact, f"corpus={world / 'corpus.tsv'}"]) == 0
-        names = [
-            [
-                [hit["passage_id"] for hit in json.loads(line)["hard_negative_ctxs"]]
-                for line in text.splitlines()
-            ]
-            for text in (mined[0], (tmp_path / "exact.jsonl").read_text())
-        ]
-        assert names[0] == names[1]
 
 
 @pytest.mark.parametrize(

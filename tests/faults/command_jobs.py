@@ -45,6 +45,14 @@ STUDENT = (
 )
 
 
+SUITE = {
+    "one/corpus.tsv": "corpus.tsv",
+    "one/queries.jsonl": "questions.jsonl",
+    "one/qrels/test.tsv": "qrels.tsv",
+}
+"""Files of the set of suite.yaml, and what they are copies of."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A command line, relative to a folder with the inputs in ``in``; ``changed`` is the input that another
@@ -87,7 +95,7 @@ JOBS = {
             "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp",
             "",
         ),
-        Job("export to=transformers", "export to=transformers model_file=in/model out=out/hf", ""),
+        Job("export to=hf-dpr", "export to=hf-dpr model_file=in/model out=out/hf", ""),
         Job(
             "export to=vectors",
             "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*] out_file=out/wiki",
@@ -113,7 +121,7 @@ JOBS = {
         Job(
             "evaluate",
             f"evaluate suite=in/suite.yaml {' '.join(DENSE)} output_dir=out/suite n_docs=5",
-            "corpus.tsv",
+            "one/corpus.tsv",
             made_of_cache="out/suite/one",
         ),
         Job(
@@ -191,9 +199,10 @@ def make_inputs(folder: Path) -> None:
         folder / "qrels.tsv",
         {question.id: {str(passages[number].id): 1} for number, question in enumerate(questions)},
     )
-    (folder / "suite.yaml").write_text(
-        "sets: {one: {corpus: corpus.tsv, queries: questions.jsonl, qrels: qrels.tsv}}"
-    )
+    (folder / "one" / "qrels").mkdir(parents=True)
+    for name, source in SUITE.items():
+        shutil.copyfile(folder / source, folder / name)
+    (folder / "suite.yaml").write_text("sets: {one: one}")
     write_trec_run(
         folder / "a.run",
         {question.id: [(str(passage.id), rng.random()) for passage in passages] for question in questions},

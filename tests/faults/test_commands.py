@@ -20,6 +20,7 @@ from tests.faults.command_jobs import (
     DOWNLOADED,
     JOBS,
     STAGED,
+    SUITE,
     TRAININGS,
     Commands,
     Job,
@@ -233,9 +234,7 @@ def files_of(job: Job, folder: Path) -> list[Path]:
     """Every file that the command line names, or that lies in a folder which it names, or that a suite
     names."""
     named = [part.rstrip("*.") for part in re.findall(r"in/[\w./*-]+", job.line)]
-    named += [
-        f"in/{name}" for name in ("corpus.tsv", "questions.jsonl", "qrels.tsv") if "suite.yaml" in job.line
-    ]
+    named += [f"in/{name}" for name in SUITE if "suite.yaml" in job.line]
     found = [
         path for name in named for start in folder.glob(f"{name}*") for path in (start, *start.rglob("*"))
     ]

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import Ranking
 from dpr.models.pooling import MeanPooling
 
 FOLDER = "DPR_TESTS_GATE"
@@ -38,9 +35,3 @@ class GatedPooling(MeanPooling):
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         pass_gate(free=12)
         return super().packed(hidden, tokens, lengths, position)
-
-
-class GatedBm25(Bm25Index):
-    def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[Ranking, list[float]]:
-        pass_gate(free=600)
-        return super().search_beside(question, k, rows)

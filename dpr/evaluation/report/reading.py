@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import DprError, InputError
-from dpr.evaluation.report.examples import is_example
 from dpr.formats.checkpoints import (
     CONFIG_FILE,
     METRICS_LINES,
@@ -78,11 +77,6 @@ class Retrieval:
             return []
         counts = [*counts, ranks.get("not_found")]
         return counts if all(type(count) is int and count >= 0 for count in counts) else []
-
-    @property
-    def examples(self) -> list[dict[str, Any]]:
-        """The example questions of the file."""
-        return [value for value in _list(self.file.report.get("examples")) if is_example(value)]
 
     @property
     def num_judged(self) -> int:
@@ -209,3 +203,12 @@ def _object(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def cut(text: str, limit: int) -> str:
+    """At most ``limit`` characters, at a space where there is one near; white space becomes single spaces."""
+    flat = " ".join(text[: 4 * limit + 100].split())
+    if len(flat) <= limit:
+        return flat
+    kept = flat[:limit].rsplit(" ", 1)[0] if " " in flat[max(limit - 30, 1) : limit] else flat[:limit]
+    return kept.rstrip() + " ..."

@@ -18,8 +18,7 @@ import torch
 from dpr.core.batch import TokenBatch
 from dpr.core.distributed import current_ranks, gather_rows, largest_over_ranks, sum_over_ranks
 from dpr.core.errors import LostRankError
-from dpr.embedding.corpus_tokens import CorpusTokens, TokenChunk
-from dpr.embedding.encode import encode_tokens, usual_tokens
+from dpr.embedding.encode import CorpusTokens, TokenChunk, encode_tokens, usual_tokens
 from dpr.indexer.exact import RunningSearch
 from dpr.indexer.ranking import RunningTopK
 from dpr.indexer.vectors import check_finite

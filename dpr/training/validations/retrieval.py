@@ -17,7 +17,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.core.seeding import generator_for
 from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
-from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
+from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
@@ -26,8 +26,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.results import finest
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.fusion import fuse_linear
-from dpr.indexer.ranking import SearchResult, to_rankings
+from dpr.indexer.ranking import SearchResult, fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.biencoder import BiEncoder

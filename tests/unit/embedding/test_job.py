@@ -294,21 +294,6 @@ def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: P
     assert np.abs(found - plain).max() > 1e-3
 
 
-def test_the_question_tower_makes_other_vectors(folder: Path, tmp_path: Path) -> None:
-    """The original wrote context vectors whatever encoder_type was."""
-    embed(folder, tmp_path / "ctx")
-    embed(folder, tmp_path / "question", EmbedConfig(chunk_size=8, batch_tokens=200, encoder_type="question"))
-    model = BiEncoder.load(folder / "model")
-    tokens = tokenize_passages(model.tensorizer, list(PassageSource(folder / "corpus.tsv").read()))
-    for name in ("ctx", "question"):
-        found = np.concatenate([vectors for _, vectors in VectorShard(tmp_path / f"{name}_0").chunks()])
-        np.testing.assert_allclose(
-            found, encode_tokens(model, tokens, encoder_type=name, batch_tokens=10_000), atol=1e-5
-        )
-    with pytest.raises(InputError, match="made with the other tower"):
-        open_shards([tmp_path / "ctx_0", tmp_path / "question_0"])
-
-
 def test_ids_are_prefixed_and_float16_halves_the_size(folder: Path, tmp_path: Path) -> None:
     embed(
         folder, tmp_path / "X", EmbedConfig(chunk_size=8, out_dtype="float16"), source={"id_prefix": "wiki:"}

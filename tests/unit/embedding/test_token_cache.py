@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from dpr.core.records import Passage
-from dpr.embedding import corpus_tokens
-from dpr.embedding.corpus_tokens import CorpusTokens
-from dpr.embedding.encode import tokenize_passages
+from dpr.embedding import encode
+from dpr.embedding.encode import CorpusTokens, tokenize_passages
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from tests.helpers.tiny import sentence, tiny_model
@@ -48,7 +47,7 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(passages))
         return tokenize_passages(tensorizer, passages)
 
-    monkeypatch.setattr(corpus_tokens, "tokenize_passages", noted)
+    monkeypatch.setattr(encode, "tokenize_passages", noted)
     return sizes
 
 

@@ -135,16 +135,6 @@ def test_each_passage_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(text for text in read if text != "i") == sorted([TEXTS["p1"], TEXTS["p2"]])
 
 
-def test_several_processes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_match, "_POOL_PAIRS", 0)
-    texts = {str(number): f"number {number} of many" for number in range(40)}
-    hits = [[str((question * 7 + rank) % 40) for rank in range(10)] for question in range(12)]
-    answers = [[str(question * 3)] for question in range(12)]
-    alone = match_hits(answers, hits, texts)
-    assert any(any(flags) for flags in alone)
-    assert match_hits(answers, hits, texts, workers=2) == alone
-
-
 @pytest.mark.parametrize("kind", ["string", "regex"])
 @pytest.mark.parametrize("answer", ["", " ", "\n\t", "\u200b", "\u00a0\u2028", "\x00"])
 def test_an_empty_answer_matches_nothing_and_is_said(

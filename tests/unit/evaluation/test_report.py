@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.evaluation.report.examples import cut, example_of, spread
-from dpr.evaluation.report.figures import curves_svg
-from dpr.evaluation.report.page import Report, build_page, write_report
-from dpr.evaluation.report.reading import Retrieval, Training, flatten, printable
+from dpr.evaluation.report.page import Report, build_page, curves_svg, write_report
+from dpr.evaluation.report.reading import Retrieval, Training, cut, flatten, printable
 from dpr.evaluation.significance import estimate
-from dpr.formats.results import Hit, MetricsFile, PerQuestion, RetrievedQuestion, read_metrics, write_metrics
+from dpr.formats.results import MetricsFile, PerQuestion, write_metrics
 from dpr.storage.durable import append_jsonl, write_json
 from tests.helpers.jobs import report as main
 
@@ -87,9 +85,7 @@ def run_folder(folder: Path, *, steps: int = 5, config: dict[str, object] | None
     return folder
 
 
-def metrics_file(path: Path, *, text: str = "a text", question: str = "who?", name: str = "test") -> Path:
-    hits = [{"title": text, "text": text, "score": 1.5, "right": True}] * 5
-    example = {"question": question, "id": question, "answers": [text], "first_right_rank": 1, "hits": hits}
+def metrics_file(path: Path, *, name: str = "test") -> Path:
     report = {
         "question_set": name,
         "num_questions": 4,
@@ -97,11 +93,7 @@ def metrics_file(path: Path, *, text: str = "a text", question: str = "who?", na
     }
     write_json(
         path,
-        report
-        | {
-            "first_right_rank": {"counts": [1, 1, 0, 0, 0], "not_found": 2},
-            "examples": [example] * 10,
-        },
+        report | {"first_right_rank": {"counts": [1, 1, 0, 0, 0], "not_found": 2}},
     )
     return path
 
@@ -126,8 +118,6 @@ def test_a_run_and_its_retrieval_are_on_one_page(tmp_path: Path, capsys: pytest.
         "Padding share",
         "Accuracy@k",
         "top-1",
-        "who?",
-        "a text",
         "BM25",
     ):
         assert words in shown
@@ -144,10 +134,7 @@ def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path, text: str) -
     training.validations = [{"step": 1.0, f"eval/{text}/nll_loss": 1.0, "eval/other/nll_loss": 1.0}]
     training.best = {"best_metric": text, "best_value": 1.0}
     training.verdict = {"line": text}
-    record = RetrievedQuestion(
-        text, text, (text,), [Hit(text, text, text, 1.0, True), Hit("b", "", text, math.nan, None)]
-    )
-    stored = {"first_right_rank": {"counts": [1, 0], "not_found": 0}, "examples": [example_of(record)]}
+    stored = {"first_right_rank": {"counts": [1, 0], "not_found": 0}}
     metrics = {text: 1.0, "accuracy@20": 0.5, "recall@20": 0.1}
     retrievals = [
         Retrieval(text, MetricsFile(text, 1, metrics, stored)),
@@ -158,26 +145,17 @@ def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path, text: str) -
     page.encode("utf-8")
     assert not [element for element in found if element.tag in ("script", "img", "base", "link")]
     readable = re.sub("[\x00\x1b\ud800\ufffe\u202e]", "\ufffd", text)
-    assert texts(page).count(readable) > 10
-
-
-def test_file_names_and_labels_are_escaped(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "<img src=x onerror=alert(1)>")
-    path = write_report(
-        folder, [("<script>1</script>", metrics_file(tmp_path / "<b>.json", name="<i>set</i>"))]
-    )
-    shown = texts(path.read_text(encoding="utf-8"))
-    assert "<img src=x onerror=alert(1)>" in shown and "<script>1</script>" in shown and "<i>set</i>" in shown
+    assert texts(page).count(readable) > 5
 
 
 def test_nothing_is_fetched_and_nothing_runs(tmp_path: Path) -> None:
     page = write_report(
-        run_folder(tmp_path), [("a", metrics_file(tmp_path / "a.json", text="see https://example.org/x"))]
+        run_folder(tmp_path), [("a", metrics_file(tmp_path / "a.json", name="see https://example.org/x"))]
     ).read_text()
     assert not re.search(
         r"(?i)<script|\bsrc=|\bhref=[\"'](?!#)|@import|url\((?!#)|<link|<iframe|\bon\w+=", page
     )
-    assert page.count("https://") == page.count("see https://"), "addresses occur as text of passages only"
+    assert page.count("https://") == page.count("see https://"), "addresses occur as text only"
     (policy,) = [element for element in elements(page) if element.get("http-equiv")]
     assert policy.get("content", "").startswith("default-src 'none'")
 
@@ -204,7 +182,6 @@ def measured(path: Path, ranks: list[int], *, indexer: str = "exact", hybrid: st
         "num_questions": len(ranks),
         "indexer": indexer,
         "hybrid": hybrid,
-        "examples": [],
     }
     report |= {"first_right_rank": {"counts": counts, "not_found": ranks.count(0)}}
     report |= {
@@ -273,38 +250,6 @@ def test_damaged_and_absent_files_of_a_run_are_named(tmp_path: Path) -> None:
     assert "no checkpoint yet" in texts(write_report(tmp_path).read_text())
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [math.nan, math.nan],
-        [0.0, 0.0],
-        [-3.0, 3.0],
-        [1e-30, 2e-30],
-        [1e300, -1e300],
-        [math.nan, 2.0, 3.0],
-        [math.inf, 2.0, 3.0],
-    ],
-)
-@pytest.mark.parametrize(("log_x", "percent"), [(False, False), (True, True)])
-def test_any_numbers_can_be_drawn(values: list[float], log_x: bool, percent: bool) -> None:
-    points = [(float(place), value) for place, value in enumerate(values, 1)]
-    chart = curves_svg("title", {"a": points}, log_x=log_x, percent=percent)
-    elements(chart)
-    assert not re.search(r'"[^"]*\b(?:nan|inf)\b[^"]*"', chart)
-
-
-def test_a_metric_with_one_value_is_no_picture_and_those_that_are_no_numbers_are_left_out(
-    tmp_path: Path,
-) -> None:
-    for step, loss in enumerate([1.0, math.nan, 3.0], 1):
-        append_jsonl(tmp_path / "metrics.jsonl", {"step": step, "train/loss": loss})
-    append_jsonl(tmp_path / "metrics.jsonl", {"step": 3, "eval/nll_loss": 1.5})
-    append_jsonl(tmp_path / "metrics.jsonl", {"step": 3, "train/loss": 2.0, "optim/lr": 1.0})
-    page = write_report(tmp_path).read_text()
-    assert page.count("<svg") == 1 and "Learning rate" not in page
-    assert "nll_loss" in page and "1.5" in page, "in the table"
-
-
 def test_what_was_measured_before_the_first_step_alone_is_a_level(tmp_path: Path) -> None:
     begun = {"step": 0, "eval/dev/ndcg@10": 0.25, "eval/dev/bm25/ndcg@10": 0.5}
     for metrics in (begun, {"step": 9, "eval/dev/ndcg@10": 0.75}):
@@ -323,28 +268,6 @@ def test_a_matplotlibrc_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         assert curves_svg("title", {"$x$": [(1.0, 1.0), (2.0, 3.0)]}) == plain
         assert matplotlib.rcParams["font.size"] == 30
     assert "$x$" in plain, "labels are text, not formulas"
-
-
-def test_examples_that_somebody_changed_are_left_out(tmp_path: Path) -> None:
-    file = metrics_file(tmp_path / "a.json")
-    stored = json.loads(file.read_text())
-    bad = [
-        {**stored["examples"][0], "hits": [{"title": 3, "text": "x", "score": 1, "right": True}]},
-        {**stored["examples"][0], "question": None},
-        {"question": "q"},
-        "x",
-    ]
-    write_json(
-        file, {**stored, "examples": [*bad, stored["examples"][0]], "first_right_rank": {"counts": "x"}}
-    )
-    found = Retrieval("a", read_metrics(file))
-    assert found.examples == stored["examples"][:1] and found.rank_counts == []
-
-
-def test_examples_are_spread_evenly() -> None:
-    assert spread(range(5), 10) == [0, 1, 2, 3, 4]
-    assert spread(range(1000), 4) == [0, 256, 512, 768]
-    assert len(spread(range(39), 10)) == 10
 
 
 def test_settings_that_are_as_ever_are_not_shown(tmp_path: Path) -> None:

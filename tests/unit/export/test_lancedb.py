@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dpr.core.errors import CheckpointError, InputError
+from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
-from dpr.export.stores.lance import load_lance
+from dpr.export.vector_stores import load_lance
 from dpr.indexer.exact import ExactIndex
-from dpr.storage.leftovers import this_process
-from dpr.storage.outputs import RunLock, lock_of
 from tests.helpers.stores import (
     METADATA,
     assert_same_but_for_ties,
@@ -28,7 +25,7 @@ from tests.helpers.stores import (
 lancedb = pytest.importorskip("lancedb", reason="lancedb is in the extra stores")
 
 COUNT = 300
-LOAD = "dpr.export.stores.lance:load_lance"
+LOAD = "dpr.export.vector_stores:load_lance"
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +120,3 @@ def test_what_is_wrong_with_the_rows_is_what_is_said(inputs: Path, tmp_path: Pat
             "passages",
         )
     assert load_lance(open_rows(inputs), str(tmp_path / "db"), "passages")
-
-
-def test_one_process_loads_a_table_at_a_time(inputs: Path, tmp_path: Path) -> None:
-    lock = RunLock(tmp_path / "passages", file=lock_of(tmp_path / "passages.lance"))
-    lock.acquire([replace(this_process(), pid=1, start=0)])
-    with pytest.raises(CheckpointError, match="another run is writing here"):
-        load_lance(open_rows(inputs), str(tmp_path), "passages")
-    lock.release()
-    assert load_lance(open_rows(inputs), str(tmp_path), "passages")
-    assert [path.name for path in tmp_path.iterdir()] == ["passages.lance"]

@@ -29,28 +29,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, _ = trained
-    metrics = {
-        "question_set": "our-test",
-        "num_questions": 12,
-        "metrics": {"ndcg@10": 0.1234567, "mrr@10": 0.5, "map": 0.4},
-    }
-    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-    arguments = [f"model_file={folder / 'run'}", f"out={tmp_path / 'out'}", "to=transformers"]
-    assert export([*arguments, f"results=[{tmp_path / 'metrics.json'}]"]) == 0
+    arguments = [f"model_file={folder / 'run'}", f"out={tmp_path / 'out'}", "to=hf-dpr"]
+    assert export(arguments) == 0
     text = (tmp_path / "out" / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
     assert (head["library_name"], head["pipeline_tag"]) == ("transformers", "feature-extraction")
     results = {result["dataset"]["name"]: result["metrics"] for result in head["model-index"][0]["results"]}
-    assert [(metric["name"], metric["value"]) for metric in results["our-test"]] == [
-        ("mrr@10", 0.5),
-        ("ndcg@10", 0.123457),
-    ]
     assert {"eval/nll_loss"} <= {metric["name"] for metric in results["validation"]}
-    assert (
-        "train.batch_size=8" in text
-        and "seed 7" in text
-        and "| our-test (12 questions) | ndcg@10 | 0.1235 |" in text
-    )
+    assert "train.batch_size=8" in text and "seed 7" in text and "| eval/nll_loss | " in text
     state = json.loads(next((folder / "run").glob("*.step*/trainer_state.json")).read_text())
     assert state["identity"]["fixed"]["train_datasets"][0] in text
     assert str(folder) not in text and "base_model" not in head
@@ -63,7 +49,7 @@ def test_a_run_from_a_model_file_has_no_base_but_that(
     folder, arguments = trained
     kept = [argument for argument in arguments if not argument.startswith(("encoder.", "output_dir"))]
     assert main([*kept, f"model_file={folder / 'run'}", f"output_dir={tmp_path / 'run'}"]) == 0
-    assert export([f"model_file={tmp_path / 'run'}", f"out={tmp_path / 'out'}", "to=transformers"]) == 0
+    assert export([f"model_file={tmp_path / 'run'}", f"out={tmp_path / 'out'}", "to=hf-dpr"]) == 0
     text = (tmp_path / "out" / "README.md").read_text()
     assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
 
@@ -72,6 +58,6 @@ def test_a_card_without_facts_is_a_card(tmp_path: Path) -> None:
     from dpr.export.folders import export_folder
     from tests.helpers.exports import bert
 
-    export_folder(bert(tmp_path / "made_of"), tmp_path / "out", "transformers", source="model")
+    export_folder(bert(tmp_path / "made_of"), tmp_path / "out", "hf-dpr", source="model")
     head = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n")[1])
     assert "license" not in head and "model-index" not in head

@@ -12,7 +12,6 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
-from dpr.export.stores.rows import VectorRows
 from dpr.formats.corpora import write_passages
 from tests.helpers.stores import METADATA, all_batches, open_rows, passages, record, vectors, write_inputs
 
@@ -101,22 +100,3 @@ def test_metadata_of_another_kind_names_the_line(
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(InputError, match=f"corpus.jsonl:4: .*{message}"):
         all_batches(open_rows(tmp_path, metadata={"year": kind}))
-
-
-def test_a_tsv_has_no_metadata(tmp_path: Path) -> None:
-    write_inputs(tmp_path, count=5, shards=1)
-    write_passages(tmp_path / "corpus.tsv", [Passage("text", "title", item.id) for item in passages(5)])
-    with pytest.raises(InputError, match=r"no fields besides id, title and text.*\.jsonl or \.parquet"):
-        all_batches(open_rows(tmp_path, sources=[PassageSource(tmp_path / "corpus.tsv")]))
-
-
-def test_what_decides_the_rows_decides_their_identity(tmp_path: Path) -> None:
-    write_inputs(tmp_path, count=20)
-    rows = open_rows(tmp_path)
-    first = rows.made_of()
-    assert open_rows(tmp_path).made_of() == first
-    assert open_rows(tmp_path, metadata={}).made_of() != first
-    assert VectorRows(rows.shards[:2], rows.sources, METADATA).made_of()["vectors"] != first["vectors"]
-    with open(tmp_path / "corpus.jsonl", "a") as file:
-        file.write("\n")
-    assert open_rows(tmp_path).made_of()["corpus"] != first["corpus"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpr.core.errors import InputError
-from dpr.indexer import products
+from dpr.indexer import exact
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import RunningTopK, encode_ids, to_rankings
 from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
@@ -21,8 +21,8 @@ from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every promise is kept whichever products name the candidates, on any processor and for few
     questions."""
-    monkeypatch.setattr(products, "bfloat16_is_faster", lambda: request.param == "bfloat16")
-    monkeypatch.setattr(products, "_MANY_QUERIES", 1)
+    monkeypatch.setattr(exact, "bfloat16_is_faster", lambda: request.param == "bfloat16")
+    monkeypatch.setattr(exact, "_MANY_QUERIES", 1)
     return str(request.param)
 
 
@@ -123,8 +123,8 @@ def test_what_a_gpu_does_finds_the_same_on_a_cpu(
     ids, vectors = corpus_with_ties(rng, num_vectors, 24)
     queries = rng.standard_normal((num_queries, 24)).astype(np.float32)
     expected = ExactIndex.from_arrays(ids, vectors).search(queries, k)
-    monkeypatch.setattr(products, "is_cpu", lambda device: False)
-    monkeypatch.setattr(products, "may_round_factors", lambda: seed == 0)
+    monkeypatch.setattr(exact, "is_cpu", lambda device: False)
+    monkeypatch.setattr(exact, "may_round_factors", lambda: seed == 0)
     # its memory is elsewhere
     monkeypatch.setattr(torch.Tensor, "numpy", lambda self, real=torch.Tensor.numpy: real(self.clone()))
     index = ExactIndex.from_arrays(ids, vectors, block_rows=(700, 4096)[seed])
@@ -137,13 +137,13 @@ def test_what_a_gpu_does_finds_the_same_on_a_cpu(
 def test_products_whose_precision_torch_cannot_name_have_the_wider_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not products.may_round_factors()
+    assert not exact.may_round_factors()
 
     def mixed() -> str:
         raise RuntimeError("you have used mix of the legacy and new APIs")
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
-    assert products.may_round_factors()
+    assert exact.may_round_factors()
 
 
 @pytest.mark.gpu
@@ -182,14 +182,6 @@ def test_fewer_passages_than_asked_gives_shorter_lists() -> None:
     assert scores.tolist() == [[2.0, 1.0]]
 
 
-def test_no_questions_gives_an_empty_result() -> None:
-    scores, found = ExactIndex.from_arrays(["a"], np.ones((1, 2), dtype=np.float32)).search(
-        np.zeros((0, 2)), 5
-    )
-    assert found == []
-    assert scores.shape[0] == 0
-
-
 def test_half_precision_vectors_are_scored_as_stored() -> None:
     rng = np.random.default_rng(2)
     vectors = rng.standard_normal((30, 8)).astype(np.float16)
@@ -223,11 +215,6 @@ def test_another_dimension_is_refused() -> None:
         ExactIndex(
             [ArraySource(encode_ids(["a"]), np.ones((1, 2))), ArraySource(encode_ids(["b"]), np.ones((1, 3)))]
         )
-
-
-def test_asking_for_no_passages_is_refused() -> None:
-    with pytest.raises(ValueError, match="k=0"):
-        ExactIndex.from_arrays(["x"], np.ones((1, 3), dtype=np.float32)).search(np.ones((1, 3)), 0)
 
 
 def test_prefix_is_added_only_where_it_is_lacking() -> None:

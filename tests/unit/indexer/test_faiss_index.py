@@ -16,8 +16,7 @@ from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.indexer import faiss_index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.registry import IndexChoice, Recall, index_class, recall_values
-from dpr.indexer.store import IndexStore
+from dpr.indexer.registry import IndexChoice, IndexStore, Recall, index_class, recall_values
 from dpr.indexer.vectors import AllRows, ArraySource, PrefixedSource
 from dpr.storage import checksums
 from dpr.storage.durable import read_manifest, write_manifest
@@ -150,7 +149,10 @@ def test_the_build_chooses_how_many_lists_reach_the_target(
     assert without.breadth == {"probes": 8} and without.recall is None
 
 
-def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(tmp_path: Path) -> None:
+def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faiss_index, "_CANDIDATES", 1400)
     ids, vectors, queries = make()
     for dtype in ("float32", "int8"):
         shards = []
@@ -161,7 +163,7 @@ def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(tmp_path: Pa
                 writer.write_chunk(chunk, ids[part][first : first + 400], vectors[part][first : first + 400])
             writer.finish()
             shards.append(PrefixedSource(VectorShard(place), "wiki:"))
-        choice = IndexChoice.of("small", CHOICES["small"] | {"candidates": 1400}, key="indexer.")
+        choice = IndexChoice.of("small", CHOICES["small"], key="indexer.")
         store = IndexStore(choice, folder=tmp_path / f"index_{dtype}")
         found = store.load_or_build(lambda: shards).search(queries, 20)  # noqa: B023
         expected = ExactIndex(shards).search(queries, 20)

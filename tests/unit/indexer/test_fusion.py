@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpr.indexer.fusion import FusedLists, fuse_reciprocal_ranks
-from dpr.indexer.fusion import fuse_linear as fuse_lists
-from dpr.indexer.ranking import Ranking
+from dpr.indexer.ranking import FusedLists, Ranking
+from dpr.indexer.ranking import fuse_linear as fuse_lists
 
 DENSE = [("a", 90.0), ("b", 80.0), ("c", 70.0)]
 WORDS = [("c", 12.0), ("d", 9.0), ("a", 4.0)]
@@ -47,13 +46,6 @@ def test_scores_of_any_scale_fuse_the_same() -> None:
     scaled = [(passage, 1000 * score - 7) for passage, score in DENSE]
     expected = fuse_linear(DENSE, WORDS, weight=0.5, k=4)
     assert dict(fuse_linear(scaled, WORDS, weight=0.5, k=4)) == pytest.approx(dict(expected))
-
-
-def test_reciprocal_ranks_by_hand() -> None:
-    fused = fuse_reciprocal_ranks([DENSE, WORDS], k=3)
-    assert [passage for passage, _ in fused] == ["a", "c", "b"], "a and c tie, b and d tie"
-    assert dict(fused) == pytest.approx({"a": 1 / 61 + 1 / 63, "c": 1 / 63 + 1 / 61, "b": 1 / 62})
-    assert [passage for passage, _ in fuse_reciprocal_ranks([[("b", 1.0)], [("a", 1.0)]], k=2)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("k", [1, 5, 100])

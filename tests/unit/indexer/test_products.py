@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.indexer import products
-from dpr.indexer.exact import ExactIndex
-from dpr.indexer.products import Products, kth_at_least
+from dpr.indexer import exact
+from dpr.indexer.exact import ExactIndex, Products, kth_at_least
 from dpr.indexer.vectors import paired_dots
 
 KINDS = ["float32", "medium", "bfloat16"]
@@ -17,8 +16,8 @@ KINDS = ["float32", "medium", "bfloat16"]
 
 def use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products in float32, in float32 whose inputs may be rounded, or in bfloat16; for few questions too."""
-    monkeypatch.setattr(products, "bfloat16_is_faster", lambda: kind == "bfloat16")
-    monkeypatch.setattr(products, "_MANY_QUERIES", 1)
+    monkeypatch.setattr(exact, "bfloat16_is_faster", lambda: kind == "bfloat16")
+    monkeypatch.setattr(exact, "_MANY_QUERIES", 1)
     monkeypatch.setattr(
         torch, "get_float32_matmul_precision", lambda: "medium" if kind == "medium" else "highest"
     )
@@ -101,9 +100,9 @@ def test_looking_into_groups_of_rows_and_looking_at_all_find_the_same(
     kind: str, rare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(kind, monkeypatch)
-    monkeypatch.setattr(products, "_MANY_SCORES", 1)
-    monkeypatch.setattr(products, "_RARE", rare)
-    monkeypatch.setattr(products, "_CELL_BYTES", 1)  # the smallest cells: 1024 rows
+    monkeypatch.setattr(exact, "_MANY_SCORES", 1)
+    monkeypatch.setattr(exact, "_RARE", rare)
+    monkeypatch.setattr(exact, "_CELL_BYTES", 1)  # the smallest cells: 1024 rows
     ids, vectors, queries = corpus(5000, 24, 6)
     for block_rows in (1600, 5000):
         assert ExactIndex.from_arrays(ids, vectors, block_rows=block_rows).search(queries, 12)[
@@ -141,7 +140,7 @@ def test_what_a_search_finds_out_about_a_block_serves_the_next(monkeypatch: pyte
     ids, vectors, queries = corpus(3000, 16, 40)
     index = ExactIndex.from_arrays(ids, vectors, block_rows=1000)
     for number in (40, 1, 3, 40, 2):
-        monkeypatch.setattr(products, "_MANY_QUERIES", 1 if number == 40 else 100)
+        monkeypatch.setattr(exact, "_MANY_QUERIES", 1 if number == 40 else 100)
         assert index.search(queries[:number], 10)[1] == slow_search(ids, vectors, queries[:number], 10)
     assert [set(index._lengths[block]) for block in range(3)] == [{True, False}] * 3
 

@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,15 +16,13 @@ import pytest
 import torch
 
 from dpr.cli.main import main
-from dpr.core.records import Passage, Question
+from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import write_questions
-from dpr.formats.training_sets import write_training_set
 from dpr.storage.durable import durable_folder
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.gate import FOLDER
 from tests.helpers.patience import patient
-from tests.helpers.tiny import make_samples, sentence, tiny_model
+from tests.helpers.tiny import sentence, tiny_model
 
 SHARDS, PASSAGES, CHUNK = 3, 150, 2
 SMALL = {"object_store_memory": 80_000_000, "num_cpus": 1}
@@ -36,7 +32,7 @@ SOON = {
     "health_check_timeout_ms": int(patient(700)),
     "health_check_failure_threshold": 3,
 }
-POOLING, INDEX = "tests.helpers.gate:GatedPooling", "tests.helpers.gate:GatedBm25"
+POOLING = "tests.helpers.gate:GatedPooling"
 
 
 @pytest.fixture(scope="module")
@@ -179,51 +175,6 @@ def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(
         assert contents(world / f"lost_{shard}") == contents(world / f"vectors_{shard}")
 
 
-def test_after_a_lost_driver_the_same_command_finishes(cluster: Any, world: Path, gate: Path) -> None:
-    """Of mining: each of the two workers that are left has written a block and is in its second one."""
-    write_training_set(world / "train.json", make_samples(2000))
-    mining = ["mine", str(world / "train.json"), "per_question=2", "to_rank=10", f"indexer={INDEX}"]
-    assert main([*mining, f"out={world / 'here.jsonl'}"]) == 0
-    command = [*mining, f"out={world / 'there.jsonl'}", "cluster=ray"]
-    close(gate)
-    with subprocess.Popen([sys.executable, "-m", "dpr", *command]) as driver:
-        wait_for_workers(gate, 2, driver=lambda: driver.poll() is None)
-        driver.kill()
-    blocks = world / "there.jsonl.mining" / "blocks"
-    assert len(list(blocks.glob("audit-*.json"))) == 2
-    (gate / "open").touch()
-    assert main([*command, "cluster.workers=1"]) == 0
-    assert (world / "there.jsonl").read_bytes() == (world / "here.jsonl").read_bytes()
-    assert not blocks.exists()
-
-
-def test_a_search_is_that_of_one_process_and_a_damaged_shard_is_refused(
-    cluster: Any, world: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    write_questions(
-        world / "questions.jsonl",
-        [Question(sample.question, f"q{row}") for row, sample in enumerate(make_samples(20))],
-    )
-    inputs = [
-        f"model_file={world / 'model'}",
-        f"encoder.pooling={POOLING}",
-        f"encoded_ctx_files=[{world}/vectors_*]",
-        f"qa_dataset={world / 'questions.jsonl'}",
-    ]
-    search = ["retrieve", *inputs, "no_cuda=true", "n_docs=30"]
-    assert main([*search, f"trec_run_file={world / 'here.run'}"]) == 0
-    shared = [*search, f"trec_run_file={world / 'there.run'}", "cluster=ray", "cluster.workers=1"]
-    damaged = world / f"vectors_{SHARDS - 1}" / "vectors-00000.npy"
-    intact = damaged.read_bytes()
-    damaged.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
-    assert main(shared) == 3
-    shown = capfd.readouterr().err
-    assert "vectors-00000.npy" in shown and "Traceback" not in shown
-    damaged.write_bytes(intact)
-    assert main(shared) == 0
-    assert (world / "there.run").read_bytes() == (world / "here.run").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -235,24 +186,4 @@ def test_what_makes_no_sense_is_refused(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*embedding(tmp_path, "x"), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["retrieve", "indexer=bm25", "qa_dataset=q.jsonl", "ctx_datasets=c.tsv", "out_file=x"],
-            "searches exactly",
-        ),
-        (
-            ["mine", "train.json", "out=x.jsonl", "processes=2"],
-            "processes=2 and cluster=ray are mutually exclusive",
-        ),
-    ],
-)
-def test_what_a_cluster_cannot_do_is_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments, "cluster=ray"]) == 2
     assert message in capsys.readouterr().err

@@ -12,16 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dpr.core.compute_settings import ClusterSettings
 from dpr.core.errors import ConfigError, InputError, StopRequested
-from dpr.formats.vector_shards import open_shards
-from dpr.indexer.exact import ExactIndex
-from dpr.indexer.vectors import PrefixedSource
-from dpr.integrations.ray_cluster import ClusterIndex, share_out
-from tests.helpers.stores import vectors, write_inputs
+from dpr.integrations.ray_cluster import share_out
 
 
 class StandIn(types.ModuleType):
@@ -99,20 +94,6 @@ def test_a_machine_that_sees_another_folder_does_nothing(
         InputError, match=r"out: is another folder, or none, on .* of the cluster; write to a folder that all"
     ):
         shared(monkeypatch, StandIn(before=elsewhere), tmp_path)
-
-
-def test_a_search_by_shards_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many scores tie, over shards too."""
-    monkeypatch.setitem(sys.modules, "ray", StandIn())
-    write_inputs(tmp_path)
-    shards = open_shards([tmp_path / "vectors_*"])
-    prefixed = [PrefixedSource(shard, prefix) for shard, prefix in zip(shards, "cab", strict=True)]
-    settings, queries = ClusterSettings(kind="ray"), vectors(40, 16)
-    for corpus, k in [(shards, 30), (shards, 200), (prefixed, 70)]:
-        scores, ids = ClusterIndex(corpus, settings).search(queries, k)
-        exact_scores, exact_ids = ExactIndex(corpus).search(queries, k)
-        assert ids == exact_ids
-        np.testing.assert_array_equal(scores, exact_scores)
 
 
 def with_another_code() -> None:

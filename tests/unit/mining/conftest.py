@@ -11,7 +11,7 @@ import torch
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
-from dpr.mining import work
+from dpr.mining import blocks
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
 from tests.helpers.processes import fork_server
@@ -26,7 +26,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def workers_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they get is pickled, as for those that are spawned."""
-    monkeypatch.setattr(work, "get_context", lambda method: fork_server())
+    monkeypatch.setattr(blocks, "get_context", lambda method: fork_server())
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,18 @@ from dpr.cli.main import main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.text import plain
-from dpr.data.words import jaccard, words_of
+from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Texts
-from dpr.jobs.mine import model_search
-from dpr.mining import dense
-from dpr.mining.dense import DenseSearch
-from dpr.mining.job import BlockMiner, mine
-from dpr.mining.negatives import MiningSettings
-from dpr.mining.search import LexicalSearch, Search
-from dpr.mining.settings import MineCommand
+from dpr.jobs.mine import dense_search
+from dpr.mining import search as searches
+from dpr.mining.job import mine
+from dpr.mining.search import DenseSearch, LexicalSearch, Search
+from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
 from tests.unit.mining.conftest import repeating_corpus, repeating_samples
 
@@ -38,7 +38,7 @@ Scores = Callable[[str, list[Passage]], np.ndarray]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(searches, "DENSE_BLOCK_ROWS", 7)
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -69,14 +69,11 @@ def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in
         refused = [
             plain(passage.text) in texts,
             best is not None
-            and settings.absolute_margin is not None
-            and scores[place] > best - settings.absolute_margin,
-            best is not None
             and bool(settings.max_relative_score)
             and scores[place] > best - (1 - settings.max_relative_score) * abs(best)
             and best != 0,
-            any(jaccard(words, words_of(other.text)) >= settings.near_duplicate for other in own + taken),
-            not settings.keep_answers and bool(sample.answers) and has_answer(sample.answers, passage.text),
+            any(jaccard(words, words_of(other.text)) >= NEAR_DUPLICATE for other in own + taken),
+            bool(sample.answers) and has_answer(sample.answers, passage.text),
         ]
         if not any(refused):
             taken.append(passage)
@@ -84,9 +81,15 @@ def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in
 
 
 def dense_scores(model: BiEncoder) -> Scores:
-    return lambda question, passages: (
-        model.encode_passages(passages).astype(np.float64) @ model.encode_questions([question])[0]
-    ).astype(np.float32)
+    known: dict[Passage, np.ndarray] = {}
+
+    def score(question: str, passages: list[Passage]) -> np.ndarray:
+        if new := [passage for passage in passages if passage not in known]:
+            known.update(zip(new, model.encode_passages(new).astype(np.float64), strict=True))
+        vectors = np.stack([known[passage] for passage in passages])
+        return (vectors @ model.encode_questions([question])[0]).astype(np.float32)
+
+    return score
 
 
 def lexical_scores() -> Scores:
@@ -94,8 +97,12 @@ def lexical_scores() -> Scores:
         Texts([str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()])
     )
 
+    @cache
+    def found(question: str) -> SearchResult:
+        return index.search([question], 1000)
+
     def score(question: str, passages: list[Passage]) -> np.ndarray:
-        values, (ids,) = index.search([question], 1000)
+        values, (ids,) = found(question)
         known = dict(zip(ids, values[0].tolist(), strict=False))
         return np.array([known.get(str(passage.id), 0.0) for passage in passages], dtype=np.float32)
 
@@ -124,10 +131,8 @@ def typical_positive(score: Scores) -> float:
 
 SETTINGS = [
     MiningSettings(per_question=4),
-    MiningSettings(per_question=3, from_rank=4, to_rank=30, keep_answers=True),
-    MiningSettings(per_question=8, absolute_margin=0.4, near_duplicate=0.5),
+    MiningSettings(per_question=3, from_rank=4, to_rank=30),
     MiningSettings(per_question=50, max_relative_score=0.9, to_rank=60),
-    MiningSettings(per_question=5, max_relative_score=1.0, absolute_margin=-0.5),
 ]
 
 
@@ -138,11 +143,7 @@ def test_negatives_are_those_of_brute_force(
     settings = SETTINGS[number]
     search: Search = LexicalSearch() if way == "bm25" else DenseSearch(model)
     score = lexical_scores() if way == "bm25" else dense_scores(model)
-    if (
-        settings.absolute_margin is not None
-    ):  # stated as a share of what lies between a positive and the passages in the middle
-        settings = replace(settings, absolute_margin=settings.absolute_margin * typical_distance(score))
-    elif settings.max_relative_score and way == "dense":  # these scores lie close together, far from 0
+    if settings.max_relative_score and way == "dense":  # these scores lie close together, far from 0
         settings = replace(settings, max_relative_score=1 - typical_distance(score) / typical_positive(score))
     audit = mine(train, tmp_path / "out.jsonl", settings, search=search, corpus=corpus_file)
     expected = [
@@ -156,28 +157,6 @@ def test_negatives_are_those_of_brute_force(
     assert 0 < audit["counts"]["negatives"] == sum(map(len, expected))
 
 
-def test_questions_that_do_not_find_their_passage_are_left_out(
-    model: BiEncoder, train: TrainingSet, corpus_file: Path, tmp_path: Path
-) -> None:
-    score, passages, kept = dense_scores(model), repeating_corpus(), list[str]()
-    for sample in repeating_samples():
-        scores = score(sample.question, passages)
-        texts = {plain(passages[place].text) for place in np.argsort(-scores, kind="stable")[:30]}
-        kept += (
-            [sample.question] if any(plain(positive.text) in texts for positive in sample.positives) else []
-        )
-    audit = mine(
-        train,
-        tmp_path / "out.jsonl",
-        MiningSettings(),
-        search=DenseSearch(model),
-        corpus=corpus_file,
-        keep_within=30,
-    )
-    assert [record["question"] for record in records(tmp_path / "out.jsonl")] == kept
-    assert 0 < audit["counts"]["questions"] == len(kept) < len(train)
-
-
 def test_entries_carry_score_rank_and_the_model_s_fingerprint(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder
 ) -> None:
@@ -189,7 +168,7 @@ def test_entries_carry_score_rank_and_the_model_s_fingerprint(
         corpus=corpus_file,
     )
     passages = {passage.id: passage for passage in repeating_corpus()}
-    score, above, distances = dense_scores(model), 0, []
+    score, above = dense_scores(model), 0
     for sample, record in zip(repeating_samples(), records(tmp_path / "out.jsonl"), strict=True):
         ranks = np.argsort(-score(sample.question, list(passages.values())), kind="stable")
         best = max(score(sample.question, list(sample.positives)))
@@ -200,7 +179,6 @@ def test_entries_carry_score_rank_and_the_model_s_fingerprint(
                 score(sample.question, [passages[entry["passage_id"]]])[0], abs=1e-3
             )
             above += entry["score"] > best
-            distances.append(best - entry["score"])
     counts = audit["counts"]
     in_corpus = [
         any(plain(p.text) in {plain(q.text) for q in passages.values()} for p in s.positives)
@@ -210,66 +188,7 @@ def test_entries_carry_score_rank_and_the_model_s_fingerprint(
     # the score of a positive that is not in the corpus is known too
     assert counts["negatives with a known positive score"] == counts["negatives"]
     assert counts["negatives above the positive"] == above > 0
-    assert audit["distance_to_positive_score_quantiles"][2] == pytest.approx(
-        float(np.median(distances)), abs=1e-3
-    )
     assert len(audit["examples"]) == 5
-
-
-def test_own_passages_serve_where_there_is_no_corpus(
-    tmp_path: Path, train: TrainingSet, model: BiEncoder
-) -> None:
-    mine(train, tmp_path / "out.jsonl", MiningSettings(per_question=4), search=DenseSearch(model))
-    own = {passage.text for sample in repeating_samples() for passage in sample.positives}
-    for record in records(tmp_path / "out.jsonl"):
-        assert len(record["hard_negative_ctxs"]) == 4
-        assert {entry["text"] for entry in record["hard_negative_ctxs"]} <= own - {
-            entry["text"] for entry in record["positive_ctxs"]
-        }
-
-
-def test_interrupted_mining_resumes_to_the_same_bytes_and_encodes_nothing_twice(
-    tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = MiningSettings(per_question=2, pick="sample")
-    mine(train, tmp_path / "whole.jsonl", settings, search=DenseSearch(model), corpus=corpus_file)
-    real, done = BlockMiner.write, []
-
-    def breaking(miner: BlockMiner, rows: range, *rest: Any) -> None:
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append(rows.start)
-        real(miner, rows, *rest)
-
-    monkeypatch.setattr(BlockMiner, "write", breaking)
-    with pytest.raises(KeyboardInterrupt):
-        mine(train, tmp_path / "out.jsonl", settings, search=DenseSearch(model), corpus=corpus_file)
-    monkeypatch.setattr(
-        BlockMiner, "write", lambda miner, rows, *rest: done.append(rows.start) or real(miner, rows, *rest)
-    )
-    forwards: list[int] = []
-    monkeypatch.setattr(dense, "encode_tokens", lambda *_, **__: forwards.append(1))
-    mine(train, tmp_path / "out.jsonl", settings, search=DenseSearch(model), corpus=corpus_file)
-    assert (done, forwards) == ([0, 7, 14, 21, 28, 35], [])
-    for name in ("out.jsonl", "out.jsonl.audit.json"):
-        assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("out", "whole")).read_bytes()
-
-
-def test_two_processes_give_the_same_bytes(
-    tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder
-) -> None:
-    for processes in (1, 2):
-        out = tmp_path / f"{processes}.jsonl"
-        mine(
-            train,
-            out,
-            MiningSettings(pick="sample"),
-            search=DenseSearch(model),
-            corpus=corpus_file,
-            processes=processes,
-        )
-    assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
-    assert (tmp_path / "1.jsonl.audit.json").read_bytes() == (tmp_path / "2.jsonl.audit.json").read_bytes()
 
 
 def embed(model_folder: Path, corpus_file: Path, out: Path, *more: str) -> None:
@@ -310,7 +229,7 @@ def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
         f"model_file={model_folder}",
         f"corpus={corpus_file}",
         "device=cpu",
-        "margin=0.1",
+        "max_relative_score=0.9",
     ]
     own, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
     assert main([*basic, f"out={own}"]) == 0
@@ -338,9 +257,9 @@ def test_vectors_of_another_model_or_corpus_are_refused(
     write_passages(other, [replace(passage, text=f"{passage.text} ba") for passage in repeating_corpus()])
     foreign = _foreign_folder(tmp_path, model_folder.parent / "encoder")
     with pytest.raises(InputError, match="vectors of another corpus"):
-        model_search(MineCommand(model_file=str(model_folder), device="cpu"), vectors=vectors, corpus=other)
+        dense_search(str(model_folder), vectors=vectors, device="cpu", corpus=other)
     with pytest.raises(InputError, match="vectors of another model"):
-        model_search(MineCommand(model_file=str(foreign), device="cpu"), vectors=vectors, corpus=corpus_file)
+        dense_search(str(foreign), vectors=vectors, device="cpu", corpus=corpus_file)
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:

@@ -15,12 +15,11 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.errors import LostRankError
 from dpr.formats.training_sets import TrainingSet
-from dpr.mining import dense
 from dpr.mining import search as searches
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.job import mine
-from dpr.mining.negatives import MiningSettings
 from dpr.mining.search import LexicalFinder, LexicalSearch, Query, QueryHits
+from dpr.mining.settings import MiningSettings
 from tests.helpers.patience import patient
 from tests.helpers.processes import fork_server
 
@@ -39,7 +38,7 @@ def run_until(killed_after: int, arguments: Sequence[str], *, command: str = "mi
 
 
 def _until(killed_after: int, arguments: list[str]) -> None:
-    dense.BLOCK_ROWS = searches.BLOCK_ROWS = 7
+    searches.DENSE_BLOCK_ROWS = searches.BLOCK_ROWS = 7
     real, renamed = os.replace, list[Any]()
 
     def counting(*places: Any) -> None:
@@ -52,7 +51,7 @@ def _until(killed_after: int, arguments: list[str]) -> None:
     sys.exit(main(arguments))
 
 
-@pytest.mark.parametrize("way", ["bm25", "dense"])
+@pytest.mark.parametrize("way", ["dense"])
 def test_killed_mining_resumes_to_the_same_bytes(
     tmp_path: Path,
     train: TrainingSet,
@@ -61,11 +60,11 @@ def test_killed_mining_resumes_to_the_same_bytes(
     way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (dense, searches):
-        monkeypatch.setattr(module, "BLOCK_ROWS", 7)
-    arguments = [str(tmp_path / "train.jsonl"), f"corpus={corpus_file}", "pick=sample"]
+    for name in ("BLOCK_ROWS", "DENSE_BLOCK_ROWS"):
+        monkeypatch.setattr(searches, name, 7)
+    arguments = [str(tmp_path / "train.jsonl"), f"corpus={corpus_file}", "per_question=3"]
     if way == "dense":
-        arguments += [f"model_file={model_folder}", "device=cpu", "margin=-1"]
+        arguments += [f"model_file={model_folder}", "device=cpu"]
     assert main(["mine", *arguments, f"out={tmp_path}/whole.jsonl"]) == 0
     arguments = [*arguments, f"out={tmp_path}/out.jsonl"]
     # early, over the index or the vectors; then over the blocks; then to the end
@@ -79,15 +78,13 @@ def test_killed_mining_resumes_to_the_same_bytes(
 class KilledFinder:
     """Searches in a process that is then killed, as by a machine short of memory."""
 
-    def find(self, rows: range, asked: Sequence[Query], depth: int) -> list[QueryHits]:
+    def find(self, queries: Sequence[Query], depth: int) -> list[QueryHits]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
 
 class KillingSearch(LexicalSearch):
-    def prepare(
-        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
-    ) -> LexicalFinder:
+    def prepare(self, corpus: MiningCorpus) -> LexicalFinder:
         killed: Any = KilledFinder()
         return killed  # type: ignore[no-any-return]
 

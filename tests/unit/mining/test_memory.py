@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +15,33 @@ import numpy as np
 from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
-from dpr.formats.vector_shards import VectorShardWriter
+from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter
+from dpr.indexer.exact import ExactIndex
 from dpr.mining.corpus import MiningCorpus
-from dpr.mining.dense import DenseFinder, question_folder
 from dpr.mining.job import mine
-from dpr.mining.negatives import MiningSettings
-from dpr.storage.durable import durable_folder
+from dpr.mining.search import DenseFinder, DenseSearch
+from dpr.mining.settings import MiningSettings
 from tests.architecture.source_files import REPOSITORY
 
-FEW, MANY, DEPTH, DIMENSION, PASSAGES = 1000, 5000, 100, 64, 400
+FEW, MANY, DEPTH, DIMENSION, PASSAGES = 500, 3000, 100, 64, 400
 
 
-@dataclass(frozen=True)
-class RandomVectors:
+class RandomVectors(DenseSearch):
     """A search by vectors that no model made."""
 
-    folder: Path
-    mined_by: str = "dense"
-    block_rows: int = 250
+    mined_by = "dense"
+    block_rows = 250
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"kind": "random"}
 
-    def prepare(
-        self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path
-    ) -> DenseFinder:
-        for rows in blocks:
-            with durable_folder(question_folder(work, rows)) as target:
-                np.save(
-                    target / "vectors.npy",
-                    np.random.default_rng(rows.start).standard_normal(
-                        (len(rows), DIMENSION), dtype=np.float32
-                    ),
-                )
-                np.save(target / "outside.npy", np.full(len(rows), np.nan, dtype=np.float32))
-        return DenseFinder((self.folder / "vectors",), work, "cpu")
+    def prepare(self, corpus: MiningCorpus) -> DenseFinder:
+        return DenseFinder(self, self.shards, ExactIndex(self.shards))
+
+    def encoded_questions(self, questions: Sequence[str]) -> np.ndarray:
+        rng = np.random.default_rng(len(questions))
+        return rng.standard_normal((len(questions), DIMENSION), dtype=np.float32)
 
 
 def main(folder: Path) -> None:
@@ -75,13 +65,14 @@ def main(folder: Path) -> None:
         write_training_set(folder / f"{name}.jsonl", samples)
     trains = {name: open_training_set(folder / f"{name}.jsonl", name=name) for name in sizes}
     settings, growth = MiningSettings(per_question=3, to_rank=DEPTH), {}
+    model: Any = None
     for name, train in trains.items():  # what is loaded at first use belongs to the first
         with Watch() as watch:
             audit = mine(
                 train,
                 folder / f"{name}.out.jsonl",
                 settings,
-                search=RandomVectors(folder),
+                search=RandomVectors(model, [VectorShard(folder / "vectors")]),
                 corpus=folder / "corpus.tsv",
             )
         assert audit["counts"]["negatives"] == 3 * sizes[name]
@@ -109,5 +100,5 @@ def test_memory_does_not_grow_with_the_number_of_questions(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     growth = json.loads(done.stdout.splitlines()[-1])
-    # What was found for 4,000 questions more, 100 pairs each, would be 40 MB and more.
+    # What was found for 2,500 questions more, 100 pairs each, would be 25 MB and more.
     assert growth["many"] < growth["few"] + 8 * MEBI, growth

@@ -10,7 +10,8 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.mining.negatives import Mined, MiningSettings, choose_negatives, finish_together
+from dpr.mining.negatives import Mined, choose_negatives, veto
+from dpr.mining.settings import MiningSettings
 
 POSITIVE = Passage("one two three four five six seven eight nine ten", "T", "p")
 
@@ -29,10 +30,13 @@ def mine(
     """With ``scores``, the cross-encoder's score of a passage by its text."""
     ranking = [(str(passage.id), 10.0 - rank) for rank, passage in enumerate(found, 1)]
     texts = {str(passage.id): passage for passage in found}
-    options = {"positives": (POSITIVE,), "row": 0, **options}
-    choosing = choose_negatives(ranking, texts.__getitem__, **options, settings=settings or MiningSettings())
-    scorer = None if scores is None else TableScorer(scores)
-    return finish_together([("question", choosing)], scorer)[0]
+    settings = settings or MiningSettings()
+    most = settings.per_question * (1 if scores is None else 2)
+    options = {"positives": (POSITIVE,), "most": most, **options}
+    mined = choose_negatives(ranking, texts.__getitem__, **options, settings=settings)
+    if scores is not None:
+        veto([("question", mined)], TableScorer(scores), settings.per_question)
+    return mined
 
 
 def chosen(
@@ -76,19 +80,16 @@ def test_near_duplicates_of_a_positive_are_left_out() -> None:
         "one two three four five six seven eight nine X", "one two three four five six seven eight X Y"
     )
     assert chosen(found) == ([2], {"near-duplicate of a positive": 1})
-    assert chosen(found, MiningSettings(near_duplicate=0))[0] == [1, 2]
 
 
-def test_repeats_of_a_negative_are_kept_where_they_are_not_looked_for() -> None:
+def test_repeats_of_a_negative_are_left_out() -> None:
     found = candidates("X Y Z", "Z Y X")
     assert chosen(found) == ([1], {"repeats another negative": 1})
-    assert chosen(found, MiningSettings(near_duplicate=0))[0] == [1, 2]
 
 
-def test_passages_that_hold_an_answer_are_left_out_unless_kept() -> None:
+def test_passages_that_hold_an_answer_are_left_out() -> None:
     found = candidates("Paris is large", "comparison is nothing", "London is large")
     assert chosen(found, answers=("paris",)) == ([2, 3], {"holds an answer": 1})
-    assert chosen(found, MiningSettings(keep_answers=True), answers=("paris",))[0] == [1, 2, 3]
 
 
 def test_scores_near_the_positive_s_are_left_out_where_it_is_known() -> None:
@@ -96,21 +97,6 @@ def test_scores_near_the_positive_s_are_left_out_where_it_is_known() -> None:
     settings = MiningSettings(max_relative_score=0.8)
     assert chosen(found, settings, positive_score=10.0) == ([2, 3], {"scores too high": 1})
     assert chosen(found, settings, positive_score=None)[0] == [1, 2, 3]
-
-
-def test_an_absolute_margin_keeps_that_distance_from_the_positive() -> None:
-    found = candidates("a", "b", "c")  # scores 9, 8, 7
-    assert chosen(found, MiningSettings(absolute_margin=1.5), positive_score=9.5)[0] == [2, 3]
-    # as high is not too high
-    assert chosen(found, MiningSettings(absolute_margin=0.0), positive_score=8.0)[0] == [
-        2,
-        3,
-    ]
-    assert chosen(found, MiningSettings(absolute_margin=-1.0), positive_score=8.0)[0] == [1, 2, 3]
-    assert chosen(found, MiningSettings(absolute_margin=1.0), positive_score=None)[0] == [1, 2, 3]
-    assert chosen(found, MiningSettings(absolute_margin=0.5, max_relative_score=0.75), positive_score=10.0)[
-        0
-    ] == [3]  # the stricter one
 
 
 @pytest.mark.parametrize(
@@ -127,7 +113,7 @@ def test_candidates_above_the_positive_are_counted() -> None:
 
 def test_the_cross_encoder_vetoes_from_its_threshold_on() -> None:
     found = candidates("a", "b", "c", "d")
-    settings = MiningSettings(veto_above=0.5, per_question=2)
+    settings = MiningSettings(per_question=2)
     scores = {"a": 0.5, "b": 0.49, "c": 0.9, "d": 0.1}
     mined = mine(found, settings, scores=scores)
     assert [negative.passage.text for negative in mined.negatives] == ["b", "d"]
@@ -135,45 +121,6 @@ def test_the_cross_encoder_vetoes_from_its_threshold_on() -> None:
         [0.49, 0.1], abs=1e-12
     )
     assert mined.left_out == {"vetoed by the cross-encoder": 2}
-
-
-def test_the_cross_encoder_is_asked_about_no_more_than_is_needed_and_about_many_questions_at_once() -> None:
-    settings = MiningSettings(veto_above=0.5, per_question=2)
-    scorer = TableScorer({"a": 0.9, "b": 0.1, "c": 0.2, "d": 0.3})
-    passages = {str(passage.id): passage for passage in candidates("a", "b", POSITIVE.text, "b", "c", "d")}
-    orders = {"first": ["c1", "c2", "c3", "c4", "c5", "c6"], "second": ["c6", "c5", "c1"], "none": ["c3"]}
-    choices = [
-        (
-            question,
-            choose_negatives(
-                [(key, 1.0) for key in keys],
-                passages.__getitem__,
-                positives=(POSITIVE,),
-                row=0,
-                settings=settings,
-            ),
-        )
-        for question, keys in orders.items()
-    ]
-    mined = finish_together(choices, scorer)
-    assert [[negative.passage.text for negative in one.negatives] for one in mined] == [
-        ["b", "c"],
-        ["d", "c"],
-        [],
-    ]
-    # the positive and the repeated b were never sent, nor was d to the first question, which had enough
-    assert scorer.calls == [
-        [("first", "a"), ("second", "d")],
-        [("first", "b"), ("second", "c")],
-        [("first", "c")],
-    ]
-
-
-def test_a_passage_that_repeats_a_vetoed_one_may_still_be_taken() -> None:
-    found = candidates("a b c", "a b c!", "d")
-    found_scores = {"a b c": 0.9, "a b c!": 0.1, "d": 0.1}
-    mined = mine(found, MiningSettings(veto_above=0.5), scores=found_scores)
-    assert [negative.rank for negative in mined.negatives] == [2, 3]
 
 
 def test_texts_are_read_only_as_far_as_needed() -> None:
@@ -184,10 +131,7 @@ def test_texts_are_read_only_as_far_as_needed() -> None:
         return Passage(key, id=key)
 
     found = [("p", 9.0), *((f"text {number}", 8.0) for number in range(50))]
-    finish_together(
-        [("q", choose_negatives(found, passage_of, positives=(POSITIVE,), row=0, settings=MiningSettings()))],
-        None,
-    )
+    choose_negatives(found, passage_of, positives=(POSITIVE,), most=5, settings=MiningSettings())
     assert read == [f"text {number}" for number in range(5)]
 
 
@@ -203,32 +147,14 @@ def test_the_window_counts_ranks_of_all_that_was_found() -> None:
     assert mined.candidates == 4
 
 
-def test_a_sample_depends_on_seed_and_row_and_covers_the_window() -> None:
-    found = candidates(*(f"w{number}" for number in range(20)))
-    settings = MiningSettings(pick="sample", per_question=4, from_rank=6)
-    drawn = {row: chosen(found, settings, row=row)[0] for row in range(60)}
-    assert drawn[0] == chosen(found, settings, row=0)[0]
-    assert (
-        drawn[0]
-        != chosen(found, MiningSettings(pick="sample", per_question=4, from_rank=6, seed=1), row=0)[0]
-    )
-    assert {rank for ranks in drawn.values() for rank in ranks} == set(range(6, 21))
-    assert all(ranks == sorted(ranks) and len(ranks) == 4 for ranks in drawn.values())
-
-
 @pytest.mark.parametrize(
     "values",
     [
         {"per_question": 0},
         {"from_rank": 0},
         {"from_rank": 9, "to_rank": 8},
-        {"pick": "best"},
-        {"near_duplicate": -0.1},
         {"max_relative_score": -1},
         {"max_relative_score": float("nan")},
-        {"absolute_margin": float("inf")},
-        {"veto_above": 0.0},
-        {"veto_above": 1.5},
     ],
 )
 def test_settings_out_of_range_are_refused(values: dict[str, Any]) -> None:

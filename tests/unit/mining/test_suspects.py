@@ -16,8 +16,8 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
-from dpr.mining import dense, suspects
-from dpr.mining.suspects import BlockDoubts
+from dpr.mining import search as searches
+from dpr.mining.suspects import Doubts
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.tiny import WORDS, static_folder, tiny_model
 
@@ -28,7 +28,7 @@ the positive does."""
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(searches, "DENSE_BLOCK_ROWS", 7)
 
 
 @pytest.fixture
@@ -125,25 +125,21 @@ def test_a_killed_search_goes_on_and_an_edited_list_is_not_replaced(
 ) -> None:
     assert main(LINE) == 0
     whole = Path("suspects.jsonl").read_bytes()
-    write, written = BlockDoubts.write, []
+    write, written = Doubts.do_block, []
 
-    def killed(block: BlockDoubts, rows: range, *found: Any) -> None:
+    def killed(block: Doubts, rows: range) -> Any:
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(rows)
-        write(block, rows, *found)
+        return write(block, rows)
 
     line = [*LINE, "suspects=again.jsonl"]
     with monkeypatch.context() as patch:
-        patch.setattr(suspects.BlockDoubts, "write", killed)
+        patch.setattr(Doubts, "do_block", killed)
         assert main(line) == 130
     assert not Path("again.jsonl").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(
-            suspects.BlockDoubts,
-            "write",
-            lambda block, rows, *found: (written.append(rows), write(block, rows, *found)),
-        )
+        patch.setattr(Doubts, "do_block", lambda block, rows: written.append(rows) or write(block, rows))
         assert main(line) == 0
     assert Path("again.jsonl").read_bytes() == whole
     assert len(written) == len({(rows.start, rows.stop) for rows in written}) == 5

@@ -72,7 +72,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
         "retrieve",
         *retrieval(folder, f"metrics_file={folder / 'metrics.json'}"),
     ],
-    "retrieve, hybrid": lambda folder: ["retrieve", *retrieval(folder, "hybrid=rrf")],
+    "retrieve, hybrid": lambda folder: ["retrieve", *retrieval(folder, "hybrid=linear")],
     "retrieve, faiss": lambda folder: [
         "retrieve",
         *retrieval(folder, "indexer=hnsw", f"index_path={folder / 'index'}"),

@@ -194,7 +194,6 @@ def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_is_at_least_as_good
     chosen = json.loads((tmp_path / "metrics.json").read_text())["hybrid_weight"]
     assert tuned >= lexical
     assert mrr("hybrid=linear", f"hybrid_weight={chosen}") == pytest.approx(tuned)
-    assert 0 < mrr("hybrid=rrf") < 1
 
 
 def test_the_weight_of_a_hybrid_is_said_with_its_reason(
@@ -244,15 +243,6 @@ def test_judgements_of_another_corpus_are_refused_or_a_loud_warning(
     else:
         assert code == 0
         assert "no passage judged relevant was retrieved for any question" in error
-
-
-def test_more_documents_asked_than_the_corpus_has(world: World, tmp_path: Path) -> None:
-    run_file = tmp_path / "test.run"
-    assert main(dense(world, f"trec_run_file={run_file}", "n_docs=1000")) == 0
-    assert all(
-        sorted(passage for passage, _ in hits) == [str(p.id) for p in world.passages]
-        for hits in read_trec_run(run_file).values()
-    )
 
 
 def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: World, tmp_path: Path) -> None:
@@ -382,7 +372,7 @@ def test_what_does_not_fit_together_is_reported(
         ({"match": "qrels"}, 2, "qrels=<file>"),
         ({"out_file": "x.json"}, 2, "ctx_datasets is not set"),
         ({"hybrid": "linear"}, 2, "ctx_datasets is not set"),
-        ({"hybrid": "both"}, 2, "choose one of none, linear, rrf"),
+        ({"hybrid": "both"}, 2, "choose one of none, linear"),
         ({"indexer": "ivfpq"}, 2, "no such option"),
         ({"encoder_path": "reader"}, 2, "question_model, ctx_model"),
         ({"n_doc": "3"}, 2, "did you mean n_docs"),
@@ -405,16 +395,6 @@ def test_a_missing_shard_is_named(world: World, capsys: pytest.CaptureFixture[st
     arguments[1] = f"encoded_ctx_files={world.path('vectors_1')}"
     assert main(arguments) == 3
     assert "of 2 shards, these are missing: 0" in capsys.readouterr().err
-
-
-def test_an_empty_question_file_is_refused(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "none.jsonl").write_text("")
-    arguments = dense(world)
-    arguments[2] = f"qa_dataset={tmp_path / 'none.jsonl'}"
-    assert main(arguments) == 3
-    assert "at least one question" in capsys.readouterr().err
 
 
 def test_questions_without_judgements_are_refused_before_the_search(
@@ -477,35 +457,3 @@ def test_stored_ranks_give_the_accuracy_at_every_cut_off(
         {k: run.file.metrics[f"accuracy@{k}"] for k in (1, 5, 10, 20)}
     )
     assert 0 < curve[1] < curve[20]
-
-
-def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World, tmp_path: Path) -> None:
-    file, out = tmp_path / "metrics.json", tmp_path / "results.json"
-    files = [
-        f"metrics_file={file}",
-        f"out_file={out}",
-        f"qrels={world.path('qrels.tsv')}",
-        f"ctx_datatsets=[{world.path('corpus.tsv')}]",
-    ]
-    assert main(dense(world, "match=qrels", "n_docs=30", *files)) == 0
-    results = {result.id: result for result in iter_results(out)}
-    examples = Retrieval("dense", read_metrics(file)).examples
-    assert len(examples) == 10
-    for example in examples:
-        hits = results[example["id"]].hits
-        assert [hit["text"] for hit in example["hits"]] == [hit.text for hit in hits[:5]]
-        assert [hit["right"] for hit in example["hits"]] == [hit.has_answer for hit in hits[:5]]
-        assert example["first_right_rank"] == next(
-            (rank for rank, hit in enumerate(hits, 1) if hit.has_answer), None
-        )
-    assert {example["first_right_rank"] for example in examples} - {
-        None,
-        1,
-    }, "ranks that are all 1 would agree by themselves"
-
-
-def test_without_texts_there_are_no_examples_but_ranks(world: World, tmp_path: Path) -> None:
-    file = tmp_path / "metrics.json"
-    assert main(dense(world, f"qrels={world.path('qrels.tsv')}", f"metrics_file={file}", "n_docs=5")) == 0
-    run = Retrieval("dense", read_metrics(file))
-    assert run.examples == [] and len(run.rank_counts) == 5 + 1

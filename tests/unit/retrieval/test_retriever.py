@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -309,32 +307,6 @@ def test_a_run_folder_without_search_settings_is_searched_with_its_own_vectors(
     assert (retriever.mode, len(retriever)) == ("dense", 60)
     with pytest.raises(InputError, match=r"no search\.json"):
         Retriever.open(tmp_path / "run")
-
-
-class Cells(HTMLParser):
-    """Tags and texts of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def test_a_notebook_shows_a_table_that_a_passage_cannot_break() -> None:
-    hostile = "<script>alert(1)</script> & zebra </td>"
-    hits = Retriever.build(None, [{"id": "<b>", "title": hostile, "text": hostile}]).search("zebra <i>")
-    page = Cells(hits._repr_html_())
-    assert set(page.tags) == {"table", "caption", "tr", "th", "td", "b", "br", "mark"}
-    assert hostile in page.texts and "<b>" in page.texts and "zebra <i>" in page.texts
-    assert re.search(r"<mark>zebra</mark>", hits._repr_html_())
-    assert "nothing found" in Hits("ka")._repr_html_()
 
 
 def test_it_is_part_of_the_public_api(run_folder: Path) -> None:

@@ -137,14 +137,11 @@ def test_questions_with_answers_need_no_judgements(
     assert heading.split() == ["top-20", "top-1"] and len(rows) == 3
     by_answers = read_metrics(tmp_path / "out" / "answers" / "bm25.json")
     assert by_answers.each is not None and len(by_answers.each.ids) == len(asked) - 1
-    write_qrels(
-        tmp_path / "judged.tsv", {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)}
-    )
-    suite = tmp_path / "suite.yaml"
-    suite.write_text(
-        f"sets: {{judged: {{folder: {folder}, qrels: {tmp_path / 'judged.tsv'}}}, answers: {folder}}}"
-    )
-    assert main([*line, f"suite={suite}", f"output_dir={tmp_path / 'both'}"]) == 0
+    shutil.copytree(folder, folder.with_name("judged"))
+    (folder.with_name("judged") / "qrels").mkdir()
+    right = {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)}
+    write_qrels(folder.with_name("judged") / "qrels" / "test.tsv", right)
+    assert main([*line, f"suite={folder.parent}", f"output_dir={tmp_path / 'both'}"]) == 0
     judged = read_metrics(tmp_path / "both" / "judged" / "bm25.json")
     assert judged.metrics["accuracy@5"] == by_answers.metrics["accuracy@5"] > 0.5, (
         "every text is that of one passage"
@@ -161,7 +158,6 @@ def test_questions_with_answers_need_no_judgements(
     ("given", "message"),
     [
         (["run=r"], "neither set nor run_file is set; e.g. run=runs/first set=data/scifact"),
-        (["run=r", "set=a", "suite=b"], "set is short for suite"),
         (["run=r", "run_file=x", "qrels=q"], "run and run_file are mutually exclusive"),
     ],
 )
@@ -204,7 +200,6 @@ def test_every_system_has_the_metrics_of_dpr_retrieve(
         ours, theirs = read_metrics(evaluated / "first" / f"{system}.json"), read_metrics(tmp_path / "m.json")
         assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-12), system
         assert ours.each == theirs.each
-        assert ours.report["examples"] == theirs.report["examples"]
         assert 0 < ours.metrics["ndcg@10"] < 1
 
 
@@ -316,15 +311,12 @@ def test_a_yaml_lists_sets_with_splits_and_prefixes(
     (tmp_path / "data" / "qrels" / "test.tsv").rename(tmp_path / "data" / "qrels" / "dev.tsv")
     (tmp_path / "suite.yaml").write_text(
         "sets:\n  plain: {folder: data, split: dev}\n  asked:\n    folder: data\n    split: dev\n   "
-        f" query_prefix: 'ba '\n    passage_prefix: 'be '\n  elsewhere: {{corpus: {world.path('corpus.tsv')},"
-        " queries: data/queries.jsonl, qrels: data/qrels/dev.tsv}\n"
+        " query_prefix: 'ba '\n    passage_prefix: 'be '\n"
     )
     out = tmp_path / "out"
     assert main(arguments(world, out, tmp_path / "suite.yaml", "systems=[dense]")) == 0
-    plain, asked, elsewhere = (
-        read_metrics(out / name / "dense.json") for name in ("plain", "asked", "elsewhere")
-    )
-    assert plain.each == elsewhere.each == read_metrics(evaluated / "first" / "dense.json").each
+    plain, asked = (read_metrics(out / name / "dense.json") for name in ("plain", "asked"))
+    assert plain.each == read_metrics(evaluated / "first" / "dense.json").each
     assert asked.each != plain.each
     assert asked.each is not None and asked.each.texts == [question.text for question in world.questions]
 
@@ -371,7 +363,7 @@ def test_hits_that_are_the_question_itself_are_left_out(
             InputError,
             "a: no qrels, .* it has the splits test, choose with split=NAME",
         ),
-        ("sets: {a: {folder: data, corpus: no.tsv}}", InputError, "a: no such file"),
+        ("sets: {a: {split: test}}", InputError, "a: no such folder"),
         ("sets: {a: nowhere}", InputError, "a: no such folder"),
         ("sets: {cache: data}", InputError, "cannot be called cache"),
         ("sets: {../a: data}", InputError, "cannot be that of a folder"),

@@ -16,7 +16,7 @@ import pytest
 
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError, InputError
-from dpr.embedding import corpus_tokens
+from dpr.embedding import encode
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
@@ -148,9 +148,9 @@ def test_the_second_pass_reads_stored_tokens_and_damage_is_repaired(
 ) -> None:
     first = measured(folder, tmp_path, {})
     made: list[int] = []
-    tokenize = corpus_tokens.tokenize_passages
+    tokenize = encode.tokenize_passages
     monkeypatch.setattr(
-        corpus_tokens, "tokenize_passages", lambda *given: made.append(len(given[1])) or tokenize(*given)
+        encode, "tokenize_passages", lambda *given: made.append(len(given[1])) or tokenize(*given)
     )
     assert measured(folder, tmp_path, {}) == first
     assert not made

@@ -1,9 +1,8 @@
-"""Folders for plain transformers and for its DPR classes give the vectors that the model gives here, or are
+"""Folders for the DPR classes of transformers give the vectors that the model gives here, or are
 refused."""
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,56 +15,10 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.export.folders import check, edge_cases, export_folder, format_of
 from dpr.models.biencoder import BiEncoder
-from dpr.models.settings import EncoderSettings
-from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
+from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, shared
 from tests.helpers.jobs import export as main
 
-WITHOUT_PROJECTION = [
-    "two towers",
-    "prompts, shared, cosine",
-    "title template",
-    "cut, cosine",
-    "static",
-    "encoder of an encoder-decoder",
-    "adapters",
-    "decoder, shared",
-]
 OF_DPR = ["shared, two lengths", "projection", "adapters"]
-
-
-@pytest.mark.parametrize("name", WITHOUT_PROJECTION)
-def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
-    model = MODELS[name](tmp_path / "made_of")
-    export_folder(model, tmp_path / "out", "transformers", source=name)
-    found = check(model, tmp_path / "out", format_of("transformers"), name)
-    assert found is not None and max(found[:2]) < 1e-5
-    print(f"{name}: {found}")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "shared, two lengths",
-        "weighted mean",
-        "maximum",
-        "prompts, shared, cosine",
-        "decoder",
-    ],
-)
-def test_what_the_readme_says_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
-    model = MODELS[name](tmp_path / "made_of")
-    export_folder(model, tmp_path / "out", "transformers", source=name)
-    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    (tmp_path / "usage.py").write_text(code.replace("PATH", str(tmp_path / "out")))
-    scope = runpy.run_path(str(tmp_path / "usage.py"))
-    np.testing.assert_allclose(scope["questions"], model.encode_questions(["a question"]), atol=1e-5)
-    long = "a question " * 30
-    folder = tmp_path / "out" / ("" if model.settings.shared else "question_encoder")
-    found = scope["encode"](folder, model.tensorizer.question_length, [model.settings.query_prompt + long])
-    np.testing.assert_allclose(found, model.encode_questions([long]), atol=1e-5)
-    np.testing.assert_allclose(
-        scope["passages"], model.encode_passages([Passage("A text.", "A title")]), atol=1e-5
-    )
 
 
 @pytest.mark.parametrize("name", OF_DPR)
@@ -99,27 +52,19 @@ def test_the_tokenizers_of_the_classes_give_the_same_vectors_whatever_types_they
 
 
 @pytest.mark.parametrize(
-    ("to", "settings", "reason"),
+    ("settings", "reason"),
     [
-        ("transformers", {"projection_dim": 4}, "no projection"),
-        ("hf-dpr", COSINE, "pooling is mean, and its vectors are normalised"),
-        ("hf-dpr", PROMPTS, "prompts"),
-        ("hf-dpr", {"dimensions": 4}, "vectors are cut"),
-        ("hf-dpr", {"title_template": "{title} {text}"}, "template"),
-        ("hf-dpr", {"dpr_trailing_sep": True}, "SEP"),
+        (COSINE, "pooling is mean, and its vectors are normalised"),
+        (PROMPTS, "prompts"),
+        ({"dimensions": 4}, "vectors are cut"),
+        ({"title_template": "{title} {text}"}, "template"),
+        ({"dpr_trailing_sep": True}, "SEP"),
     ],
 )
-def test_what_cannot_be_said_is_refused(
-    to: str, settings: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_said_is_refused(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=reason):
-        export_folder(bert(tmp_path / "made_of", **settings), tmp_path / "out", to, source="model")
+        export_folder(bert(tmp_path / "made_of", **settings), tmp_path / "out", "hf-dpr", source="model")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_decoder_is_no_dpr(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="its backbone is qwen3"):
-        export_folder(decoder(tmp_path / "made_of"), tmp_path / "out", "hf-dpr", source="model")
 
 
 def test_edge_cases_are_what_they_say(tmp_path: Path) -> None:
@@ -135,17 +80,6 @@ def test_edge_cases_are_what_they_say(tmp_path: Path) -> None:
         for passage in texts.passages
     )
     assert any("\u2019" in text for text in texts.questions)
-
-
-def test_an_exported_static_encoder_comes_back_as_one(tmp_path: Path) -> None:
-    model = static(
-        tmp_path / "made_of", pooling="mean", shared=True, plain_apostrophes=False, question_length=0
-    )
-    export_folder(model, tmp_path / "out", "transformers", source="model")
-    again = BiEncoder.load(tmp_path / "out", settings=EncoderSettings(pooling="mean", sequence_length=24))
-    assert type(again.question_model.backbone) is type(model.question_model.backbone)
-    texts = edge_cases(model.tensorizer).passages
-    np.testing.assert_allclose(again.encode_passages(texts), model.encode_passages(texts), atol=1e-6)
 
 
 def test_without_the_library_the_folder_is_written_unchecked(
@@ -166,12 +100,12 @@ def test_a_library_that_cannot_use_the_folder_is_one_sentence(
     def fails(*_: Any) -> np.ndarray:
         raise KeyError("pooling")
 
-    form = replace(format_of("transformers"), encode=fails)
-    monkeypatch.setattr("dpr.export.transformers_folders.FORMAT", form)
+    form = replace(format_of("hf-dpr"), encode=fails)
+    monkeypatch.setattr("dpr.export.hf_dpr.FORMAT", form)
     with pytest.raises(
         InputError, match=r"transformers .* cannot use what was written \(KeyError: 'pooling'\)"
     ):
-        export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "transformers", source="model")
+        export_folder(bert(tmp_path / "made_of"), tmp_path / "out", "hf-dpr", source="model")
     assert not (tmp_path / "out").exists()
 
 
@@ -179,7 +113,7 @@ def test_the_command_drops_the_rule_of_apostrophes_where_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shared(tmp_path / "made_of", plain_apostrophes=True).save(tmp_path / "model")
-    arguments = ["to=transformers", f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}"]
+    arguments = ["to=sentence-transformers", f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}"]
     assert main(arguments) == 3
     assert "encoder.plain_apostrophes=false encoder.allow_other_prompts=true" in capsys.readouterr().err
     assert (
@@ -193,5 +127,4 @@ def test_the_command_drops_the_rule_of_apostrophes_where_told(
         )
         == 0
     )
-    # how it is cut stands in vectors.json alone
-    assert BiEncoder.load(tmp_path / "out").encode_questions("don\u2019t").shape == (16,)
+    assert BiEncoder.load(tmp_path / "out").encode_questions("don\u2019t").shape == (4,)

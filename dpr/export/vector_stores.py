@@ -1,0 +1,331 @@
+"""Vectors joined with the passages they were made from, as a stream of batches of which neither is ever held whole,
+and two stores that are filled with them.
+
+Vectors stand in their shards in the order of the corpus, so one pass over the corpus finds the passage of each.
+
+LanceDB: a table whose first version has all rows. PostgreSQL with pgvector: one transaction, in which the table
+``dpr_loads`` gets a row that says what the table is made of. A load that is killed leaves nothing in either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpr.core.errors import ConfigError, DprError, InputError, OutputError, first_line
+from dpr.core.machine import require
+from dpr.core.records import Passage, text_sha256
+from dpr.embedding.source import PassageSource
+from dpr.formats.corpora import read_metadata
+from dpr.formats.vector_shards import VectorShard
+from dpr.indexer.ranking import decode_ids
+from dpr.storage.durable import MANIFEST, describe_file
+from dpr.storage.outputs import held, lock_of
+
+BATCH_ROWS = 8192
+
+_Found = tuple[Passage, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Some rows: ``vectors`` (n, D) finite, and the values of each column, in the order of ``ids``."""
+
+    ids: list[str]
+    vectors: np.ndarray
+    columns: dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class VectorRows:
+    """All rows of some shards. Without ``sources`` they have an id and a vector alone.
+
+    ``metadata`` are fields of the corpus, name -> kind (``dpr/formats/corpora.py``).
+    """
+
+    shards: Sequence[VectorShard]
+    sources: Sequence[PassageSource] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    batch_rows: int = BATCH_ROWS
+
+    @property
+    def num_rows(self) -> int:
+        return sum(shard.num_vectors for shard in self.shards)
+
+    @property
+    def dimension(self) -> int:
+        return self.shards[0].dimension
+
+    @property
+    def is_half(self) -> bool:
+        """Whether vectors are float16; otherwise they are float32, codes decoded."""
+        return all(shard.dtype == "float16" for shard in self.shards)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Kinds of the columns beside id and vector, by name."""
+        return {"title": "text", "text": "text", **self.metadata} if self.sources else {}
+
+    def made_of(self) -> dict[str, Any]:
+        """What decides the rows; reads every corpus, or finds its hash in the cache."""
+        vectors = "\n".join(describe_file(shard.path / MANIFEST)["sha256"] for shard in self.shards)
+        corpus = json.dumps([source.identity() for source in self.sources], sort_keys=True)
+        return {
+            "vectors": text_sha256(vectors)[:32],
+            "corpus": text_sha256(corpus)[:32] if self.sources else "",
+            "metadata": dict(self.metadata),
+            "rows": self.num_rows,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What a store should say of its vectors: the model that made them, and how they are compared."""
+        first = self.shards[0].metadata
+        return {
+            "dimension": self.dimension,
+            "similarity": "dot",
+            "model_fingerprint": str(first.get("model_fingerprint", "")),
+        }
+
+    def require_all(self, count: int, name: str) -> None:
+        """Raises InputError unless a table has so many rows as there are vectors."""
+        if count != self.num_rows:
+            hint = "rows were added or removed; drop the table and rerun"
+            expected = f"{self.num_rows}, one a vector"
+            raise InputError(f"holds {count} rows", file=name, expected=expected, hint=hint)
+
+    def batches(self) -> Iterator[RowBatch]:
+        """All rows.
+
+        Raises:
+            InputError: a passage of the vectors is not in the corpus, or they are in another order.
+        """
+        passages = self._passages()
+        for shard in self.shards:
+            for keys, vectors in shard.chunks():
+                for start in range(0, len(keys), self.batch_rows):
+                    part = slice(start, start + self.batch_rows)
+                    numbers = vectors[part].astype(np.float16 if self.is_half else np.float32)
+                    if not np.isfinite(numbers).all():
+                        hint = "embed the corpus again with an intact model"
+                        raise InputError("holds NaN or infinity", file=shard.path, hint=hint)
+                    ids = decode_ids(keys[part])
+                    if not self.sources:
+                        yield RowBatch(ids, numbers, {})
+                        continue
+                    found = [self._match(key, passages, shard) for key in ids]
+                    columns: dict[str, list[Any]] = {
+                        "title": [passage.title for passage, _ in found],
+                        "text": [passage.text for passage, _ in found],
+                    }
+                    for place, name in enumerate(self.metadata):
+                        columns[name] = [values[place] for _, values in found]
+                    yield RowBatch([str(passage.id) for passage, _ in found], numbers, columns)
+
+    def _passages(self) -> Iterator[_Found]:
+        for source in self.sources:
+            values = read_metadata(source.file, self.metadata) if self.metadata else repeat(())
+            yield from zip(source.read(), values)  # both have one item a passage
+
+    def _match(self, key: str, passages: Iterator[_Found], shard: VectorShard) -> _Found:
+        """The next passage with the id of a vector, prefixed or not."""
+        wanted = {key, *(source.id_prefix + key for source in self.sources)}
+        for item in passages:
+            if item[0].id in wanted:
+                return item
+        hint = "ctx_datasets must name the files the vectors were made from, in their order, with the same id_prefix"
+        raise InputError(
+            f"no passage {key!r} after those of the vectors before it in {shard.path}",
+            file=", ".join(str(source.file) for source in self.sources),
+            hint=hint,
+        )
+
+
+_MADE_OF = "dpr.made_of"
+_TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+
+
+def load_lance(rows: VectorRows, address: str, table: str) -> bool:
+    """Writes all rows as ``table`` in the folder (or object store) ``address``; returns False where they are
+    there already.
+
+    Raises:
+        InputError: the table is made of something else, or holds other rows.
+        OutputError: LanceDB cannot write it.
+        CheckpointError: another process is writing there.
+        ConfigError: lancedb is not installed.
+    """
+    lancedb = require("lancedb", extra="stores", purpose="to=lancedb")
+    folder = Path(address)
+    is_remote = "://" in address
+    if not is_remote:
+        folder.mkdir(parents=True, exist_ok=True)
+    name = f"{address}/{table}"
+    lock = nullcontext() if is_remote else held(folder / table, file=lock_of(folder / f"{table}.lance"))
+    with lock:
+        made_of = json.dumps({"kind": "lancedb", **rows.made_of()}, sort_keys=True)
+        try:
+            database = lancedb.connect(address if is_remote else str(folder))
+            try:
+                opened = database.open_table(table)
+            except (ValueError, OSError, RuntimeError):  # each version has another where there is no table
+                opened = None
+            is_new = opened is None
+            if opened is None:
+                opened = _create(database, rows, table, made_of)
+            elif (opened.schema.metadata or {}).get(_MADE_OF.encode(), b"").decode() != made_of:
+                hint = "choose another table=, or drop this one"
+                raise InputError("exists already, made of something else", file=name, hint=hint)
+            count = opened.count_rows()
+        except DprError:
+            raise
+        except (RuntimeError, ValueError, OSError) as error:
+            raise OutputError(name, first_line(error)) from error
+        rows.require_all(count, name)
+        return is_new
+
+
+def _create(database: Any, rows: VectorRows, table: str, made_of: str) -> Any:
+    """The table with all rows, or none."""
+    note = {_MADE_OF: made_of} | {f"dpr.{key}": str(value) for key, value in rows.facts().items()}
+    vector = pa.list_(pa.float16() if rows.is_half else pa.float32(), rows.dimension)
+    fields = [pa.field("id", pa.string(), nullable=False), pa.field("vector", vector, nullable=False)]
+    fields += [pa.field(name, _TYPES[kind]) for name, kind in rows.columns.items()]
+    schema = pa.schema(fields, metadata=note)
+    failures: list[DprError] = []
+
+    def converted() -> Iterator[Any]:
+        try:
+            for item in rows.batches():
+                numbers = pa.array(item.vectors.reshape(-1))
+                vectors = pa.FixedSizeListArray.from_arrays(numbers, item.vectors.shape[1])
+                rest = [
+                    pa.array(item.columns[name], type=_TYPES[kind]) for name, kind in rows.columns.items()
+                ]
+                yield pa.RecordBatch.from_arrays([pa.array(item.ids), vectors, *rest], schema=schema)
+        except DprError as error:  # comes back through Arrow as a text
+            failures.append(error)
+            raise
+
+    try:
+        return database.create_table(table, pa.RecordBatchReader.from_batches(schema, converted()))
+    except Exception as error:
+        raise failures[0] if failures else error from None
+
+
+_KINDS = {"text": "text", "int": "bigint", "float": "double precision", "bool": "boolean"}
+_COPY_KINDS = {"text": "text", "int": "int8", "float": "float8", "bool": "bool"}
+_MOST_DIMENSIONS = 16_000
+_LOADS = 'CREATE TABLE IF NOT EXISTS dpr_loads ("table" text PRIMARY KEY, made_of text, facts text)'
+
+
+def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
+    """Copies all rows into ``table`` of the database ``address`` (libpq's form); returns False where they are
+    there already. Waits for another process that is loading this table.
+
+    Raises:
+        InputError: the table is made of something else, holds other rows, or vectors are too long for
+        pgvector.
+        OutputError: the server cannot be reached or refuses.
+        ConfigError: ``address`` is none; psycopg or pgvector is not installed.
+    """
+    psycopg = require("psycopg", extra="stores", purpose="to=pgvector")
+    pgvector = require("pgvector.psycopg", extra="stores", purpose="to=pgvector")
+    if rows.dimension > _MOST_DIMENSIONS:
+        raise InputError(
+            f"vectors of {rows.dimension} dimensions",
+            expected=f"at most {_MOST_DIMENSIONS}, what pgvector holds",
+        )
+    name = f"table {table} of {_shown(psycopg, address)}"
+    sql = psycopg.sql
+    with _postgres_errors(psycopg, name), psycopg.connect(address) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext('dpr_loads'), hashtext(%s))", (table,))
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        pgvector.register_vector(connection)
+        connection.execute(_LOADS)
+        made_of = json.dumps({"kind": "pgvector", **rows.made_of()}, sort_keys=True)
+        (exists,) = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (f'"{table}"',)).fetchone()
+        if exists:
+            known = connection.execute(
+                'SELECT made_of FROM dpr_loads WHERE "table" = %s', (table,)
+            ).fetchone()
+            if known is None or known[0] != made_of:
+                what = "exists already" + (", made of other vectors, texts or metadata" if known else "")
+                raise InputError(what, file=name, hint="choose another table=, or drop this one")
+        else:
+            _copy(connection, sql, rows, table)
+            connection.execute('DELETE FROM dpr_loads WHERE "table" = %s', (table,))
+            facts = json.dumps(rows.facts(), sort_keys=True)
+            connection.execute("INSERT INTO dpr_loads VALUES (%s, %s, %s)", (table, made_of, facts))
+        counted = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
+        (count,) = connection.execute(counted).fetchone()
+        rows.require_all(count, name)
+        return not exists
+
+
+def _copy(connection: Any, sql: Any, rows: VectorRows, table: str) -> None:
+    """Makes the table and fills it."""
+    vector = sql.SQL("vector {}({}) NOT NULL").format(
+        sql.SQL(_vector_kind(rows)), sql.Literal(rows.dimension)
+    )
+    columns = [
+        sql.SQL("{} {}").format(sql.Identifier(key), sql.SQL(_KINDS[kind]))
+        for key, kind in rows.columns.items()
+    ]
+    # Ids are compared as bytes, so that ties are broken as everywhere else and the database's language does
+    # not matter.
+    fields = sql.SQL(", ").join([sql.SQL('id text COLLATE "C" PRIMARY KEY'), vector, *columns])
+    connection.execute(sql.SQL("CREATE TABLE {} ({})").format(sql.Identifier(table), fields))
+    half_vector = require("pgvector", extra="stores", purpose="to=pgvector").HalfVector
+    names = sql.SQL(", ").join(map(sql.Identifier, ["id", "vector", *rows.columns]))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT BINARY)").format(sql.Identifier(table), names)
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.set_types(["text", _vector_kind(rows), *(_COPY_KINDS[kind] for kind in rows.columns.values())])
+        for batch in rows.batches():
+            vectors = map(half_vector, batch.vectors) if rows.is_half else batch.vectors
+            for row in zip(batch.ids, vectors, *batch.columns.values(), strict=True):
+                copy.write_row(row)
+
+
+def _vector_kind(rows: VectorRows) -> str:
+    return "halfvec" if rows.is_half else "vector"
+
+
+def _shown(psycopg: Any, address: str) -> str:
+    """The address without its password; what cannot be read is not shown, as it may hold one."""
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(address)
+    except psycopg.Error:
+        raise ConfigError(
+            "out is not the address of a database, e.g. out=postgresql://user@host/database"
+        ) from None
+    return (
+        " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname", "user") if parts.get(key))
+        or "the default database"
+    )
+
+
+@contextmanager
+def _postgres_errors(psycopg: Any, name: str) -> Iterator[None]:
+    try:
+        yield
+    except DprError:
+        raise
+    except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFile) as error:
+        raise OutputError(
+            name, first_line(error), hint="install the extension pgvector on the server"
+        ) from error
+    except psycopg.Error as error:
+        hint = (
+            "name the database as out=postgresql://user@host/database"
+            if isinstance(error, psycopg.OperationalError)
+            else None
+        )
+        raise OutputError(name, first_line(error), hint=hint) from error

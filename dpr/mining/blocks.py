@@ -1,0 +1,238 @@
+"""Work on a training set block by block, so that a killed run can be resumed: what mining, scoring and the
+search for wrong labels share.
+
+1. A work folder beside the output, tied to these data and settings, holds what the search needs and one file
+   per finished block.
+2. Each block of questions is searched and written; several processes may work on blocks in parallel.
+3. The blocks are joined into the output, the audit is written beside it, and the work folder is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+
+from dpr.core.errors import LostRankError
+from dpr.core.logs import Progress, get_logger
+from dpr.formats.corpora import durable_text
+from dpr.formats.training_sets import TrainingSet
+from dpr.mining.corpus import TRAINING_PASSAGES, MiningCorpus, write_training_passages
+from dpr.mining.negatives import PairScorer
+from dpr.mining.search import Finder, Search
+from dpr.storage.checksums import content_sha256, verify_file
+from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
+from dpr.storage.leftovers import remove
+from dpr.storage.outputs import output, require_writable
+from dpr.storage.steps import CLAIM, Steps
+
+logger = get_logger(__name__)
+
+Record = dict[str, Any]
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_VERSION = 5
+
+
+@dataclass
+class BlockJob(ABC):
+    """Something done to every question of a training set; ``run_job`` does it. A copy is sent to each process.
+
+    Args:
+        corpus_file: passages to search; None = those of the training set.
+        scorer: a cross-encoder, which has all cores.
+    """
+
+    train: TrainingSet
+    out: Path
+    searches: Sequence[Search] = ()
+    corpus_file: Path | None = None
+    scorer: PairScorer | None = None
+
+    name: ClassVar[str]
+    """Of the work folder, and of the progress."""
+
+    def __post_init__(self) -> None:
+        self.work = self.out.with_name(f"{self.out.name}.{self.name}")
+        self.finders: list[Finder] = []
+        self._corpus: MiningCorpus | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_corpus": None}  # open files cannot be sent
+
+    @property
+    def corpus(self) -> MiningCorpus:
+        if self._corpus is None:
+            source = self.corpus_file or self.work / TRAINING_PASSAGES
+            if not self.corpus_file and not source.is_file():
+                number = write_training_passages(self.train, source)
+                logger.info("%d distinct passages in the training data", number)
+            self._corpus = MiningCorpus(source, self.work)
+        return self._corpus
+
+    def made_of(self) -> dict[str, Any]:
+        """What decides the work folder's contents."""
+        return {
+            "version": _VERSION,
+            "train": self.train.fingerprint,
+            "corpus": self.corpus_file and content_sha256(self.corpus_file),
+            "search": [search.metadata() for search in self.searches],
+        }
+
+    @abstractmethod
+    def chosen(self) -> dict[str, Any]:
+        """What else decides the output."""
+
+    @abstractmethod
+    def do_block(self, rows: range) -> tuple[list[Record], Record]:
+        """The records of a block of questions, and its audit for ``combined``."""
+
+    def joined(self, parts: Iterable[Path]) -> Iterator[str]:
+        """The text of the output, from files of records: by default all of them in order."""
+        return (part.read_text(encoding="utf-8") for part in parts)
+
+
+def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> dict[str, Any]:
+    """Does what is left of a job and returns its audit, which is written to ``<out>.audit.json`` too. The result
+    does not depend on ``processes`` or on interruptions. If ``out`` is already the finished result of the same
+    data and settings, nothing is done.
+
+    Raises:
+        InputError: ``out`` exists, is something else, and ``overwrite`` is false; the corpus cannot be read.
+        LostRankError: one of the ``processes`` was killed.
+        CheckpointError: another run is writing ``out``.
+    """
+    out = job.out
+    require_writable(out)
+    audit_file = out.with_name(f"{out.name}.audit.json")
+    base = job.made_of()
+    made_of = base | job.chosen()
+    with output(out, made_of, overwrite=overwrite) as is_missing:
+        # A run may have been killed between the output and its audit.
+        if not is_missing and not verify_file(audit_file):
+            remove(job.work)
+            finished: dict[str, Any] = read_json(audit_file)
+            return finished
+        Steps(job.work, base, restart=(job.work / CLAIM).is_file())  # a folder of somebody else is left alone
+        steps = Steps(job.work / "blocks", made_of, restart=True)
+        size = min((search.block_rows for search in job.searches[:1]), default=500)
+        blocks = [range(start, min(start + size, len(job.train))) for start in range(0, len(job.train), size)]
+        missing = [rows for rows in blocks if not steps.is_done(rows.start)]
+        if missing:
+            job.finders = [search.prepare(job.corpus) for search in job.searches]
+        done = len(job.train) - sum(map(len, missing))
+        progress = Progress(job.name, len(job.train), unit="questions", done=done)
+        for rows in _written(job, steps, missing, processes):
+            progress.advance(len(rows), 0)
+        progress.close()
+
+        audit = combined(read_json(steps.folder / _names(rows)[1]) for rows in blocks)
+        with durable_text(out, note=made_of) as text:
+            text.writelines(job.joined(steps.folder / _names(rows)[0] for rows in blocks))
+        audit |= {"made_of": made_of, "file": describe_file(out)}
+        write_json(audit_file, audit, note={})
+        remove_folder(job.work)
+        return audit
+
+
+def _names(rows: range) -> tuple[str, str]:
+    """Files of a block's records and audit."""
+    place = f"{rows.start:09d}-{rows.stop:09d}"
+    return f"part-{place}.jsonl", f"audit-{place}.json"
+
+
+def _written(job: BlockJob, steps: Steps, blocks: Sequence[range], processes: int) -> Iterator[range]:
+    """Writes the blocks and yields each when it is written, in any order."""
+    if processes <= 1 or job.scorer is not None or any(one.mined_by != "bm25" for one in job.searches):
+        for rows in blocks:
+            _write(job, steps, rows)
+            yield rows
+        return
+    # Not fork: the threads that libraries have started do not survive it.
+    pool = ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=_start, initargs=(job, steps)
+    )
+    try:
+        running = {pool.submit(_write_there, rows): rows for rows in blocks}
+        for done in as_completed(running):
+            done.result()
+            yield running[done]
+    except BrokenProcessPool:
+        raise LostRankError(
+            "a mining process was killed, possibly because memory ran out; rerun the same command to resume"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _write(job: BlockJob, steps: Steps, rows: range) -> None:
+    records, audit = job.do_block(rows)
+
+    def write_records(out: IO[bytes]) -> None:
+        for record in records:
+            out.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
+
+    part, audit_name = _names(rows)
+    steps.write_step(
+        rows.start, {part: write_records, audit_name: lambda out: out.write(json.dumps(audit).encode())}
+    )
+
+
+_sent: list[tuple[BlockJob, Steps]] = []
+"""What a process works on."""
+
+
+def _start(job: BlockJob, steps: Steps) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _sent.append((job, steps))
+
+
+def _end_with_parent() -> None:
+    """Without it, a worker whose parent was killed waits for work forever."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _write_there(rows: range) -> None:
+    _write(*_sent[-1], rows)
+
+
+def combined(blocks: Iterable[Record]) -> dict[str, Any]:
+    """The audit of all blocks: ``counts`` added, of ``values`` the quantiles, and where there are examples five
+    from all over the data."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    values: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+    examples: list[Any] = []
+    for block in blocks:
+        for name in ("counts", "left_out"):
+            counts[name].update(block.get(name, {}))
+        for name, listed in block.get("values", {}).items():
+            values[name].append(np.array(listed, dtype=np.float32))
+        if block.get("example"):
+            examples.append(block["example"])
+    audit: dict[str, Any] = {name: dict(counted) for name, counted in counts.items()}
+    for name, parts in values.items():
+        whole = np.concatenate(parts)
+        found = np.quantile(whole, QUANTILES) if len(whole) else []
+        audit[f"{name}_quantiles"] = [round(float(value), 4) for value in found]
+    chosen = sorted({round(step * (len(examples) - 1) / 4) for step in range(5)}) if examples else []
+    return audit | {"examples": [examples[index] for index in chosen]}
+
+
+def quantile_lines(audit: dict[str, Any], labels: dict[str, str]) -> Iterator[str]:
+    """The quantiles as a table for people; ``labels`` by the name of the values."""
+    yield f"  quantiles of {'':<16} " + " ".join(f"{quantile:>8.0%}" for quantile in QUANTILES)
+    for name, label in labels.items():
+        if listed := audit[f"{name}_quantiles"]:
+            yield f"    {label:<26} " + " ".join(f"{value:>7.3f}" for value in listed)
