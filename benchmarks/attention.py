@@ -13,12 +13,12 @@ import torch
 from benchmarks import sides
 from benchmarks.measuring import Figures, table, take_turns
 from benchmarks.page import Ratio, Section
+from benchmarks.tower_cost import TowerCost
 from benchmarks.workload import load_texts, write_encoder
 from dpr.core.batch import TokenBatch
 from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import TowerOptions
 from dpr.models.fast import varlen
-from dpr.training.metrics import TowerCost
 
 TITLE = "Attention on a GPU"
 VARLEN, SDPA, PADDED = (

@@ -34,7 +34,7 @@ from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
 from dpr.training.assembly import BiEncoderTrainer, Named
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.trackers import MLflow, TensorBoard, WeightsAndBiases
+from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.stored_sets import as_tokens
@@ -286,9 +286,7 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     if tracking.tensorboard:
         trackers.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
-        trackers.append(WeightsAndBiases(project=tracking.project))
-    if tracking.mlflow:
-        trackers.append(MLflow(project=tracking.project))
+        trackers.append(WeightsAndBiases())
     return trackers
 
 

@@ -59,15 +59,7 @@ class TrackingConfig(Settings):
     tensorboard: bool = setting(False, on_resume=NO_EFFECT)
     """Write TensorBoard event files into <output_dir>/tensorboard; needs the extra tb."""
     wandb: bool = setting(False, on_resume=NO_EFFECT)
-    """Log to Weights & Biases; needs the extra wandb."""
-    mlflow: bool = setting(False, on_resume=NO_EFFECT)
-    """Log to the MLflow server or store of $MLFLOW_TRACKING_URI; needs the extra mlflow."""
-    project: str = setting("dpr", on_resume=NO_EFFECT)
-    """The project there; in MLflow the experiment."""
-
-    def unused(self) -> Iterator[str]:
-        if not (self.wandb or self.mlflow):
-            yield "project"
+    """Log to Weights & Biases, project $WANDB_PROJECT; needs the extra wandb."""
 
 
 @dataclass
