@@ -16,6 +16,10 @@ _BY_REASON = {
         "train.train_rolling_loss_step"
     ),
     "it never had an effect": "multi_q_encoder",
+    "AdamW has those of DPR's recipes, 0.9 and 0.999": "train.adam_betas",
+    "validation encodes 128 texts at a time": "train.val_av_rank_bsz",
+    "the average rank is that of 10,000 questions at most, as in DPR's recipes": "train.val_av_rank_max_qs",
+    "checkpoints are called dpr_biencoder.step<N>": "checkpoint_file_name",
     "files are memory-mapped, and all ranks shuffle all rows": "local_shards_dataloader",
     "model_file gives a new run its weights alone; a run found in output_dir goes on as it was": (
         "ignore_checkpoint_offset ignore_checkpoint_optimizer ignore_checkpoint_lr"

@@ -385,7 +385,6 @@ def taught_training(config: AdaptSettings, texts: Texts, temperature: float) -> 
     out = Path(str(config.out))
     made = judged_training(config, texts, out / "model")
     made.model_file = str(out / "before_teacher")
-    made.init = "weights"
     made.loss.temperature = temperature
     most = 128 if config.model_file is None else 32
     batch = max(16, min(most, 2 ** (texts.counts()["passages"].bit_length() - 2)))

@@ -22,11 +22,10 @@ from dpr.training.user_classes import (
     check_given,
     make_loss,
     user_callbacks,
-    user_metrics,
     user_validation,
 )
-from dpr.training.validations.dev_sets import DevSet, dev_validations
-from dpr.training.validations.protocol import QuestionMetric, Validation
+from dpr.training.validations.dev_sets import dev_validations
+from dpr.training.validations.protocol import Validation
 from dpr.training.validations.retrieval import RetrievalValidation
 from dpr.training.validations.retrieval_settings import is_built_in, read_entry
 
@@ -37,18 +36,17 @@ dpr/data/training_data.py)."""
 
 @dataclass(frozen=True)
 class Named:
-    """The objects behind ``train.callbacks``, ``train.metrics`` and ``train.validation``. They need no data,
+    """The objects behind ``train.callbacks`` and ``train.validation``. They need no data,
     so they are made first."""
 
     callbacks: Sequence[Callback]
-    metrics: Mapping[str, QuestionMetric]
     validations: Sequence[Validation]
     searches: Mapping[int, RetrievalValidation]
     """Those of ``validations`` that search a corpus, by the number of their entry."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings, metrics: Mapping[str, QuestionMetric] | None = None) -> Named:
-        """Those that ``settings`` name, with ``metrics`` beside them.
+    def of(cls, settings: TrainingSettings) -> Named:
+        """Those that ``settings`` name.
 
         Raises:
             ConfigError: a name, an entry or an argument cannot be used.
@@ -63,16 +61,8 @@ class Named:
             number: RetrievalValidation(options, precision=train.precision)
             for number, options in searched.items()
         }
-        for number, options in searched.items():
-            if options.guard is not None and train.eval_at_start is False:
-                key = f"train.validation[{number}].guard={options.guard:g}"
-                raise ConfigError(
-                    f"{key} has no effect with train.eval_at_start=false; leave one of them out"
-                )
         validations = [searches.get(number) or user_validation(entry) for number, entry in entries.items()]
-        return cls(
-            user_callbacks(train.callbacks), user_metrics(train.metrics, metrics), validations, searches
-        )
+        return cls(user_callbacks(train.callbacks), validations, searches)
 
     def check_metric_names(self, settings: TrainingSettings, dev_sets: Sequence[str]) -> None:
         """Refuses metrics to choose by that no validation of a run on these dev sets returns; user-defined
@@ -82,7 +72,7 @@ class Named:
             ConfigError: lists the names that there are.
         """
         train = settings.train
-        over_dev_sets = dev_validations([], settings, metrics=self.metrics) if dev_sets else []
+        over_dev_sets = dev_validations([], settings) if dev_sets else []
         due = [each for each in over_dev_sets if any(map(each.is_due, range(train.num_train_epochs)))]
         names = [name for each in due for name in each.names_for(dev_sets)]
         if any(number not in self.searches for number in range(len(self.validations))) or not (
@@ -102,8 +92,8 @@ class BiEncoderTrainer(Trainer):
 
     ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files,
     rows in memory, data sets), or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr
-    train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks``,
-    ``validations`` and ``metrics`` are added to the usual ones and to those that settings name; with
+    train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks``
+    and ``validations`` are added to the usual ones and to those that settings name; with
     ``usual=False`` they are all that there are besides the validations over dev sets, and nothing validates
     or saves without a callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of
     ``loss.name``, ``named`` that of what settings name. ``config`` is what checkpoints keep for people to
@@ -123,7 +113,6 @@ class BiEncoderTrainer(Trainer):
         settings: TrainingSettings | None = None,
         loss: Loss | None = None,
         validations: Sequence[Validation] = (),
-        metrics: Mapping[str, QuestionMetric] | None = None,
         callbacks: Sequence[Callback] = (),
         usual: bool = True,
         named: Named | None = None,
@@ -132,7 +121,7 @@ class BiEncoderTrainer(Trainer):
     ) -> None:
         settings = TrainingSettings.of(settings, **options)
         lists = {"callbacks": callbacks, "validations": validations}
-        check_given(settings, model, output_dir, loss, lists, metrics)
+        check_given(settings, model, output_dir, loss, lists)
         folder = user_path(output_dir)
 
         opened = opened_for_run(train_sets, "train", settings, model)
@@ -142,15 +131,13 @@ class BiEncoderTrainer(Trainer):
                 settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces
             )
         if usual:
-            named = named or Named.of(settings, metrics)
-            metrics = named.metrics
+            named = named or Named.of(settings)
             validations = [*named.validations, *validations]
             callbacks = usual_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
         opened_dev = opened_for_run(dev_sets, "dev", settings, model)
         if opened_dev:
-            of_dev_sets = [DevSet(source.name, source, options) for source, options in opened_dev]
             validations = [
-                *dev_validations(of_dev_sets, settings, candidates=loss.candidates, metrics=metrics),
+                *dev_validations(opened_dev, settings, candidates=loss.candidates),
                 *validations,
             ]
         super().__init__(

@@ -29,7 +29,7 @@ from dpr.storage.leftovers import (
 )
 from dpr.storage.run_lock import RunLock
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
-from dpr.training.run import Callback, Progress
+from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, checkpoint_name
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
@@ -40,11 +40,12 @@ CALLBACKS_FILE = "callbacks.json"
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: ``<output_dir>/<name>.step<N>``. Every rank calls its methods, and all
+    """The checkpoints of one run: ``<output_dir>/dpr_biencoder.step<N>``. Every rank calls its methods, and all
     learn the outcome together."""
 
-    def __init__(self, output_dir: Path, name: str, *, keep_last: int = 3) -> None:
-        self.output_dir, self.name, self.keep_last = output_dir, name, keep_last
+    def __init__(self, output_dir: Path, *, keep_last: int = 3) -> None:
+        self.output_dir = output_dir
+        self.keep_last = keep_last
         self.lock = RunLock(output_dir)
         self._failed_saves = 0
 
@@ -97,7 +98,7 @@ class CheckpointFolder:
 
         def find() -> None:
             damaged: dict[Path, list[str]] = {}
-            for folder in checkpoints.checkpoint_folders(self.output_dir, self.name):
+            for folder in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME):
                 if not (problems := verify_folder(folder)):
                     folders.append(folder)
                     break
@@ -131,7 +132,7 @@ class CheckpointFolder:
 
         on_main(find)
         step = from_main(_step_of(folders[0]) if folders else -1)
-        return None if step < 0 else self.output_dir / f"{self.name}.step{step}"
+        return None if step < 0 else self.output_dir / checkpoint_name(step)
 
     def save(
         self,
@@ -149,7 +150,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: that happened three times in a row, or another run has taken over the folder.
         """
-        folder = self.output_dir / f"{self.name}.step{progress.step}"
+        folder = self.output_dir / checkpoint_name(progress.step)
         # not the errors: their frames would keep the batches, and so the workers, alive
         failures: list[str] = []
 
@@ -239,7 +240,7 @@ class CheckpointFolder:
         # kept.
         kept = [
             path
-            for path in checkpoints.checkpoint_folders(self.output_dir, self.name)
+            for path in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME)
             if _step_of(path) <= progress.step
         ]
         for old in kept[self.keep_last :] if self.keep_last else []:
@@ -283,18 +284,13 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
     """The newest intact checkpoint of the output folder; None without one.
 
     Raises:
-        ConfigError: there is one and ``resume`` is ``fresh``, or there is none and it is ``require``.
+        ConfigError: there is one and ``resume`` is ``fresh``.
         CheckpointError: there are checkpoints, but every one is damaged.
     """
     newest = folder.newest(fresh=settings.resume == "fresh")
     if newest is not None:
         folder.complete(newest)
         return StoredRun(newest, *CheckpointFolder.read_state(newest))
-    if settings.resume_mode() == "require":
-        raise ConfigError(
-            f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right"
-            " output_dir?"
-        )
     return None
 
 

@@ -15,12 +15,10 @@ from dpr.models.settings import TowerSettings
 from dpr.training.settings import DevSetSettings, NegativeSettings, TrainingSettings
 
 _OF_TRAINING = (
-    "init",
     "resume",
     "seed",
     "train_sampling_rates",
     "loss_scale_factors",
-    "checkpoint_file_name",
     "val_av_rank_start_epoch",
     "encoder.dropout",
     "encoder.attention_dropout",
@@ -46,10 +44,9 @@ _OF_VALIDATIONS = (
     "early_stopping",
     "eval_at_start",
     "best_metric",
-    "best_is_highest",
     "keep",
 )
-_OF_AVERAGE_RANK = ("val_av_rank_hard_neg", "val_av_rank_other_neg", "val_av_rank_max_qs")
+_OF_AVERAGE_RANK = ("val_av_rank_hard_neg", "val_av_rank_other_neg")
 
 
 @dataclass
@@ -135,11 +132,6 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
         super().check_together(prefix)
         self._check_compat()
         self.encoder.check_attention(precision=self.train.precision, trains=self.train_datasets is not None)
-        if self.init == "weights" and self.model_file is None and not self.encoder.pretrained:
-            raise ConfigError(
-                "init=weights and encoder.pretrained=false are mutually exclusive; name a model_file, or"
-                " leave encoder.pretrained out"
-            )
 
     def _check_compat(self) -> None:
         if not self.as_dpr:

@@ -27,7 +27,7 @@ from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
 from dpr.training.checkpointing import StoredRun
 from dpr.training.plan import Plan
-from dpr.training.run import Callback
+from dpr.training.run import CHECKPOINT_NAME, Callback
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
 
@@ -61,7 +61,6 @@ _OF_MODELS = (".json", ".safetensors", ".bin", ".pt", ".txt", ".model", ".jinja"
 _OF_METRICS = (
     "dev_datasets.",
     "train.validation.",
-    "train.metrics",
     "train.dev_batch_size",
     "train.val_av_rank_",
 )
@@ -160,7 +159,6 @@ def run_identity(
             "train.max_grad_norm": settings.gradient_limit(ranks.world_size),
             "train.warmup_steps": settings.train.warmup(plan.total_steps),
             "train.lr_schedule": settings.lr_schedule(),
-            "train.adam_betas": str(settings.train.betas()),
             "encoder.packed": options["packed"],
             "encoder.attention": options["attention"],
             "encoder.lora_dropout": options["lora_dropout"],
@@ -267,7 +265,7 @@ def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int
     """
     size = 0
     if current_ranks().is_main and output_dir is not None and settings.resume != "fresh":
-        folders = checkpoints.checkpoint_folders(output_dir, settings.checkpoint_file_name)
+        folders = checkpoints.checkpoint_folders(output_dir, CHECKPOINT_NAME)
         try:
             if folders:
                 state = read_json(folders[0] / checkpoints.STATE_FILE)

@@ -1,4 +1,4 @@
-"""User-defined callbacks, losses, validations, metrics and data sets, which settings name by import path."""
+"""User-defined callbacks, losses, validations and data sets, which settings name by import path."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from torch import nn
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.settings import drop_unused, listed, split_entry, unused_note
-from dpr.core.user_classes import call, check_class, create_object, import_object
+from dpr.core.user_classes import create_object
 from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
 from dpr.models.biencoder import BiEncoder
-from dpr.training.run import Callback, FunctionCallback
+from dpr.training.run import Callback
 from dpr.training.settings import LossSettings, TrainingSettings
-from dpr.training.validations.protocol import QuestionMetric, Validation
+from dpr.training.validations.protocol import Validation
 
 logger = get_logger(__name__)
-_CALLBACKS = "train.callbacks"
 
 
 def check_given(
-    settings: TrainingSettings, model: Any, output_dir: Any, loss: Any, lists: Mapping[str, Any], metrics: Any
+    settings: TrainingSettings, model: Any, output_dir: Any, loss: Any, lists: Mapping[str, Any]
 ) -> None:
     """Checks the settings of a trainer, and the types of the objects that it was given.
 
@@ -67,14 +66,6 @@ def check_given(
                     f"{name} holds what is {named}; give a list of objects of subclasses of"
                     f" dpr.{kind.__name__}"
                 )
-    is_named = isinstance(metrics, Mapping) and all(
-        isinstance(name, str) and callable(metric) for name, metric in metrics.items()
-    )
-    if metrics is not None and not is_named:
-        raise ConfigError(
-            f"metrics is of type {type(metrics).__name__}; give functions of (scores, labels) by their names:"
-            " {'mrr': mrr}"
-        )
 
 
 def user_callbacks(entries: Any) -> list[Callback]:
@@ -83,28 +74,7 @@ def user_callbacks(entries: Any) -> list[Callback]:
     Raises:
         ConfigError: an entry is not an import path, not a callback, or does not take its arguments.
     """
-    callbacks = list[Callback]()
-    for entry in listed(entries):
-        path, arguments = split_entry(entry, setting=_CALLBACKS)
-        named = import_object(path, setting=_CALLBACKS)
-        if inspect.isclass(named):
-            check_class(named, Callback, path=path, setting=_CALLBACKS)
-            callbacks.append(call(named, path=path, setting=_CALLBACKS, arguments=arguments))
-            continue
-        if isinstance(named, Callback):
-            raise ConfigError(
-                f"{_CALLBACKS}={path} is an object; name its class, and its arguments with {{use: ...,"
-                " argument: value}"
-            )
-        if not callable(named):
-            raise ConfigError(f"{_CALLBACKS}={path} is neither a class nor a function")
-        if inspect.isbuiltin(named) or not _takes(named, 1):
-            raise ConfigError(
-                f"{_CALLBACKS}={path} does not accept the trainer; name a function of (trainer) or (trainer,"
-                " value)"
-            )
-        callbacks.append(call(FunctionCallback, named, path=path, setting=_CALLBACKS, arguments=arguments))
-    return callbacks
+    return [create_object(entry, Callback, setting="train.callbacks") for entry in listed(entries)]
 
 
 def make_loss(
@@ -181,35 +151,6 @@ def user_validation(entry: Any) -> Validation:
     return validation
 
 
-def user_metrics(
-    paths: Sequence[str] | None, given: Mapping[str, QuestionMetric] | None = None
-) -> dict[str, QuestionMetric]:
-    """The metrics ``given``, and the functions that ``train.metrics`` names, by their names."""
-    metrics = dict(given or {})
-    for path in paths or ():
-        metric = import_object(path, setting="train.metrics")
-        name = path.rpartition(":")[2].rpartition(".")[2]
-        if (
-            not callable(metric)
-            or inspect.isclass(metric)
-            or inspect.isbuiltin(metric)
-            or not _takes(metric, 2)
-        ):
-            raise ConfigError(f"train.metrics={path} is not a function of (scores, labels)")
-        if name in metrics or name in (
-            "nll_loss",
-            "in_batch_acc",
-            "avg_rank",
-            "avg_rank_low",
-            "avg_rank_high",
-        ):
-            raise ConfigError(
-                f"train.metrics={path}: the metric {name} exists already; give the function another name"
-            )
-        metrics[name] = metric
-    return metrics
-
-
 def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
     """The data set that a catalogue entry's ``reader`` names, called with the entry's files."""
     setting = f"datasets.{name}.reader"
@@ -218,18 +159,3 @@ def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
     if not len(data):
         raise ConfigError(f"{setting}={path}: the data set has no rows")
     return data
-
-
-def _takes(function: Any, number: int) -> bool:
-    """Whether a function can be called with ``number`` arguments, or with one more (a moment's value)."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return False
-    for count in (number, number + 1):
-        try:
-            signature.bind(*[None] * count)
-            return True
-        except TypeError:
-            continue
-    return False

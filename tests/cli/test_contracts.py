@@ -95,7 +95,7 @@ def arguments(folder: Path, name: str, *more: str) -> list[str]:
         *("train.num_workers=0", "train.keep_last=0", "device=cpu"),
         f"loss.name={{use: '{HERE}:BothWays', share: 4}}",
         f"train.validation=['{HERE}:Spread',{{use: '{HERE}:Spread', name: other, words: [ka, lo]}}]",
-        *("train.best_metric=eval/other", "train.best_is_highest=true"),
+        "train.best_metric=eval/other",
         *more,
     ]
 

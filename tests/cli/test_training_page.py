@@ -51,7 +51,6 @@ def test_the_page_has_its_examples_each_under_twenty_lines() -> None:
         "my_callbacks.py",
         "my_data.py",
         "my_loss.py",
-        "my_metrics.py",
         "my_pooling.py",
         "my_terms.py",
         "my_validation.py",
@@ -66,20 +65,6 @@ def test_own_callback_from_the_command_line_and_over_a_restart() -> None:
     assert main([*arguments, "train.max_steps=2"]) == 0
     assert main(arguments) == 0
     assert [line["my/questions_seen"] for line in lines("runs/mine")] == [4, 8, 12]
-
-
-def test_a_function_from_the_command_line() -> None:
-    Path("my_callbacks.py").write_text(
-        "def look(trainer, metrics, seen=[]):\n    seen.append((trainer.progress.step,"
-        " metrics['eval/nll_loss'] > 0))\n"
-    )
-    sys.modules.pop("my_callbacks", None)
-    entry = "train.callbacks=[{use: my_callbacks:look, when: validate_end, every: 2}]"
-    assert (
-        main([entry, "dev_datasets=dev.json", "output_dir=runs/mine", *SMALL, "train.num_train_epochs=4"])
-        == 0
-    )
-    assert sys.modules["my_callbacks"].look.__defaults__ == ([(6, True), (12, True)],)
 
 
 def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,23 +105,6 @@ def test_a_sweep_gets_the_best_value_of_each_job(monkeypatch: pytest.MonkeyPatch
     ]
     assert stored == returned
     assert stored[0] != stored[1]
-
-
-def test_own_metric_from_the_command_line() -> None:
-    assert (
-        main(
-            [
-                "train.metrics=[my_metrics:mrr]",
-                "dev_datasets=[dev.json,train.json]",
-                "output_dir=runs/mine",
-                *SMALL,
-            ]
-        )
-        == 0
-    )
-    last = lines("runs/mine")[-1]
-    assert last["eval/in_batch_acc"] <= last["eval/mrr"] <= 1
-    assert {"eval/dev/mrr", "eval/train/mrr", "eval/dev/nll_loss", "eval/train/nll_loss"} <= last.keys()
 
 
 def test_user_defined_pooling_from_the_command_line() -> None:

@@ -22,13 +22,13 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import LossResult, Pool
 from dpr.models.biencoder import TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import Callback, FunctionCallback, pool_metrics
+from dpr.training.callbacks import Callback, pool_metrics
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.step import StepResult
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import Calling, make_trainer
 
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 CASES: dict[str, dict[str, Any]] = {
@@ -55,7 +55,7 @@ def trainer_of(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) 
 def logged(folder: Path, output_dir: Path, **options: Any) -> list[Metrics]:
     logs: list[Metrics] = []
     trainer = trainer_of(folder, output_dir, **options)
-    trainer.callbacks.append(FunctionCallback(lambda run, metrics: logs.append(dict(metrics)), when="log"))
+    trainer.callbacks.append(Calling("on_log", lambda run, metrics: logs.append(dict(metrics))))
     trainer.train()
     return [
         {name: value for name, value in line.items() if name.startswith(("pool/", "train/"))} for line in logs
@@ -127,7 +127,7 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
         log_batch_step=2,
         max_steps=4,
     )
-    trainer.callbacks.append(FunctionCallback(lambda run, metrics: logs.append(dict(metrics)), when="log"))
+    trainer.callbacks.append(Calling("on_log", lambda run, metrics: logs.append(dict(metrics))))
     trainer.train()
     assert len(seen.pools) == 8
     for line, first in zip(logs, (0, 4), strict=True):

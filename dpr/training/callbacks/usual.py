@@ -21,39 +21,15 @@ from dpr.formats import checkpoints
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
-from dpr.training.callbacks.verdict import Verdict, validations_ahead
+from dpr.training.callbacks.verdict import Verdict
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics, peak_memory_gb
 from dpr.training.run import Callback, Run
 from dpr.training.settings import Periods, TrainSettings
-from dpr.training.validations.protocol import higher_is_better, run_validations
 
 logger = get_logger(__name__)
 
-SANITY_POOLS = 2
 REPORT_EVERY_S = 60.0
-
-
-class SanityCheck(Callback):
-    """Before training, tries every validation that the run will reach on a few pools of each dev set; the
-    values are discarded."""
-
-    def on_train_begin(self, run: Run) -> None:
-        if not run.validations or run.progress.step >= run.last_step:
-            return
-        metrics = validate_ahead(run, num_pools=SANITY_POOLS)
-        name, _ = run.best_by(metrics)
-        if name not in metrics and not run.progress.step:  # a resumed run is not lost over it
-            raise ConfigError(
-                f"train.best_metric={name} is not a metric of any validation of this run; choose one of"
-                f" {', '.join(metrics)}"
-            )
-        logger.info("validation tried on %d pools of each dev set", SANITY_POOLS)
-
-
-def validate_ahead(run: Run, *, num_pools: int = 0) -> Metrics:
-    """The metrics of all validations that the run will reach; with ``num_pools`` those of their trials."""
-    return run_validations(validations_ahead(run), run.model, num_pools=num_pools)
 
 
 class ReportPage(Callback):
@@ -262,18 +238,15 @@ class ValidateAndSave(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops after ``patience`` validations in a row that were not better than the best by more than
-    ``min_delta``.
+    """Stops after ``patience`` validations in a row in which the metric that the best checkpoint is chosen by was
+    not better than the best by more than ``min_delta``.
 
-    ``metric`` is a metric of the validation; None is the one that the best checkpoint is chosen by.
-    ``highest``: more is better. Counting starts over when validation changes to the average rank. Rerunning a
-    stopped run does nothing.
+    Counting starts over when that metric changes to the average rank. Rerunning a stopped run does nothing.
     """
 
-    def __init__(
-        self, *, patience: int = 3, min_delta: float = 0.0, metric: str | None = None, highest: bool = False
-    ) -> None:
-        self.patience, self.min_delta, self.metric, self.highest = patience, min_delta, metric, highest
+    def __init__(self, *, patience: int = 3, min_delta: float = 0.0) -> None:
+        self.patience = patience
+        self.min_delta = min_delta
         self._watched: str | None = None
         self._best: float | None = None
         self._bad = 0
@@ -285,20 +258,17 @@ class EarlyStopping(Callback):
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
         name, highest = run.best_by(metrics)
-        if self.metric:
-            name, highest = self.metric, self.highest or higher_is_better(run.validations, self.metric)
         if name not in metrics:
-            logger.warning(
-                "early stopping: this validation has no %s, only %s; it does not count",
-                name,
-                ", ".join(metrics),
-            )
+            logger.warning("early stopping: this validation has no %s, so it does not count", name)
             return
         if name != self._watched:
-            self._watched, self._best, self._bad = name, None, 0
+            self._watched = name
+            self._best = None
+            self._bad = 0
         value = -metrics[name] if highest else metrics[name]
         if math.isfinite(value) and (self._best is None or value < self._best - self.min_delta):
-            self._best, self._bad = value, 0
+            self._best = value
+            self._bad = 0
         else:
             self._bad += 1
         self._stop_if_due(run)
@@ -333,19 +303,14 @@ def usual_callbacks(
     The order matters: first those that add to the metrics, then those that collect and write them, last the
     one that saves the state.
     """
-    stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
-    return [
-        *(
-            SanityCheck(),
-            Verdict(),
-            PoolMetrics(settings.log_batch_step),
-            ReportPage(output_dir),
-        ),
-        *(*further, *stopping),
-        *(
-            LogEvery(settings.log_batch_step),
-            ProgressLine(),
-            MetricsFile(output_dir / METRICS_LINES),
-            ValidateAndSave(settings),
-        ),
+    patience = settings.early_stopping.patience
+    callbacks = [Verdict(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir), *further]
+    if patience:
+        callbacks.append(EarlyStopping(patience=patience))
+    callbacks += [
+        LogEvery(settings.log_batch_step),
+        ProgressLine(),
+        MetricsFile(output_dir / METRICS_LINES),
+        ValidateAndSave(settings),
     ]
+    return callbacks

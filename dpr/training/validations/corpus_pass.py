@@ -54,10 +54,8 @@ def search_corpus(
     asked: QuerySet,
     *,
     precision: str = "fp32",
-    num_chunks: int | None = None,
 ) -> tuple[RunningTopK, Seconds]:
-    """What is found for the questions, on rank 0, in the first ``num_chunks`` chunks, in all of them by default. All
-    ranks call it together.
+    """What is found for the questions, on rank 0. All ranks call it together.
 
     Raises:
         InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
@@ -99,7 +97,7 @@ def search_corpus(
             held.clear()
         seconds.searching += time.perf_counter() - start
 
-    count = corpus.num_chunks if num_chunks is None else min(num_chunks, corpus.num_chunks)
+    count = corpus.num_chunks
     mine = list(range(ranks.rank, count, ranks.world_size))
     chunks = corpus.read(mine)
     # The ranks meet after every chunk, so that one that fails is noticed soon.

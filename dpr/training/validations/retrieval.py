@@ -1,9 +1,8 @@
-"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, or their estimates, with
-the present model."""
+"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, with the
+present model."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,16 @@ from typing import Any
 import torch
 
 from dpr.core.batch import TokenBatch
-from dpr.core.distributed import current_ranks, from_main, on_main, sum_over_ranks
+from dpr.core.distributed import from_main, on_main, sum_over_ranks
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.core.seeding import generator_for
 from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
 from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
-from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import finest
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.bm25 import Bm25Index
@@ -31,9 +28,7 @@ from dpr.indexer.ranking import SearchResult, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.checksums import cache_root, content_sha256, shared_content
-from dpr.storage.durable import durable_folder, read_manifest
-from dpr.storage.outputs import cache_key, ensure_built
+from dpr.storage.checksums import shared_content
 from dpr.training.metrics import Metrics
 from dpr.training.validations.corpus_pass import QuerySet, search_corpus
 from dpr.training.validations.protocol import Validation
@@ -42,8 +37,6 @@ from dpr.training.validations.retrieval_settings import RetrievalValidationSetti
 logger = get_logger(__name__)
 
 NUM_DOCS = 100  # passages of each question
-_PASSAGES = "passages.jsonl"
-_DRAWN = 97  # keeps these random numbers apart from others
 _MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
 
 
@@ -90,8 +83,7 @@ def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
 
 
 class RetrievalValidation(Validation):
-    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus, or over a sample of it, among
-    which they are optimistic.
+    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus.
 
     The same bits for any number of ranks.
     """
@@ -102,8 +94,6 @@ class RetrievalValidation(Validation):
         options.check("train.validation.")
         self.options = options
         self.name = options.set_name()
-        self.every = options.every
-        self.guard = options.guard
         self.evaluator = evaluator_of(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision = precision
@@ -114,9 +104,6 @@ class RetrievalValidation(Validation):
         """The metrics by their full names."""
         return [f"eval/{self.name}/{kind}" for kind in self.evaluator.names(validated_names())]
 
-    def higher_is_better(self, name: str) -> bool | None:
-        return True if name.startswith(f"eval/{self.name}/") else None
-
     def content(self) -> dict[str, Any]:
         files = flat_values(self.options, (CONTENT,))
         return flat_values(self.options, (IDENTITY,)) | {
@@ -125,10 +112,6 @@ class RetrievalValidation(Validation):
 
     def __call__(self, model: BiEncoder) -> Metrics:
         return self._measured(model)
-
-    def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
-        """Over the first chunk of the corpus for each rank."""
-        return self._measured(model, num_chunks=current_ranks().world_size, is_trial=True)
 
     def at_start(self, model: BiEncoder) -> Metrics:
         """Beside the model BM25, and the hybrid of both with the usual weight; not for large corpora."""
@@ -140,22 +123,12 @@ class RetrievalValidation(Validation):
             )
         return self._measured(model, with_others=not is_large)
 
-    def num_texts(self, model: BiEncoder) -> int:
-        return self.corpus_of(model).num_passages + len(self.evaluator.questions)
-
-    def _measured(
-        self,
-        model: BiEncoder,
-        *,
-        num_chunks: int | None = None,
-        is_trial: bool = False,
-        with_others: bool = False,
-    ) -> Metrics:
+    def _measured(self, model: BiEncoder, *, with_others: bool = False) -> Metrics:
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
         depth = min(NUM_DOCS, corpus.num_passages)
         asked = QuerySet(len(questions), lambda rows: self._tokens(model, rows), depth)
-        hits, seconds = search_corpus(model, corpus, asked, precision=self._precision, num_chunks=num_chunks)
+        hits, seconds = search_corpus(model, corpus, asked, precision=self._precision)
         kinds = self.evaluator.names(validated_names())
         ways = ("", "bm25/", "hybrid/") if with_others else ("",)
         means = torch.zeros(len(ways), len(kinds), dtype=torch.float64)
@@ -177,16 +150,14 @@ class RetrievalValidation(Validation):
             self.values = found
 
         on_main(judge)
-        if not is_trial:
-            logger.info(
-                "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s (%.1f %% of it)",
-                self.name,
-                corpus.num_passages,
-                seconds.encoding,
-                asked.count,
-                seconds.searching,
-                100 * seconds.searching / max(seconds.encoding, 1e-9),
-            )
+        logger.info(
+            "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s",
+            self.name,
+            corpus.num_passages,
+            seconds.encoding,
+            asked.count,
+            seconds.searching,
+        )
         names = [f"eval/{self.name}/{way}{kind}" for way in ways for kind in kinds]
         return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
 
@@ -225,43 +196,8 @@ class RetrievalValidation(Validation):
 
             on_main(count)
             source = with_store(source)
-            if self.options.sample:
-                source, counted[0] = self._sampled(source, from_main(counted[0]))
             source = source.agreed(model.tensorizer.text)
             self._corpus = CorpusTokens(
                 source, from_main(counted[0]), model.tensorizer, chunk_size=self._chunk_size
             )
         return self._corpus
-
-    def _sampled(self, source: PassageSource, num_passages: int) -> tuple[PassageSource, int]:
-        """The passages judged relevant and those drawn from the others, as a corpus of its own in the cache,
-        and how many there are; rank 0 writes it, and all ranks call this together."""
-        options = self.options
-        relevant = self.evaluator.relevant()
-        parts = [content_sha256(source.file), options.sample, 0]
-        folder = (
-            cache_root(None)
-            / f"sample-{cache_key([Path(options.questions), Path(str(options.qrels))], parts)}"
-        )
-
-        def build(target: Path) -> None:
-            num_others = num_passages - sum(passage.id in relevant for passage in source.read())
-            size = min(options.sample, num_others)
-            drawn = set(
-                generator_for(_DRAWN, 0).choice(num_others, size, replace=False, shuffle=False).tolist()
-            )
-            number = itertools.count()
-            kept = (passage for passage in source.read() if passage.id in relevant or next(number) in drawn)
-            metadata: dict[str, Any] = {"kind": "sample", "cache": target.name}
-            with durable_folder(target, overwrite=True, metadata=metadata) as temporary:
-                metadata["passages"] = write_passages(temporary / _PASSAGES, kept)
-
-        on_main(lambda: ensure_built(folder, build))
-        size = read_manifest(folder)["metadata"]["passages"]
-        if current_ranks().is_main:
-            message = (
-                "%s: %d of %d passages are searched, all relevant ones among them: its metrics are"
-                " optimistic; sample=0 searches all"
-            )
-            logger.warning(message, self.name, size, num_passages)
-        return PassageSource(folder / _PASSAGES, source.name, passage_prefix=source.passage_prefix), size

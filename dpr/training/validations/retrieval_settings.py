@@ -10,14 +10,14 @@ from typing import Any
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, setting
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, Settings, setting
 
 KIND = "retrieval"
 
 
 @dataclass
 class RetrievalValidationSettings(Settings):
-    """Questions that are searched in a whole corpus, or in a sample of it, with the present model."""
+    """Questions that are searched in a whole corpus with the present model."""
 
     corpus: str = setting("", on_resume=CONTENT, path="input")
     """Passages: TSV (id, text, title), BEIR's corpus.jsonl or Parquet."""
@@ -30,14 +30,6 @@ class RetrievalValidationSettings(Settings):
     given, else string."""
     name: str | None = setting(None, on_resume=NO_EFFECT)
     """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
-    every: int = setting(1, unit="validations", least=1, on_resume=NO_EFFECT)
-    """Every so many validations include this one; the last one of a run always does."""
-    guard: float | None = setting(None, least=0, on_resume=WARNED)
-    """A checkpoint whose nDCG@10 (without judgements top-20) is more than this below that of step 0 is never
-    the best; absent = none."""
-    sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
-    """Search the relevant passages and so many others, drawn, in place of the whole corpus: the metrics are
-    optimistic; 0 = all."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""
     query_prefix: str | None = setting(None, on_resume=IDENTITY)
@@ -55,8 +47,6 @@ class RetrievalValidationSettings(Settings):
                 raise ConfigError(f"{prefix}{key}={file} is not a file")
         if self.match == "qrels" and not self.qrels:
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
-        if self.sample and not self.qrels:
-            raise ConfigError(f"{prefix}sample needs {prefix}qrels=<file>, whose relevant passages it keeps")
 
     def set_name(self) -> str:
         """The name in metrics."""

@@ -35,8 +35,6 @@ def test_defaults_pass() -> None:
         ("loss.temperature", 0.0, "above 0"),
         ("train.precision", "fp8", "fp32, bf16, fp16"),
         ("train.batch_size", 0, "at least 1"),
-        ("train.adam_betas", "0.9", "two numbers"),
-        ("train.adam_betas", "(0.9, 1.5)", "[0, 1)"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(key: str, value: Any, expected: str) -> None:
@@ -79,11 +77,6 @@ def test_attention_without_dropout_says_what_it_needs(changes: dict[str, Any], m
     else:
         with pytest.raises(ConfigError, match=message):
             config.check()
-
-
-def test_betas_are_read_as_dpr_writes_them() -> None:
-    assert with_value("train.adam_betas", "(0.9, 0.98)").train.betas() == (0.9, 0.98)
-    assert with_value("train.adam_betas", "[0.8,0.999]").train.betas() == (0.8, 0.999)
 
 
 def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:

@@ -24,7 +24,11 @@ from tests.helpers.training import make_trainer
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
     sets = [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev")]
     return make_trainer(
-        tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options
+        tiny_model(folder / "encoder", dtype=torch.float32),
+        *sets,
+        folder / name,
+        *callbacks,
+        **{"eval_at_start": False, **options},
     )
 
 

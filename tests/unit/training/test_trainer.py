@@ -282,7 +282,7 @@ def lines_of(folder: Path, key: str) -> list[dict[str, Any]]:
 def test_a_best_metric_that_a_validation_lacks_keeps_the_best_and_costs_no_checkpoint(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"best_metric": name, "best_is_highest": True, "val_av_rank_start_epoch": 2}
+    options = {"best_metric": name, "val_av_rank_start_epoch": 2}
     job = trainer(tmp_path, num_train_epochs=4, max_steps=15, **options)
     job.train()
     values = {line["step"]: line[name] for line in lines_of(tmp_path / "run", name)}

@@ -10,11 +10,11 @@ import torch
 
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.callbacks import Callback
 from dpr.training.dry_run import dry_run
 from dpr.training.metrics import Metrics
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import Calling, make_trainer
 
 
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
@@ -26,7 +26,7 @@ def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: An
 
 def logged(folder: Path, *callbacks: Callback, **options: Any) -> list[Metrics]:
     logs: list[Metrics] = []
-    note = FunctionCallback(lambda trainer, metrics: logs.append(dict(metrics)), when="log")
+    note = Calling("on_log", lambda trainer, metrics: logs.append(dict(metrics)))
     trainer(folder, *callbacks, note, **options).train()
     return logs
 
@@ -78,10 +78,11 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
                 trainer.step.scaler.load_state_dict({**trainer.step.scaler.state_dict(), "scale": 2.0**100})
 
     weights: list[dict[str, torch.Tensor]] = []
-    keep = FunctionCallback(
+    keep = Calling(
+        "on_step_end",
         lambda trainer: weights.append(
             {name: tensor.clone() for name, tensor in trainer.model.weights().items()}
-        )
+        ),
     )
     scales = [
         log["optim/loss_scale"] for log in logged(tmp_path, keep, Overflow(), precision="fp16", max_steps=4)
@@ -96,9 +97,9 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
 
 def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:
     found = dry_run(trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2))
-    assert (found.num_steps, found.num_validations) == (12, 4)
+    assert (found.num_steps, found.num_validations) == (12, 5)
     assert found.num_checkpoints == 4  # two, the best, and one that is being written
-    assert found.total_s == pytest.approx(12 * found.step_s + 4 * found.validation_s)
+    assert found.total_s == pytest.approx(12 * found.step_s + 5 * found.validation_s)
     assert not (tmp_path / "aside").exists()
     job = trainer(tmp_path, name="real", num_train_epochs=1)
     job.train()
@@ -109,7 +110,7 @@ def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "validations", "checkpoints"),
-    [({"eval_at_start": True}, 5, 4), ({"keep": "better"}, 5, 5)],
+    [({"eval_at_start": False}, 4, 4), ({"keep": "better"}, 5, 5)],
 )
 def test_a_dry_run_counts_the_start(
     tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int
@@ -137,5 +138,5 @@ def test_a_dry_run_from_the_command_line_writes_nothing(
     )
     assert main(arguments.split()) == 0
     out = capsys.readouterr().out
-    assert "15 steps" in out and "5 times" in out and "GiB" in out and "GB are free" in out
+    assert "15 steps" in out and "6 times" in out and "GiB" in out and "GB are free" in out
     assert not Path("run").exists()
