@@ -32,13 +32,11 @@ from dpr.models.settings import (
 )
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
-from dpr.training.assembly import BiEncoderTrainer, Named
+from dpr.training.assembly import BiEncoderTrainer, Named, as_tokens, make_loss, user_data
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.dry_run import dry_run
-from dpr.training.stored_sets import as_tokens
-from dpr.training.user_classes import make_loss, user_data
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import run_validations
 

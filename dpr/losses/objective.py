@@ -16,10 +16,18 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import ConfigError
 from dpr.losses.candidates import CANDIDATE_RULES
-from dpr.losses.guide import Guide
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, LossResult, Pool, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import Distillation, Embedding, Nll, Symmetric, Teacher, own_candidates, own_scores
+from dpr.losses.terms import (
+    Distillation,
+    Embedding,
+    Guide,
+    Nll,
+    Symmetric,
+    Teacher,
+    own_candidates,
+    own_scores,
+)
 
 
 class Objective(Loss):

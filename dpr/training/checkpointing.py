@@ -29,7 +29,7 @@ from dpr.storage.leftovers import (
 )
 from dpr.storage.run_lock import RunLock
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
-from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, checkpoint_name
+from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, StoredRun, checkpoint_name
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
@@ -269,15 +269,6 @@ class CheckpointFolder:
 
 def _step_of(folder: Path) -> int:
     return int(folder.name.rpartition("step")[2])
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """The checkpoint that a run resumes from."""
-
-    folder: Path
-    progress: Progress
-    identity: dict[str, Any]
 
 
 def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> StoredRun | None:

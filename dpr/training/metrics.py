@@ -6,15 +6,33 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.models.biencoder import BiEncoder
-from dpr.training.step import StepResult
 
 Metrics = dict[str, float]
+
+
+class StepResult(NamedTuple):
+    """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in
+    ``LossResult``."""
+
+    losses: Tensor
+    correct: Tensor
+    num_questions: int
+
+    @property
+    def loss_sum(self) -> Tensor:
+        return self.losses.sum()
+
+    @property
+    def num_correct(self) -> Tensor:
+        return self.correct.sum()
 
 
 class TrainingMetrics:

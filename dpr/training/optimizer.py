@@ -58,33 +58,6 @@ class Schedule:
 _NUMBERS_AT_ONCE = (1 << 15) - 1
 
 
-def row_tables(model: nn.Module) -> list[nn.Parameter]:
-    """The tables of a model that learn by rows."""
-    tables = [
-        module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
-    ]
-    return [
-        table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad
-    ]
-
-
-def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced; returns the
-    norm, ()."""
-    if not any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
-        return torch.nn.utils.clip_grad_norm_(parameters, limit)
-    gradients = [
-        grad.values() if grad.is_sparse else grad
-        for parameter in parameters
-        if (grad := parameter.grad) is not None
-    ]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factor)
-    return norm
-
-
 class RowAdamW(torch.optim.AdamW):
     """AdamW, and for tables whose gradient is by rows an AdamW for each row, which lives in the steps that
     have a gradient for it.

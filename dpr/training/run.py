@@ -15,10 +15,9 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.losses.protocol import Pool
 from dpr.models.biencoder import BiEncoder
-from dpr.training.metrics import Metrics
+from dpr.training.metrics import Metrics, StepResult
 from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
-from dpr.training.step import StepResult
 from dpr.training.validations.protocol import Validation
 
 CHECKPOINT_NAME = "dpr_biencoder"
@@ -69,6 +68,15 @@ class Progress:
         if self.best_metric != metric or self.best_value is None or math.isnan(self.best_value):
             return True
         return value > self.best_value if highest else value < self.best_value
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """The checkpoint that a run resumes from."""
+
+    folder: Path
+    progress: Progress
+    identity: dict[str, Any]
 
 
 class Run(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +16,9 @@ from dpr.core.precision import autocast
 from dpr.core.temperature import Temperature
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoderVectors
-from dpr.training.optimizer import row_tables
+from dpr.training.metrics import StepResult
 from dpr.training.pool_gather import PoolGather
-from dpr.training.sharding import averaging
-
-
-class StepResult(NamedTuple):
-    """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in
-    ``LossResult``."""
-
-    losses: Tensor
-    correct: Tensor
-    num_questions: int
-
-    @property
-    def loss_sum(self) -> Tensor:
-        return self.losses.sum()
-
-    @property
-    def num_correct(self) -> Tensor:
-        return self.correct.sum()
-
+from dpr.training.sharding import averaging, row_tables
 
 OnPool = Callable[[Tensor, Pool, BiEncoderBatch], None]
 

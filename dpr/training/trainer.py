@@ -24,16 +24,15 @@ from dpr.formats.checkpoints import seal_run
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
-from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run
+from dpr.training.checkpointing import CheckpointFolder, StateOfRun, find_stored_run
 from dpr.training.compute import make_step, set_up_arithmetic
 from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size
-from dpr.training.metrics import Metrics, TrainingMetrics
+from dpr.training.metrics import Metrics, StepResult, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import log_summary, make_plan, require_teacher_scores
-from dpr.training.run import Callback, Progress, Run, checkpoint_name
+from dpr.training.run import Callback, Progress, Run, StoredRun, checkpoint_name
 from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import clip_gradients
-from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
 from dpr.training.validations.protocol import Validation, higher_is_better, run_validations

@@ -23,9 +23,8 @@ from dpr.losses.protocol import LossResult, Pool
 from dpr.models.biencoder import TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback, pool_metrics
-from dpr.training.metrics import Metrics
+from dpr.training.metrics import Metrics, StepResult
 from dpr.training.run import Run
-from dpr.training.step import StepResult
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer

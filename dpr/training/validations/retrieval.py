@@ -3,19 +3,31 @@ present model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from dpr.core import retired
 from dpr.core.batch import TokenBatch
-from dpr.core.distributed import from_main, on_main, sum_over_ranks
-from dpr.core.errors import InputError
+from dpr.core.distributed import (
+    current_ranks,
+    from_main,
+    gather_rows,
+    largest_over_ranks,
+    on_main,
+    sum_over_ranks,
+)
+from dpr.core.errors import ConfigError, InputError, LostRankError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
-from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, Settings, flat_values, listed, setting
+from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens, TokenChunk
+from dpr.embedding.encode import encode_tokens, usual_tokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
@@ -23,16 +35,204 @@ from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
 from dpr.formats.metrics_files import finest
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.exact import RunningSearch
 from dpr.indexer.fusion import fuse_linear
-from dpr.indexer.ranking import SearchResult, to_rankings
+from dpr.indexer.ranking import RunningTopK, SearchResult, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.indexer.vectors import check_finite
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import shared_content
 from dpr.training.metrics import Metrics
-from dpr.training.validations.corpus_pass import QuerySet, search_corpus
 from dpr.training.validations.protocol import Validation
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+
+_QUESTION_ROWS = 1024
+BLOCK_ROWS = 8192
+_MERGED_ROWS = 4096
+_NO_TOKENS = TokenBatch.from_lists([])
+
+
+@dataclass(frozen=True)
+class QuerySet:
+    """Questions to search the corpus for; ``tokens`` gives those of a range of them."""
+
+    count: int
+    tokens: Callable[[range], TokenBatch]
+    depth: int
+
+
+@dataclass
+class Seconds:
+    """What a pass took on this rank."""
+
+    encoding: float = 0.0
+    searching: float = 0.0
+
+
+def search_corpus(
+    model: BiEncoder,
+    corpus: CorpusTokens,
+    asked: QuerySet,
+    *,
+    precision: str = "fp32",
+) -> tuple[RunningTopK, Seconds]:
+    """What is found for the questions, on rank 0. All ranks call it together.
+
+    Raises:
+        InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
+        LostRankError: that happened on another rank.
+    """
+    ranks = current_ranks()
+    budget = usual_tokens(model.device)
+    seconds = Seconds()
+
+    def encoded(tokens: TokenBatch, encoder_type: str) -> np.ndarray:
+        return encode_tokens(
+            model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=precision
+        )
+
+    # Vectors (Q, D) of all questions, on every rank; blocks of questions are dealt out, so that they do not depend
+    # on the ranks.
+    start = time.perf_counter()
+    questions = np.zeros((asked.count, model.dimension), dtype=np.float32)
+    firsts = range(0, asked.count, _QUESTION_ROWS)
+    for turn in range(-(-len(firsts) // ranks.world_size)):
+        block = turn * ranks.world_size + ranks.rank
+        rows = range(0)
+        if block < len(firsts):
+            rows = range(firsts[block], min(firsts[block] + _QUESTION_ROWS, asked.count))
+        questions[rows.start : rows.stop] = encoded(asked.tokens(rows) if rows else _NO_TOKENS, "question")
+    questions = sum_over_ranks(torch.from_numpy(questions)).numpy()
+    seconds.encoding += time.perf_counter() - start
+    check_finite(np.arange(len(questions)).astype(bytes), questions)
+
+    # Chunks are joined into blocks, as a product of many rows is the faster one.
+    running = RunningSearch(questions, asked.depth, device=str(model.device), block_rows=BLOCK_ROWS)
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def search_held() -> None:
+        start = time.perf_counter()
+        if held:
+            ids, vectors = zip(*held, strict=True)
+            running.add(np.concatenate(ids), np.concatenate(vectors))
+            held.clear()
+        seconds.searching += time.perf_counter() - start
+
+    count = corpus.num_chunks
+    mine = list(range(ranks.rank, count, ranks.world_size))
+    chunks = corpus.read(mine)
+    # The ranks meet after every chunk, so that one that fails is noticed soon.
+    for turn in range(-(-count // ranks.world_size)):
+        start = time.perf_counter()
+        failure = None
+        chunk: TokenChunk | None = None
+        try:
+            chunk = next(chunks) if turn < len(mine) else None
+        except Exception as error:  # told to the other ranks first, which would wait for this one for ever
+            failure = error
+        if largest_over_ranks(int(failure is not None)):
+            raise failure or LostRankError(
+                "another rank stopped while it read the corpus; its message says why"
+            )
+        # a sharded model encodes on all ranks together
+        vectors = encoded(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")
+        seconds.encoding += time.perf_counter() - start
+        if chunk is not None:
+            if held and sum(len(ids) for ids, _ in held) + len(chunk.ids) > BLOCK_ROWS:
+                search_held()
+            held.append((chunk.ids, vectors))
+    search_held()
+
+    start = time.perf_counter()
+    best = merged_on_main(running.best, asked.count)
+    seconds.searching += time.perf_counter() - start
+    return best, seconds
+
+
+def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
+    """The best of all ranks on rank 0, elsewhere nothing more than this rank's; a list travels as 4 bytes and
+    an id a passage."""
+    ranks = current_ranks()
+    if ranks.world_size == 1:
+        return best
+    width = largest_over_ranks(best.part(slice(0, 0))[1].dtype.itemsize)
+    for first in range(0, num_questions, _MERGED_ROWS):
+        scores, ids, counts = best.part(slice(first, first + _MERGED_ROWS))
+        text = torch.from_numpy(ids.astype(f"S{width}").view(np.uint8).reshape(*ids.shape, width).copy())
+        sent = torch.from_numpy(scores.copy()), text, torch.from_numpy(counts.copy())
+        parts = zip(*(gather_rows(part[None]).unbind(0) for part in sent), strict=True)
+        for rank, (others, letters, held) in enumerate(parts):
+            if ranks.is_main and rank:
+                keys = np.ascontiguousarray(letters.numpy()).view(f"S{width}")[..., 0]
+                best.add_part(first, others.numpy(), keys, held.numpy())
+    return best
+
+
+KIND = "retrieval"
+
+
+@dataclass
+class RetrievalValidationSettings(Settings):
+    """Questions that are searched in a whole corpus with the present model."""
+
+    corpus: str = setting("", on_resume=CONTENT, path="input")
+    """Passages: TSV (id, text, title), BEIR's corpus.jsonl or Parquet."""
+    questions: str = setting("", on_resume=CONTENT, path="input")
+    """Questions: TSV (question, answers), JSON lines, or BEIR's queries.jsonl."""
+    qrels: str | None = setting(None, on_resume=CONTENT, path="input")
+    """Relevance judgements, BEIR's TSV or TREC's four columns."""
+    match: str = setting("auto", choices=("auto", "string", "regex", "qrels"), on_resume=IDENTITY)
+    """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where
+    given, else string."""
+    name: str | None = setting(None, on_resume=NO_EFFECT)
+    """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
+    prompt: str | None = setting(None, on_resume=IDENTITY)
+    """Name of the model's prompt for these questions; absent = its query prompt."""
+    query_prefix: str | None = setting(None, on_resume=IDENTITY)
+    """Put before every question as it is, as in training; the model's own prompts need not be named."""
+    passage_prefix: str = setting("", on_resume=IDENTITY)
+    """The same before every passage."""
+
+    def check_together(self, prefix: str) -> None:
+        for key in ("corpus", "questions"):
+            if not getattr(self, key):
+                raise ConfigError(f"{prefix}{key} is not set; name a file")
+        for key in ("corpus", "questions", "qrels"):
+            file = getattr(self, key)
+            if file and not Path(file).is_file():
+                raise ConfigError(f"{prefix}{key}={file} is not a file")
+        if self.match == "qrels" and not self.qrels:
+            raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
+
+    def set_name(self) -> str:
+        """The name in metrics."""
+        return self.name or Path(self.questions).name.partition(".")[0]
+
+
+def is_built_in(entry: Any) -> bool:
+    """Whether an entry names a kind."""
+    return isinstance(entry, Mapping) and "kind" in entry
+
+
+def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSettings:
+    """The settings of such an entry; ``number`` counts the entries from 0.
+
+    Raises:
+        ConfigError: another kind, an unknown key, a wrong value, or a file that is not there.
+    """
+    key = f"train.validation[{number}]"
+    if entry["kind"] != KIND:
+        raise ConfigError(
+            f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use:"
+            " module:Class"
+        )
+    for name in entry:
+        if sentence := retired.SETTINGS.get(f"train.validation.{name}"):
+            raise ConfigError(f"{key}.{name} is gone: {sentence}")
+    return RetrievalValidationSettings.from_mapping(
+        {name: value for name, value in entry.items() if name != "kind"}, f"{key}."
+    )
+
 
 logger = get_logger(__name__)
 

@@ -15,8 +15,8 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
 from dpr.losses.terms import MOST_WITHOUT, kl_divergence, margin_mse
+from dpr.training.assembly import make_loss
 from dpr.training.settings import LossSettings
-from dpr.training.user_classes import make_loss
 from tests.helpers.pools import make_pool
 
 NAN = math.nan

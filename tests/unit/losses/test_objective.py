@@ -17,14 +17,13 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import WHOLE_DOCUMENT, Passage
 from dpr.data.collator import judgement_identity
 from dpr.formats.vector_shards import VectorShardWriter
-from dpr.losses.guide import Guide
 from dpr.losses.objective import Objective
 from dpr.losses.protocol import Pool, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import own_candidates
+from dpr.losses.terms import Guide, own_candidates
+from dpr.training.assembly import make_loss
 from dpr.training.settings import LossSettings
 from dpr.training.teacher import read_vectors
-from dpr.training.user_classes import make_loss
 from tests.helpers.pools import make_pool
 from tests.helpers.tiny import tiny_model
 

@@ -139,7 +139,7 @@ def test_each_usual_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
         "MetricsFile": {"metrics.jsonl"},
         "ValidateAndSave": {"run.json", "dpr_biencoder.step3"},
     }
-    everything = {"metrics.jsonl", "run.json", "dpr_biencoder.step3"}
+    everything = {"metrics.jsonl", "run.json", "verdict.json", "dpr_biencoder.step3"}
     assert there == everything - missing.get(name, set())
 
 

@@ -23,10 +23,9 @@ from dpr.training.assembly import Named
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import shard
-from dpr.training.validations import corpus_pass
+from dpr.training.validations import retrieval
 from dpr.training.validations.protocol import run_validations
-from dpr.training.validations.retrieval import RetrievalValidation
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, sentence, tiny_model
 from tests.helpers.training import make_trainer
@@ -92,9 +91,9 @@ def measured(folder: Path, cache: Path, options: dict[str, Any], sharded: bool =
         shard(model, current_ranks())
     patch = pytest.MonkeyPatch()
     patch.setenv("DPR_CACHE", str(cache))
-    patch.setattr(corpus_pass, "BLOCK_ROWS", 20)
-    patch.setattr(corpus_pass, "_QUESTION_ROWS", 5)
-    patch.setattr(corpus_pass, "_MERGED_ROWS", 5)
+    patch.setattr(retrieval, "BLOCK_ROWS", 20)
+    patch.setattr(retrieval, "_QUESTION_ROWS", 5)
+    patch.setattr(retrieval, "_MERGED_ROWS", 5)
     try:
         return run_validations([validation(folder, **options)], model)
     finally:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dpr.core.errors import ConfigError
+from dpr.training.assembly import Named, user_data
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.usual import EarlyStopping
 from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainSettings
-from dpr.training.user_classes import user_callbacks, user_data
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -61,6 +61,10 @@ class Data(TrainingData):
     def __getitem__(self, row):
         return TrainingSample("same", (Passage(f"text {row}"),))
 """
+
+
+def user_callbacks(entries: Any) -> Any:
+    return Named.of(TrainingSettings.of(None, callbacks=entries)).callbacks
 
 
 @pytest.fixture(autouse=True)
