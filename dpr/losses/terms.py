@@ -32,8 +32,6 @@ logger = get_logger(__name__)
 
 # Above it, the softmax of a teacher's scores is 0 in fp32 for all but the best.
 WIDEST_SPREAD = 100.0
-# Data sets with and without scores may alternate.
-MOST_WITHOUT = 10
 
 
 class StoredVectors:
@@ -149,18 +147,16 @@ class Distillation(Term):
     def __init__(self, settings: ObjectiveSettings) -> None:
         self.settings = settings
         self._has_warned = False
-        self._num_without = 0
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
         assert pool.own_scores is not None
         settings, scores = self.settings, pool.own_scores
-        given = (
-            batch.teacher_scores
-            if batch.teacher_scores is not None
-            else torch.full((scores.numel(),), torch.nan)
-        )
+        given = batch.teacher_scores
+        if given is None:
+            given = torch.full((scores.numel(),), torch.nan)
         given = given.where(batch.context_valid, torch.nan).view_as(scores)
-        self._warn(given)
+        if settings.kl_weight and not self._has_warned:
+            self._warn_of_spread(given, ~given.isnan())
         teacher = on_device(given, scores.device).to(scores.dtype)
         is_scored, total = ~teacher.isnan(), torch.zeros_like(scores[:, 0])
         if settings.kl_weight:
@@ -174,34 +170,22 @@ class Distillation(Term):
             )
         return total
 
-    def _warn(self, teacher: Tensor) -> None:
+    def _warn_of_spread(self, teacher: Tensor, is_scored: Tensor) -> None:
         """Looks at teacher scores (B, n) on the host."""
-        if self._has_warned:
-            return
-        is_scored, divisor = ~teacher.isnan(), self.settings.teacher_temperature
-        spread = float(
-            (
-                teacher.where(is_scored, -torch.inf).amax(1) - teacher.where(is_scored, torch.inf).amin(1)
-            ).amax()
-        )
-        if not is_scored.any():
-            self._num_without += 1
-            if self._num_without == MOST_WITHOUT:
-                self._has_warned = True
-                message = (
-                    "no passage of %d batches in a row has a teacher score, which loss.kl_weight and"
-                    " loss.margin_mse_weight learn from"
-                )
-                logger.warning(message, MOST_WITHOUT)
-            return
-        self._num_without = 0
-        if self.settings.kl_weight and spread > WIDEST_SPREAD * divisor:
+        divisor = self.settings.teacher_temperature
+        highest = teacher.where(is_scored, -torch.inf).amax(1)
+        lowest = teacher.where(is_scored, torch.inf).amin(1)
+        spread = float((highest - lowest).amax())
+        if spread > WIDEST_SPREAD * divisor:
             self._has_warned = True
             logger.warning(
                 "teacher scores of one question differ by %.3g, more than %g times"
                 " loss.teacher_temperature=%g: its softmax is 0 for all but the best; set"
                 " loss.teacher_temperature to about %.2g",
-                *(spread, WIDEST_SPREAD, divisor, spread / 10),
+                spread,
+                WIDEST_SPREAD,
+                divisor,
+                spread / 10,
             )
 
 

@@ -4,7 +4,7 @@ present model."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,129 +46,14 @@ from dpr.storage.checksums import shared_content
 from dpr.training.metrics import Metrics
 from dpr.training.validations.protocol import Validation
 
-_QUESTION_ROWS = 1024
-BLOCK_ROWS = 8192
-_MERGED_ROWS = 4096
-_NO_TOKENS = TokenBatch.from_lists([])
-
-
-@dataclass(frozen=True)
-class QuerySet:
-    """Questions to search the corpus for; ``tokens`` gives those of a range of them."""
-
-    count: int
-    tokens: Callable[[range], TokenBatch]
-    depth: int
-
-
-@dataclass
-class Seconds:
-    """What a pass took on this rank."""
-
-    encoding: float = 0.0
-    searching: float = 0.0
-
-
-def search_corpus(
-    model: BiEncoder,
-    corpus: CorpusTokens,
-    asked: QuerySet,
-    *,
-    precision: str = "fp32",
-) -> tuple[RunningTopK, Seconds]:
-    """What is found for the questions, on rank 0. All ranks call it together.
-
-    Raises:
-        InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
-        LostRankError: that happened on another rank.
-    """
-    ranks = current_ranks()
-    budget = usual_tokens(model.device)
-    seconds = Seconds()
-
-    def encoded(tokens: TokenBatch, encoder_type: str) -> np.ndarray:
-        return encode_tokens(
-            model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=precision
-        )
-
-    # Vectors (Q, D) of all questions, on every rank; blocks of questions are dealt out, so that they do not depend
-    # on the ranks.
-    start = time.perf_counter()
-    questions = np.zeros((asked.count, model.dimension), dtype=np.float32)
-    firsts = range(0, asked.count, _QUESTION_ROWS)
-    for turn in range(-(-len(firsts) // ranks.world_size)):
-        block = turn * ranks.world_size + ranks.rank
-        rows = range(0)
-        if block < len(firsts):
-            rows = range(firsts[block], min(firsts[block] + _QUESTION_ROWS, asked.count))
-        questions[rows.start : rows.stop] = encoded(asked.tokens(rows) if rows else _NO_TOKENS, "question")
-    questions = sum_over_ranks(torch.from_numpy(questions)).numpy()
-    seconds.encoding += time.perf_counter() - start
-    check_finite(np.arange(len(questions)).astype(bytes), questions)
-
-    # Chunks are joined into blocks, as a product of many rows is the faster one.
-    running = RunningSearch(questions, asked.depth, device=str(model.device), block_rows=BLOCK_ROWS)
-    held: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def search_held() -> None:
-        start = time.perf_counter()
-        if held:
-            ids, vectors = zip(*held, strict=True)
-            running.add(np.concatenate(ids), np.concatenate(vectors))
-            held.clear()
-        seconds.searching += time.perf_counter() - start
-
-    count = corpus.num_chunks
-    mine = list(range(ranks.rank, count, ranks.world_size))
-    chunks = corpus.read(mine)
-    # The ranks meet after every chunk, so that one that fails is noticed soon.
-    for turn in range(-(-count // ranks.world_size)):
-        start = time.perf_counter()
-        failure = None
-        chunk: TokenChunk | None = None
-        try:
-            chunk = next(chunks) if turn < len(mine) else None
-        except Exception as error:  # told to the other ranks first, which would wait for this one for ever
-            failure = error
-        if largest_over_ranks(int(failure is not None)):
-            raise failure or LostRankError(
-                "another rank stopped while it read the corpus; its message says why"
-            )
-        # a sharded model encodes on all ranks together
-        vectors = encoded(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")
-        seconds.encoding += time.perf_counter() - start
-        if chunk is not None:
-            if held and sum(len(ids) for ids, _ in held) + len(chunk.ids) > BLOCK_ROWS:
-                search_held()
-            held.append((chunk.ids, vectors))
-    search_held()
-
-    start = time.perf_counter()
-    best = merged_on_main(running.best, asked.count)
-    seconds.searching += time.perf_counter() - start
-    return best, seconds
-
-
-def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
-    """The best of all ranks on rank 0, elsewhere nothing more than this rank's; a list travels as 4 bytes and
-    an id a passage."""
-    ranks = current_ranks()
-    if ranks.world_size == 1:
-        return best
-    width = largest_over_ranks(best.part(slice(0, 0))[1].dtype.itemsize)
-    for first in range(0, num_questions, _MERGED_ROWS):
-        scores, ids, counts = best.part(slice(first, first + _MERGED_ROWS))
-        text = torch.from_numpy(ids.astype(f"S{width}").view(np.uint8).reshape(*ids.shape, width).copy())
-        sent = torch.from_numpy(scores.copy()), text, torch.from_numpy(counts.copy())
-        parts = zip(*(gather_rows(part[None]).unbind(0) for part in sent), strict=True)
-        for rank, (others, letters, held) in enumerate(parts):
-            if ranks.is_main and rank:
-                keys = np.ascontiguousarray(letters.numpy()).view(f"S{width}")[..., 0]
-                best.add_part(first, others.numpy(), keys, held.numpy())
-    return best
-
+logger = get_logger(__name__)
 
 KIND = "retrieval"
+NUM_DOCS = 100  # passages of each question
+BLOCK_ROWS = 8192
+_MERGED_ROWS = 4096
+_MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
+_NO_TOKENS = TokenBatch.from_lists([])
 
 
 @dataclass
@@ -204,10 +89,6 @@ class RetrievalValidationSettings(Settings):
         if self.match == "qrels" and not self.qrels:
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
 
-    def set_name(self) -> str:
-        """The name in metrics."""
-        return self.name or Path(self.questions).name.partition(".")[0]
-
 
 def is_built_in(entry: Any) -> bool:
     """Whether an entry names a kind."""
@@ -234,10 +115,82 @@ def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSett
     )
 
 
-logger = get_logger(__name__)
+def search_corpus(
+    model: BiEncoder, corpus: CorpusTokens, questions: TokenBatch, *, depth: int, precision: str
+) -> RunningTopK:
+    """What is found for the questions, on rank 0, in one pass over the corpus: each chunk is encoded, compared
+    with all questions, and dropped. All ranks call it together.
 
-NUM_DOCS = 100  # passages of each question
-_MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
+    Chunk k belongs to rank k mod W. A rank keeps the best passages of each question that it has seen
+    (``RunningSearch``: products nominate, float64 decides), and the ranks' lists are merged at the end. So the
+    result has the same bits for any number of ranks, and memory grows with the questions, not with the corpus.
+
+    Raises:
+        InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
+        LostRankError: that happened on another rank.
+    """
+    ranks = current_ranks()
+    budget = usual_tokens(model.device)
+
+    def encoded(tokens: TokenBatch, encoder_type: str) -> np.ndarray:
+        return encode_tokens(
+            model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=precision
+        )
+
+    vectors = encoded(questions, "question")
+    check_finite(np.arange(len(vectors)).astype(bytes), vectors)
+    running = RunningSearch(vectors, depth, device=str(model.device), block_rows=BLOCK_ROWS)
+
+    # Chunks are joined into blocks, as a product of many rows is the faster one.
+    block: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def search_block() -> None:
+        if block:
+            ids, vectors = zip(*block, strict=True)
+            running.add(np.concatenate(ids), np.concatenate(vectors))
+            block.clear()
+
+    mine = list(range(ranks.rank, corpus.num_chunks, ranks.world_size))
+    chunks = corpus.read(mine)
+    # The ranks meet after every chunk, so that one that fails is noticed soon.
+    for turn in range(-(-corpus.num_chunks // ranks.world_size)):
+        failure = None
+        chunk: TokenChunk | None = None
+        try:
+            chunk = next(chunks) if turn < len(mine) else None
+        except Exception as error:  # told to the other ranks first, which would wait for this one for ever
+            failure = error
+        if largest_over_ranks(int(failure is not None)):
+            raise failure or LostRankError(
+                "another rank stopped while it read the corpus; its message says why"
+            )
+        # a sharded model encodes on all ranks together
+        vectors = encoded(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")
+        if chunk is not None:
+            if sum(len(ids) for ids, _ in block) + len(chunk.ids) > BLOCK_ROWS:
+                search_block()
+            block.append((chunk.ids, vectors))
+    search_block()
+    return merged_on_main(running.best, len(questions))
+
+
+def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
+    """The best of all ranks on rank 0, elsewhere nothing more than this rank's; a list travels as 4 bytes and
+    an id a passage."""
+    ranks = current_ranks()
+    if ranks.world_size == 1:
+        return best
+    width = largest_over_ranks(best.part(slice(0, 0))[1].dtype.itemsize)
+    for first in range(0, num_questions, _MERGED_ROWS):
+        scores, ids, counts = best.part(slice(first, first + _MERGED_ROWS))
+        text = torch.from_numpy(ids.astype(f"S{width}").view(np.uint8).reshape(*ids.shape, width).copy())
+        sent = torch.from_numpy(scores.copy()), text, torch.from_numpy(counts.copy())
+        parts = zip(*(gather_rows(part[None]).unbind(0) for part in sent), strict=True)
+        for rank, (others, letters, held) in enumerate(parts):
+            if ranks.is_main and rank:
+                keys = np.ascontiguousarray(letters.numpy()).view(f"S{width}")[..., 0]
+                best.add_part(first, others.numpy(), keys, held.numpy())
+    return best
 
 
 def evaluator_of(options: RetrievalValidationSettings) -> Evaluator:
@@ -293,7 +246,7 @@ class RetrievalValidation(Validation):
     ) -> None:
         options.check("train.validation.")
         self.options = options
-        self.name = options.set_name()
+        self.name = options.name or Path(options.questions).name.partition(".")[0]
         self.evaluator = evaluator_of(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision = precision
@@ -326,9 +279,21 @@ class RetrievalValidation(Validation):
     def _measured(self, model: BiEncoder, *, with_others: bool = False) -> Metrics:
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
-        depth = min(NUM_DOCS, corpus.num_passages)
-        asked = QuerySet(len(questions), lambda rows: self._tokens(model, rows), depth)
-        hits, seconds = search_corpus(model, corpus, asked, precision=self._precision)
+        start = time.perf_counter()
+        hits = search_corpus(
+            model,
+            corpus,
+            self._question_tokens(model),
+            depth=min(NUM_DOCS, corpus.num_passages),
+            precision=self._precision,
+        )
+        logger.info(
+            "%s: %d passages encoded and searched for %d questions in %.1f s",
+            self.name,
+            corpus.num_passages,
+            len(questions),
+            time.perf_counter() - start,
+        )
         kinds = self.evaluator.names(validated_names())
         ways = ("", "bm25/", "hybrid/") if with_others else ("",)
         means = torch.zeros(len(ways), len(kinds), dtype=torch.float64)
@@ -350,27 +315,17 @@ class RetrievalValidation(Validation):
             self.values = found
 
         on_main(judge)
-        logger.info(
-            "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s",
-            self.name,
-            corpus.num_passages,
-            seconds.encoding,
-            asked.count,
-            seconds.searching,
-        )
         names = [f"eval/{self.name}/{way}{kind}" for way in ways for kind in kinds]
         return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
 
-    def _tokens(self, model: BiEncoder, rows: range) -> TokenBatch:
-        texts = [self.evaluator.questions[row].text for row in rows]
-        prefix = model.tensorizer.text.agreed_prefix(
-            self.options.query_prefix,
-            model.tensorizer.text.question_prompt(self.options.prompt),
-            key="query_prefix",
+    def _question_tokens(self, model: BiEncoder) -> TokenBatch:
+        tensorizer = model.tensorizer
+        prompt = self.options.prompt
+        prefix = tensorizer.text.agreed_prefix(
+            self.options.query_prefix, tensorizer.text.question_prompt(prompt), key="query_prefix"
         )
-        return TokenBatch.from_lists(
-            model.tensorizer.question_tokens(texts, prompt=self.options.prompt, prefix=prefix)
-        )
+        texts = [question.text for question in self.evaluator.questions]
+        return TokenBatch.from_lists(tensorizer.question_tokens(texts, prompt=prompt, prefix=prefix))
 
     def corpus_of(self, model: BiEncoder) -> CorpusTokens:
         """The corpus, counted and checked when it is first asked for; all ranks call it together.
@@ -395,8 +350,7 @@ class RetrievalValidation(Validation):
                     )
 
             on_main(count)
-            source = with_store(source)
-            source = source.agreed(model.tensorizer.text)
+            source = with_store(source).agreed(model.tensorizer.text)
             self._corpus = CorpusTokens(
                 source, from_main(counted[0]), model.tensorizer, chunk_size=self._chunk_size
             )

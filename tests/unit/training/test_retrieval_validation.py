@@ -92,7 +92,6 @@ def measured(folder: Path, cache: Path, options: dict[str, Any], sharded: bool =
     patch = pytest.MonkeyPatch()
     patch.setenv("DPR_CACHE", str(cache))
     patch.setattr(retrieval, "BLOCK_ROWS", 20)
-    patch.setattr(retrieval, "_QUESTION_ROWS", 5)
     patch.setattr(retrieval, "_MERGED_ROWS", 5)
     try:
         return run_validations([validation(folder, **options)], model)
