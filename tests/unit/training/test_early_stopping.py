@@ -98,7 +98,7 @@ def stopped_run(folder: Path) -> int:
     return job.progress.step
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [2])
 def test_a_run_that_was_stopped_stays_stopped(tmp_path: Path, num_ranks: int) -> None:
     encoder_folder(tmp_path / "encoder")
     assert run_on_ranks(stopped_run, num_ranks, tmp_path) == [2] * num_ranks

@@ -123,7 +123,7 @@ def test_the_same_bits_for_any_number_of_ranks_of_which_two_share_the_model(
     options = {"match": "string"}
     alone = measured(folder, tmp_path / "one", options)
     assert len(alone) == 12
-    for world_size in (2, 4):
+    for world_size in (2,):
         for result in run_on_ranks(
             measured, world_size, folder, tmp_path / f"of {world_size}", options, world_size == 2
         ):

@@ -166,7 +166,7 @@ def test_a_changed_setting_is_refused_or_warned_about(
     "key",
     [
         "train.keep_last",
-        "resume",
+        "train.num_workers",
     ],
 )
 def test_a_setting_without_effect_is_changed_without_a_word(
