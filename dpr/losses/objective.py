@@ -104,7 +104,8 @@ class Objective(Loss):
         """The weighted sum of the terms for vectors of one width."""
         if OWN_SCORES in self._needed:
             pool = replace(pool, own_scores=own_scores(questions, pool))
-        losses, correct = list[Tensor](), None
+        losses = list[Tensor]()
+        correct = None
         for weight, term in self.terms:
             part = term(questions, pool, batch)
             if isinstance(part, LossResult):

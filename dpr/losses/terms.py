@@ -48,7 +48,10 @@ class StoredVectors:
         self, chunks: Sequence[np.ndarray], keys: np.ndarray, rows: np.ndarray, *, fingerprint: str
     ) -> None:
         order = np.argsort(keys, kind="stable")
-        self._chunks, self._keys, self._rows, self.fingerprint = chunks, keys[order], rows[order], fingerprint
+        self._chunks = chunks
+        self._keys = keys[order]
+        self._rows = rows[order]
+        self.fingerprint = fingerprint
         self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
         self.dimension = chunks[0].shape[1]
 
@@ -57,7 +60,8 @@ class StoredVectors:
         at least; zeros for none."""
         wanted = ids[:, 0].numpy()
         index = np.searchsorted(self._keys, wanted).clip(max=len(self._keys) - 1)
-        rows, is_found = self._rows[index], self._keys[index] == wanted
+        rows = self._rows[index]
+        is_found = self._keys[index] == wanted
         vectors = np.zeros(
             (len(wanted), self.dimension), dtype=np.result_type(np.float32, self._chunks[0].dtype)
         )
@@ -76,7 +80,9 @@ class Guide:
     """Says which passages are much alike; it warns once where a whole batch has no vector."""
 
     def __init__(self, vectors: StoredVectors) -> None:
-        self._vectors, self.fingerprint, self._has_warned = vectors, vectors.fingerprint, False
+        self._vectors = vectors
+        self.fingerprint = vectors.fingerprint
+        self._has_warned = False
 
     def vectors(self, ids: Tensor) -> Tensor:
         """Of identities (n, 2), on the host, the vectors (n, G) float32, of length 1, or zeros where there is
@@ -98,7 +104,9 @@ class Nll(Term):
     needs = frozenset({CONTEXTS})
 
     def __init__(self, *, guide: Guide | None, threshold: float, max_scores: int) -> None:
-        self._guide, self._threshold, self._max_scores = guide, threshold, max_scores
+        self._guide = guide
+        self._threshold = threshold
+        self._max_scores = max_scores
 
     def content(self) -> Mapping[str, str]:
         return {} if self._guide is None else {"guide": self._guide.fingerprint}
@@ -122,7 +130,8 @@ class Symmetric(Term):
     """-log softmax of each question among all questions of the pool, given its positive."""
 
     def __init__(self, *, candidates: str, max_scores: int) -> None:
-        self.candidates, self._max_scores = candidates, max_scores
+        self.candidates = candidates
+        self._max_scores = max_scores
         self.needs = frozenset({QUESTIONS, KNOWN_POSITIVES} if candidates == "distinct" else {QUESTIONS})
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
@@ -150,7 +159,8 @@ class Distillation(Term):
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
         assert pool.own_scores is not None
-        settings, scores = self.settings, pool.own_scores
+        settings = self.settings
+        scores = pool.own_scores
         given = batch.teacher_scores
         if given is None:
             given = torch.full((scores.numel(),), torch.nan)
@@ -158,7 +168,8 @@ class Distillation(Term):
         if settings.kl_weight and not self._has_warned:
             self._warn_of_spread(given, ~given.isnan())
         teacher = on_device(given, scores.device).to(scores.dtype)
-        is_scored, total = ~teacher.isnan(), torch.zeros_like(scores[:, 0])
+        is_scored = ~teacher.isnan()
+        total = torch.zeros_like(scores[:, 0])
         if settings.kl_weight:
             total = total + settings.kl_weight * kl_divergence(
                 scores / pool.temperature, teacher / settings.teacher_temperature, is_scored
@@ -209,7 +220,8 @@ class Embedding(Term):
     what it teaches."""
 
     def __init__(self, teacher: Teacher) -> None:
-        self._teacher, self.reads_passages = teacher, teacher.teaches_passages
+        self._teacher = teacher
+        self.reads_passages = teacher.teaches_passages
 
     def content(self) -> Mapping[str, str]:
         return {"teacher": self._teacher.fingerprint}
@@ -275,8 +287,10 @@ def own_candidates(batch: BiEncoderBatch, rule: str) -> Candidates:
 
     Columns count a question's own slots, n where there is none. All on the host.
     """
-    target, size = own_positive(batch), len(batch.context_ids) // len(batch)
-    valid, column = batch.context_valid.view(-1, size), torch.arange(size)
+    target = own_positive(batch)
+    size = len(batch.context_ids) // len(batch)
+    valid = batch.context_valid.view(-1, size)
+    column = torch.arange(size)
     excluded = ~valid
     if rule == "distinct":
         ids = batch.context_ids.view(-1, size, 2)
@@ -307,7 +321,8 @@ def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candida
             target, everything, torch.empty(len(batch), 0, dtype=torch.int64), torch.arange(num_questions)
         )
     assert pool.known_positives is not None, "the loss did not ask for known positives"
-    passages, known = batch.context_ids[batch.positive_idx], pool.known_positives
+    passages = batch.context_ids[batch.positive_idx]
+    known = pool.known_positives
     is_known = known[:, :, 2].bool()
     is_whole = is_known & (known[:, :, 1] == WHOLE_DOCUMENT)
     (by_id, by_text), (known_by_id, known_by_text) = names_of(passages), names_of(known[:, :, :2])

@@ -255,7 +255,8 @@ class CheckpointFolder:
         """Progress and identity as stored."""
         state = read_json(folder / checkpoints.STATE_FILE)
         try:
-            progress, identity = Progress(**state["progress"]), dict(state["identity"])
+            progress = Progress(**state["progress"])
+            identity = dict(state["identity"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"lacks what is needed to resume ({error})", file=folder / checkpoints.STATE_FILE

@@ -97,7 +97,8 @@ def run_identity(
     """
     named = {key: value for key, value in flat_values(settings, (MODEL,)).items() if value}
     models = {key: read for key, value in named.items() if (read := _model_content(Path(value), output_dir))}
-    options, sources = flat_values(model.options, (IDENTITY, WARNED)), plan.dataset.sources
+    options = flat_values(model.options, (IDENTITY, WARNED))
+    sources = plan.dataset.sources
     files = [source.fingerprint for source in sources]
     return RunIdentity(
         models=models,

@@ -44,7 +44,8 @@ class TrainingMetrics:
     """
 
     def __init__(self, model: BiEncoder, names: Sequence[str] = ()) -> None:
-        self._device, self._names = model.device, names
+        self._device = model.device
+        self._names = names
         towers = {"question": model.question_model, "ctx": model.ctx_model}
         self._packed = {side: tower.is_packed for side, tower in towers.items()}
         self.begin()
@@ -60,7 +61,8 @@ class TrainingMetrics:
 
     def settled(self) -> list[float]:
         """All sums, of all ranks; rank 0 keeps them from now on. All ranks must call it together."""
-        start, totals = self._start, self._totals()
+        start = self._start
+        totals = self._totals()
         self.begin(totals)
         self._start = start
         return totals
@@ -74,7 +76,8 @@ class TrainingMetrics:
 
     def add(self, result: StepResult, batch: BiEncoderBatch) -> None:
         """Adds one micro-batch; ``batch`` is the one on the CPU."""
-        losses, size = result.losses.double(), result.num_questions
+        losses = result.losses.double()
+        size = result.num_questions
         # a user-defined loss may say how many, not which
         correct = result.correct.double() / (1 if result.correct.dim() else size)
         values = torch.stack([losses, correct.expand(size), torch.ones_like(losses)], dim=1)

@@ -88,15 +88,18 @@ class RowAdamW(torch.optim.AdamW):
         state = self.state[table]
         if not state:
             state["step"] = torch.zeros(len(table), dtype=torch.float32, device=table.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
+            state["exp_avg"] = torch.zeros_like(table)
+            state["exp_avg_sq"] = torch.zeros_like(table)
         skipped = getattr(self, "found_inf", None)
         if skipped is not None and bool(skipped):
             return
-        rows, values = gradient.indices()[0], gradient.values()
+        rows = gradient.indices()[0]
+        values = gradient.values()
         is_read = values[:, 0] != 0
         if not bool(is_read.all()):  # hardly ever: a single number tells of nearly all rows
             is_read = values.abs().amax(1) != 0
-            rows, values = rows[is_read], values[is_read]
+            rows = rows[is_read]
+            values = values[is_read]
         tensors = table, state["exp_avg"], state["exp_avg_sq"], state["step"]
         size = max(1, _NUMBERS_AT_ONCE // table[0].numel() if table.device.type == "cpu" else len(rows))
         for part, numbers in zip(rows.split(size), values.split(size), strict=True):

@@ -64,7 +64,8 @@ def shard(model: BiEncoder, ranks: Ranks) -> None:
             # The outermost unit too: it would stay whole after a forward without a backward, and parameters
             # would be other objects.
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
-        tower.is_sharded, tower.fast = True, replace(tower.fast, in_one_pack=True)
+        tower.is_sharded = True
+        tower.fast = replace(tower.fast, in_one_pack=True)
     if model.log_temperature is not None:
         # Of the kind of the others, so that one optimizer, one loss scale and one norm take all of them.
         model.log_temperature = nn.Parameter(

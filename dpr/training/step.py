@@ -32,13 +32,11 @@ class Step(ABC):
     def __init__(
         self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32"
     ) -> None:
-        self.model, self.loss, self.ranks, self.device, self._precision = (
-            model,
-            loss,
-            ranks,
-            device,
-            precision,
-        )
+        self.model = model
+        self.loss = loss
+        self.ranks = ranks
+        self.device = device
+        self._precision = precision
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self._by_rows = row_tables(model)
 

@@ -54,7 +54,8 @@ class ModelTeacher:
 
     def __init__(self, folder: str, model: BiEncoder) -> None:
         self._teacher = teacher = BiEncoder.load(folder, model.device).to(next(model.parameters()).dtype)
-        self.fingerprint, self.teaches_passages = teacher.fingerprint, not model.options.fix_ctx_encoder
+        self.fingerprint = teacher.fingerprint
+        self.teaches_passages = not model.options.fix_ctx_encoder
         teacher.requires_grad_(False)
         ours, theirs = (_facts(each) for each in (model, teacher))
         if differing := [name for name in ours if ours[name] != theirs[name]]:
@@ -109,7 +110,9 @@ def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting:
         ConfigError: they hold no vectors.
     """
     shards = open_shards(patterns)
-    chunks, keys, size = list[np.ndarray](), list[int](), 0
+    chunks = list[np.ndarray]()
+    keys = list[int]()
+    size = 0
     for ids, vectors in (chunk for shard in shards for chunk in shard.chunks()):
         passages = [Passage("", id=key.decode()) for key in ids]
         keys += [
@@ -140,7 +143,9 @@ class StoredTeacher:
     teaches_passages = True
 
     def __init__(self, vectors: StoredVectors, namespaces: Sequence[str], model: BiEncoder) -> None:
-        self._vectors, self._namespaces, self.fingerprint = vectors, namespaces, vectors.fingerprint
+        self._vectors = vectors
+        self._namespaces = namespaces
+        self.fingerprint = vectors.fingerprint
         if model.options.fix_ctx_encoder:
             raise ConfigError(
                 "loss.teacher names vectors of passages, whose tower does not learn with"

@@ -323,7 +323,8 @@ class Trainer(Run):
         return folder
 
     def _commit_best(self) -> None:
-        self.progress, self._better = replace(self.progress, **self._better), {}
+        self.progress = replace(self.progress, **self._better)
+        self._better = {}
 
     @property
     def _state(self) -> StateOfRun:

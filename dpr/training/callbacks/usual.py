@@ -218,10 +218,8 @@ class ValidateAndSave(Callback):
 
     def due_at(self, step: int, last_step: int, steps_per_epoch: int) -> tuple[bool, bool]:
         """Whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
-        validates, every = (
-            step == last_step or self.is_validation_due(step, steps_per_epoch),
-            self.periods.save_every_steps,
-        )
+        validates = step == last_step or self.is_validation_due(step, steps_per_epoch)
+        every = self.periods.save_every_steps
         return validates, validates or bool(every and step % every == 0)
 
     def is_validation_due(self, step: int, steps_per_epoch: int) -> bool:
@@ -281,7 +279,9 @@ class EarlyStopping(Callback):
         return {"watched": self._watched, "best": self._best, "bad": self._bad}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._watched, self._best, self._bad = state["watched"], state["best"], int(state["bad"])
+        self._watched = state["watched"]
+        self._best = state["best"]
+        self._bad = int(state["bad"])
 
 
 class LoadBest(Callback):
