@@ -20,8 +20,6 @@ from dpr.losses.candidates import (
     MASKED_SCORE,
     Candidates,
     GuideVectors,
-    are_known,
-    are_same,
     names_of,
 )
 from dpr.losses.nll import nll_of_columns
@@ -280,30 +278,6 @@ def own_scores(questions: Tensor, pool: Pool) -> Tensor:
 def own_positive(batch: BiEncoderBatch) -> Tensor:
     """Which of its own slots is each question's positive, (B,), on the host."""
     return batch.positive_idx - torch.arange(len(batch)) * (len(batch.context_ids) // len(batch))
-
-
-def own_candidates(batch: BiEncoderBatch, rule: str) -> Candidates:
-    """What competes with each question among its own slots, by the rules of ``find_candidates``.
-
-    Columns count a question's own slots, n where there is none. All on the host.
-    """
-    target = own_positive(batch)
-    size = len(batch.context_ids) // len(batch)
-    valid = batch.context_valid.view(-1, size)
-    column = torch.arange(size)
-    excluded = ~valid
-    if rule == "distinct":
-        ids = batch.context_ids.view(-1, size, 2)
-        is_same = are_same(ids[:, :, None], ids[:, None]) & valid[:, None]
-        repeats = (is_same & (column[:, None] > column)).any(2)
-        positives = is_same[torch.arange(len(batch)), :, target]
-        known = (
-            are_known(ids[:, :, None], batch.known_positive_ids[:, None])
-            & batch.known_positive_valid[:, None]
-        ).any(2)
-        excluded = excluded | repeats | known | positives
-    masked = torch.where(excluded & (column != target[:, None]), column, size)
-    return Candidates(target, torch.ones(size, dtype=torch.bool), masked, column)
 
 
 def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candidates:
