@@ -15,7 +15,7 @@ from dpr.storage.strict_json import describe
 
 RESULTS = "results.json"
 """Of a whole evaluation, in its output folder."""
-BESIDE = {"bm25": "BM25", "hybrid": "hybrid", "guard": "guard"}
+BESIDE = {"bm25": "BM25", "hybrid": "hybrid"}
 """In metrics of step 0, what stands beside those of the model: ``eval/<set>/bm25/ndcg@10``."""
 _FINEST = ("ndcg@10", "mrr@10", "accuracy@20")
 _EXPECTED = "what dpr retrieve metrics_file=... writes"

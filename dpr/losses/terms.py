@@ -69,7 +69,7 @@ class StoredVectors:
             vectors[hit] = self._chunks[chunk][rows[hit] - self._starts[chunk]]
         return is_found, vectors
 
-    def usual_length(self) -> float:
+    def typical_length(self) -> float:
         """The median length of some vectors."""
         return float(np.median(np.linalg.norm(self._chunks[0][:64].astype(np.float32), axis=1)))
 

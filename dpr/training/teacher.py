@@ -155,7 +155,7 @@ class StoredTeacher:
         if vectors.dimension != model.dimension:
             width = f"vectors of {vectors.dimension} dimensions, but the model's have {model.dimension}"
             raise ConfigError(f"loss.teacher names {width}; set encoder.projection_dim={vectors.dimension}")
-        if model.settings.normalize and abs((length := vectors.usual_length()) - 1) > 0.01:
+        if model.settings.normalize and abs((length := vectors.typical_length()) - 1) > 0.01:
             raise ConfigError(
                 f"loss.teacher names vectors of length {length:.3g}, which the model never has; set"
                 " encoder.normalize=false"

@@ -122,7 +122,7 @@ class Verdict(Callback):
         compared = [_compare(run, name, start, made, after=after)]
         compared += [_compare(run, other, start, made) for other in others if other in start]
         compared += [
-            _compare(run, other, start, made, against="BM25") for other in made if beside(other) in start
+            _compare(run, other, start, made, against="BM25") for other in made if bm25_of(other) in start
         ]
         for each in compared:
             logger.info("verdict: %s", each)
@@ -161,7 +161,7 @@ def _compared(run: Run, metrics: Metrics) -> Values:
     """Of these metrics, the values of questions of those that are compared, and of BM25 beside them."""
     names = [run.best_by(metrics)[0], *(name for each in run.validations for name in each.judged_by)]
     values: dict[str, Sequence[float]] = {}
-    for name in dict.fromkeys([*names, *map(beside, names)]):
+    for name in dict.fromkeys([*names, *map(bm25_of, names)]):
         for each in run.validations:
             if name in each.values and name in metrics:
                 values[name] = each.values[name]
@@ -173,7 +173,7 @@ def _compare(
 ) -> Comparison:
     """A metric at the start, of the model or of BM25, and of the best checkpoint, whose mean is ``after`` where
     questions have no values."""
-    theirs = beside(name) if against == "BM25" else name
+    theirs = bm25_of(name) if against == "BM25" else name
     before = start.get(theirs, ())
     ours = made.get(name, ())
     if not (before and ours and all(map(math.isfinite, (*before, *ours)))):
@@ -200,7 +200,7 @@ def _compare(
     )
 
 
-def beside(name: str) -> str:
+def bm25_of(name: str) -> str:
     """The same metric of BM25, which stands beside the start."""
     head, _, kind = name.rpartition("/")
     return f"{head}/bm25/{kind}"

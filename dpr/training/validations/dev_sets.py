@@ -226,17 +226,17 @@ class AverageRankValidation(DevSetValidation):
 
         # Sums in float64 rounded to float32: equal vectors tie whatever the shape of the product that they are
         # part of.
-        asked = torch.cat(questions).double()
-        gold_scores = (asked * torch.cat(golds).double()).sum(1).float()
-        higher = torch.zeros(len(asked), dtype=torch.float64, device=model.device)
+        queries = torch.cat(questions).double()
+        gold_scores = (queries * torch.cat(golds).double()).sum(1).float()
+        higher = torch.zeros(len(queries), dtype=torch.float64, device=model.device)
         ties = torch.zeros_like(higher)
         for start in range(0, int(gather_uneven_rows(torch.tensor([len(own)])).max()), SEQUENCES_AT_ONCE):
             part = slice(start, start + SEQUENCES_AT_ONCE)
             block_columns = gather_uneven_rows(columns[part])
             block = gather_uneven_rows(own[part]).double()
-            for row in range(0, len(asked), QUESTION_BLOCK):
+            for row in range(0, len(queries), QUESTION_BLOCK):
                 rows_of_block = slice(row, row + QUESTION_BLOCK)
-                scores = score_matrix(asked[rows_of_block], block).float()
+                scores = score_matrix(queries[rows_of_block], block).float()
                 gold = gold_scores[rows_of_block, None]
                 competing = candidates.competing(rows_of_block, block_columns).to(scores.device)
                 higher[rows_of_block] += ((scores > gold) & competing).sum(1)
