@@ -57,13 +57,34 @@ class ModelTeacher:
         self.fingerprint = teacher.fingerprint
         self.teaches_passages = not model.options.fix_ctx_encoder
         teacher.requires_grad_(False)
-        ours, theirs = (_facts(each) for each in (model, teacher))
-        if differing := [name for name in ours if ours[name] != theirs[name]]:
-            name = differing[0]
-            raise ConfigError(
-                f"loss.teacher={folder}: its {name} is {theirs[name]!r}, the model's is {ours[name]!r};"
-                f" {_MENDED_BY[name]}"
-            )
+        compared = [
+            (
+                "tokenizer",
+                model.tensorizer.vocabulary_fingerprint,
+                teacher.tensorizer.vocabulary_fingerprint,
+                "make the model with the teacher's (dpr new-encoder tokenizer=FOLDER)",
+            ),
+            (
+                "number of dimensions",
+                model.dimension,
+                teacher.dimension,
+                "set encoder.projection_dim to the teacher's",
+            ),
+            (
+                "normalize",
+                model.settings.normalize,
+                teacher.settings.normalize,
+                "set encoder.normalize to the teacher's",
+            ),
+        ]
+        theirs = asdict(teacher.settings.part(TextSettings))
+        for name, own in asdict(model.settings.part(TextSettings)).items():
+            compared.append((name, own, theirs[name], "give both the same"))
+        for name, own, other, mended in compared:
+            if own != other:
+                raise ConfigError(
+                    f"loss.teacher={folder}: its {name} is {other!r}, the model's is {own!r}; {mended}"
+                )
         for side in ("question", "sequence"):
             length, longest = (getattr(each.tensorizer, f"{side}_length") for each in (model, teacher))
             if length > longest:
@@ -81,24 +102,6 @@ class ModelTeacher:
         return self._teacher.encode_batch(batch.contexts, encoder_type=batch.encoder_type or "ctx")[
             batch.context_row
         ]
-
-
-_OF_TEXTS = "give both the same"
-_MENDED_BY = {
-    "tokenizer": "make the model with the teacher's (dpr new-encoder tokenizer=FOLDER)",
-    "number of dimensions": "set encoder.projection_dim to the teacher's",
-    "normalize": "set encoder.normalize to the teacher's",
-    **dict.fromkeys(asdict(TextSettings()), _OF_TEXTS),
-}
-
-
-def _facts(model: BiEncoder) -> dict[str, object]:
-    return {
-        "tokenizer": model.tensorizer.vocabulary_fingerprint,
-        "number of dimensions": model.dimension,
-        "normalize": model.settings.normalize,
-        **asdict(model.settings.part(TextSettings)),
-    }
 
 
 def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting: str) -> StoredVectors:
