@@ -289,7 +289,7 @@ class Trainer(Run):
             self._better = {"best_metric": name, "best_value": metrics[name], "best_checkpoint": folder}
             if self.saved_step == self.progress.step:  # a callback has saved this step already
                 self._commit_best()
-        if name not in metrics and len(due) == len(self.validations) and not self._warned_of_best:
+        if name not in metrics and not self._warned_of_best:
             self._warned_of_best = True
             logger.warning(
                 "train.best_metric=%s is not a metric of the validation at step %d; the best checkpoint stays"

@@ -60,6 +60,7 @@ def trainer(
     devs = [ListSource(make_samples(9, seed=1), "dev")] if dev else []
     train_sets = options.pop("train_sets", [ListSource(make_samples(40))])
     options.setdefault("learning_rate", 1e-3)
+    options.setdefault("eval_at_start", False)
     return make_trainer(model, train_sets, devs, folder / name, *callbacks, **options)
 
 
@@ -301,7 +302,7 @@ def test_a_best_metric_that_no_validation_has_is_refused_before_the_first_update
     with pytest.raises(
         ConfigError, match=r"train\.best_metric=eval/in_batch_ac is not a metric.*eval/in_batch_acc"
     ):
-        trainer(tmp_path, best_metric="eval/in_batch_ac").train()
+        trainer(tmp_path, best_metric="eval/in_batch_ac", eval_at_start=True).train()
 
 
 def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(
