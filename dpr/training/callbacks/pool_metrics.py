@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -22,8 +24,8 @@ COLLAPSED = 3.0
 
 
 class PoolMetrics(Callback):
-    """Adds ``pool/...`` to the log line, from the first pool of its step, and warns once when the vectors
-    have collapsed.
+    """Adds ``pool/...`` to the log line, from the first pool of its step, and warns when the vectors have
+    collapsed.
 
     They are those of at most ``SAMPLE`` questions, each in its whole pool, and of at most ``SAMPLE``
     passages, evenly spaced over the pool of all ranks. So they do not depend on the number of ranks where the
@@ -41,7 +43,7 @@ class PoolMetrics(Callback):
 
     def needs_pool(self, run: Run) -> bool:
         step = run.progress.step + 1
-        return self._step != step and is_logged(step, self.log_every, run.last_step)
+        return self._step != step and (step == 1 or is_logged(step, self.log_every, run.last_step))
 
     def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
         if self.needs_pool(run):
@@ -50,6 +52,10 @@ class PoolMetrics(Callback):
             self._step = run.progress.step + 1
             self._of_questions = _of_questions(questions, pool, rows.to(questions.device))
             self._cosines = _cosines(pool)
+
+    def on_step_end(self, run: Run) -> None:
+        if run.progress.step == 1:  # what a collapse is compared with
+            self._highest_rank = max(0.0, effective_rank(self._cosines.cpu()))
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
         if self._step != run.progress.step:
@@ -73,6 +79,12 @@ class PoolMetrics(Callback):
                 self._highest_rank,
                 run.settings.train.learning_rate / 10,
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"highest_rank": self._highest_rank}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._highest_rank = float(state["highest_rank"])
 
 
 def is_logged(step: int, every: int, last_step: int) -> bool:
