@@ -66,7 +66,6 @@ setup(
     extras_require={
         "tb": ["tensorboard"],
         "wandb": ["wandb"],
-        "mlflow": ["mlflow-skinny>=3,<4", "sqlalchemy>=2", "alembic", "sqlparse"],
         "onnx": ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.5.4"],
         "documents": ["markitdown[docx,pdf,pptx,xlsx]>=0.1.3,<0.2"],
         "lora": ["peft>=0.19,<0.23"],

@@ -29,7 +29,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.storage.durable import durable_folder
 from dpr.training.settings import TrainingSettings
-from dpr.training.validations.dev_sets import AverageRankValidation, DevSet
+from dpr.training.validations.dev_sets import AverageRankValidation
 
 MEBI = 2**20
 
@@ -152,7 +152,7 @@ def _batches(pools: Any) -> Iterator[Any]:
 
 def average_rank(folder: Path) -> None:
     """The average rank as a validation computes it."""
-    dev = DevSet("dev", _open(folder, "dev.jsonl"), DataSetSettings())
+    dev = (_open(folder, "dev.jsonl"), DataSetSettings())
     settings = TrainingSettings.of(
         None, val_av_rank_hard_neg=SIZES.passages_per_question - 1, val_av_rank_other_neg=0
     )

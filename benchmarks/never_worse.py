@@ -36,8 +36,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
 from dpr.storage.durable import append_jsonl
-from dpr.training.validations.retrieval import RetrievalValidation
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 
 METRIC = "ndcg@10"
 PARTS = ("test", "test", "dev", "train", "train", "train", "train", "train")

@@ -34,7 +34,7 @@ def timed(method: Callable[..., None]) -> Callable[..., None]:
 
 
 if __name__ == "__main__":
-    for name in ("on_pool", "on_step_end", "on_log"):
+    for name in ("on_pool", "on_log"):
         setattr(PoolMetrics, name, timed(getattr(PoolMetrics, name)))
     with tempfile.TemporaryDirectory() as folder:
         if code := main(["train", *sys.argv[1:], f"output_dir={folder}/run"]):

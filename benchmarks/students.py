@@ -57,7 +57,6 @@ _TRANSFORMER: Settings = {
     "train.num_train_epochs": 2,
 }
 _TABLE: Settings = {
-    "init": "weights",
     "encoder.fix_ctx_encoder": "true",
     "train.batch_size": 256,
     "train.learning_rate": 0.01,
@@ -126,7 +125,7 @@ class Study:
         }
         by_name["vectors"] = "the vectors of texts", self.corpus, {**taught, **rows}
         student = self.out / str(self.seed) / "static_vectors"
-        further = {"init": "weights", "model_file": student, **_LABELS_OF_STATIC}
+        further = {"model_file": student, **_LABELS_OF_STATIC}
         by_name["vectors_labels"] = "the vectors of texts, then the labels", self.labels, further
         for name, (shown, data, settings) in by_name.items():
             yield f"static encoder, {shown}", (model := self.train(f"static_{name}", data, settings)), model

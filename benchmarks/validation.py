@@ -19,8 +19,7 @@ from benchmarks.memory import Watch
 from benchmarks.memory_cases import write_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.training.validations.retrieval import RetrievalValidation
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 
 ROWS, QUESTIONS = (25_000, 250_000, 1_000_000), 1_000
 

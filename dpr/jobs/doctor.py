@@ -23,7 +23,6 @@ _EXTRAS = {
     "peft": ("lora", "adapters (encoder.adapter=lora)"),
     "onnxruntime": ("onnx", "graphs that are served without torch (dpr export to=onnx)"),
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
-    "mlflow-skinny": ("mlflow", "curves in MLflow (tracking.mlflow=true)"),
     "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
     "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
     "mteb": ("mteb", "mteb's tasks (dpr.MtebModel)"),

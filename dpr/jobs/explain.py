@@ -36,9 +36,7 @@ def explain(config: ExplainConfig) -> Iterator[str]:
         ConfigError: the run has no such step.
     """
     # Only the tokenizer is used, so random weights will do.
-    tensorizer = build_model(
-        replace(config, encoder=replace(config.encoder, pretrained=False), init=None)
-    ).tensorizer
+    tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False))).tensorizer
     opened = open_sets(
         resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors
     )

@@ -30,8 +30,7 @@ from dpr.storage.leftovers import remove, temporary_beside
 from dpr.storage.outputs import output
 from dpr.storage.steps import CLAIM, Steps
 from dpr.training.validations.protocol import run_validations
-from dpr.training.validations.retrieval import RetrievalValidation
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 
 PROVENANCE = "merge.json"
 

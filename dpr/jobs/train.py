@@ -19,7 +19,7 @@ from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.sources import NamedSource, resolve_training_files, warn_of_lost_space
 from dpr.losses.protocol import Loss
-from dpr.models.backbones import is_without_weights, read_config
+from dpr.models.backbones import read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.sentence_transformers import MODULES
 from dpr.models.settings import (
@@ -31,14 +31,12 @@ from dpr.models.settings import (
 )
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
-from dpr.training.assembly import BiEncoderTrainer, Named
+from dpr.training.assembly import BiEncoderTrainer, Named, as_tokens, make_loss, user_data
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.trackers import MLflow, TensorBoard, WeightsAndBiases
+from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.dry_run import dry_run
-from dpr.training.stored_sets import as_tokens
-from dpr.training.user_classes import make_loss, user_data
-from dpr.training.validations.dev_sets import DevSet, dev_validations
+from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import run_validations
 
 logger = get_logger(__name__)
@@ -134,11 +132,11 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             )
             logger.warning(message, stated, config.model_file, stored)
         return model
-    _check_kind(config.init, encoder)
+    _check_kind(encoder)
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
         settings,
-        pretrained=encoder.pretrained and config.init != "scratch",
+        pretrained=encoder.pretrained,
         dropout=encoder.dropout,
         do_lower_case=config.do_lower_case,
         special_tokens=config.special_tokens or (),
@@ -170,15 +168,9 @@ def _check_other_use(encoder: TowerSettings, model: BiEncoder, source: str, *, i
             logger.warning("encoder.%s=%s has no effect: %s has %s", name, given, source, stored)
 
 
-def _check_kind(init: str | None, encoder: TowerSettings) -> None:
-    """Weights that are asked for must be there; so must a static encoder, since it learns at rates that would
-    ruin any other."""
+def _check_kind(encoder: TowerSettings) -> None:
+    """A static encoder that is asked for must be there, since it learns at rates that would ruin any other."""
     folder = Path(encoder.pretrained_model_cfg)
-    if init == "weights" and is_without_weights(folder):
-        raise ConfigError(
-            f"init=weights, but encoder.pretrained_model_cfg={folder} has none (dpr new-encoder writes none);"
-            " leave init out"
-        )
     if encoder.encoder_model_type == "static" and not (
         (folder / "config.json").is_file() and read_config(folder).model_type == "static"
     ):
@@ -286,17 +278,14 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     if tracking.tensorboard:
         trackers.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
-        trackers.append(WeightsAndBiases(project=tracking.project))
-    if tracking.mlflow:
-        trackers.append(MLflow(project=tracking.project))
+        trackers.append(WeightsAndBiases())
     return trackers
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:
     """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json.
     Returns the NLL, or without dev sets the first metric."""
-    sets = [DevSet(source.name, source, options) for source, options in dev_sets]
-    own = dev_validations(sets, config, metrics=named.metrics) if sets else []
+    own = dev_validations(dev_sets, config) if dev_sets else []
     metrics = run_validations([*own, *named.validations], model)
     if current_ranks().is_main:
         for name, value in metrics.items():

@@ -135,13 +135,6 @@ def names_of(ids: Tensor) -> tuple[Tensor, Tensor]:
     return by_id, torch.where(is_text, ids[..., 1], by_id)
 
 
-def are_same(ids: Tensor, others: Tensor) -> Tensor:
-    """Which identities (..., 2) are those of the same passage as ``others`` (..., 2); the shapes are
-    broadcast."""
-    (by_id, by_text), (other_by_id, other_by_text) = names_of(ids), names_of(others)
-    return (by_id == other_by_id) | (by_text == other_by_text)
-
-
 def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
     """The slots (B, n) of the document that each question has as a known positive; M where there are
     fewer."""
@@ -152,12 +145,6 @@ def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
     last = torch.where(is_whole.any(1), last, first)
     place = first[:, None] + torch.arange(int((last - first).max()))
     return torch.where(place < last[:, None], order[place.clamp(max=len(order) - 1)], len(ids))
-
-
-def are_known(ids: Tensor, known: Tensor) -> Tensor:
-    """Which identities (..., 2) are those of known positives (..., 2), by themselves or by their document;
-    the shapes are broadcast."""
-    return are_same(ids, known) | ((ids[..., 0] == known[..., 0]) & (known[..., 1] == WHOLE_DOCUMENT))
 
 
 @dataclass(frozen=True, slots=True)

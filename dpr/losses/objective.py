@@ -13,13 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.errors import ConfigError
-from dpr.losses.candidates import CANDIDATE_RULES
-from dpr.losses.guide import Guide
+from dpr.losses.candidates import CANDIDATE_RULES, MASKED_SCORE
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, LossResult, Pool, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import Distillation, Embedding, Nll, Symmetric, Teacher, own_candidates, own_scores
+from dpr.losses.terms import (
+    Distillation,
+    Embedding,
+    Guide,
+    Nll,
+    Symmetric,
+    Teacher,
+    own_positive,
+    own_scores,
+)
 
 
 class Objective(Loss):
@@ -96,7 +104,8 @@ class Objective(Loss):
         """The weighted sum of the terms for vectors of one width."""
         if OWN_SCORES in self._needed:
             pool = replace(pool, own_scores=own_scores(questions, pool))
-        losses, correct = list[Tensor](), None
+        losses = list[Tensor]()
+        correct = None
         for weight, term in self.terms:
             part = term(questions, pool, batch)
             if isinstance(part, LossResult):
@@ -120,8 +129,9 @@ class Objective(Loss):
     def _own_correct(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
         """Which questions rank their positive first among their own slots, (B,)."""
         scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
-        candidates = own_candidates(batch, self.candidates).to(scores.device)
-        return candidates.are_first(candidates.mask_(scores.detach().clone()).argmax(1))
+        valid = on_device(batch.context_valid, scores.device).view_as(scores)
+        best = scores.detach().masked_fill(~valid, MASKED_SCORE).argmax(1)
+        return best == on_device(own_positive(batch), scores.device)
 
 
 def _added(terms: list[Tensor]) -> Tensor:

@@ -6,9 +6,10 @@ K known positives of a question at most, D dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,11 +20,8 @@ from dpr.losses.candidates import (
     MASKED_SCORE,
     Candidates,
     GuideVectors,
-    are_known,
-    are_same,
     names_of,
 )
-from dpr.losses.guide import Guide
 from dpr.losses.nll import nll_of_columns
 from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, OWN_SCORES, QUESTIONS, LossResult, Pool, Term
 from dpr.losses.settings import ObjectiveSettings
@@ -32,8 +30,70 @@ logger = get_logger(__name__)
 
 # Above it, the softmax of a teacher's scores is 0 in fp32 for all but the best.
 WIDEST_SPREAD = 100.0
-# Data sets with and without scores may alternate.
-MOST_WITHOUT = 10
+
+
+class StoredVectors:
+    """Looks up vectors by judgement identity.
+
+    Args:
+        chunks: the vectors, arrays (n, G) that may be mapped from files; 16 bytes are held for each key.
+        keys: (K,) int64, the first number of identities; ``rows`` (K,) are their rows, counted through all
+        chunks.
+        fingerprint: changes with the vectors and their ids.
+    """
+
+    def __init__(
+        self, chunks: Sequence[np.ndarray], keys: np.ndarray, rows: np.ndarray, *, fingerprint: str
+    ) -> None:
+        order = np.argsort(keys, kind="stable")
+        self._chunks = chunks
+        self._keys = keys[order]
+        self._rows = rows[order]
+        self.fingerprint = fingerprint
+        self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+        self.dimension = chunks[0].shape[1]
+
+    def find(self, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Of identities (n, 2), on the host, whether each has a vector, (n,), and the vectors (n, G), in fp32
+        at least; zeros for none."""
+        wanted = ids[:, 0].numpy()
+        index = np.searchsorted(self._keys, wanted).clip(max=len(self._keys) - 1)
+        rows = self._rows[index]
+        is_found = self._keys[index] == wanted
+        vectors = np.zeros(
+            (len(wanted), self.dimension), dtype=np.result_type(np.float32, self._chunks[0].dtype)
+        )
+        chunk_of = np.searchsorted(self._starts, rows, side="right") - 1
+        for hit in np.flatnonzero(is_found):
+            chunk = int(chunk_of[hit])
+            vectors[hit] = self._chunks[chunk][rows[hit] - self._starts[chunk]]
+        return is_found, vectors
+
+    def typical_length(self) -> float:
+        """The median length of some vectors."""
+        return float(np.median(np.linalg.norm(self._chunks[0][:64].astype(np.float32), axis=1)))
+
+
+class Guide:
+    """Says which passages are much alike; it warns once where a whole batch has no vector."""
+
+    def __init__(self, vectors: StoredVectors) -> None:
+        self._vectors = vectors
+        self.fingerprint = vectors.fingerprint
+        self._has_warned = False
+
+    def vectors(self, ids: Tensor) -> Tensor:
+        """Of identities (n, 2), on the host, the vectors (n, G) float32, of length 1, or zeros where there is
+        none."""
+        is_found, result = self._vectors.find(ids)
+        if not is_found.any() and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "no passage of this batch has a vector in loss.guide; the training data must name passages by"
+                " the ids of its shards"
+            )
+        lengths = np.linalg.norm(result, axis=1, keepdims=True)
+        return torch.from_numpy(result / np.where(lengths > 0, lengths, 1.0).astype(np.float32))
 
 
 class Nll(Term):
@@ -42,7 +102,9 @@ class Nll(Term):
     needs = frozenset({CONTEXTS})
 
     def __init__(self, *, guide: Guide | None, threshold: float, max_scores: int) -> None:
-        self._guide, self._threshold, self._max_scores = guide, threshold, max_scores
+        self._guide = guide
+        self._threshold = threshold
+        self._max_scores = max_scores
 
     def content(self) -> Mapping[str, str]:
         return {} if self._guide is None else {"guide": self._guide.fingerprint}
@@ -66,7 +128,8 @@ class Symmetric(Term):
     """-log softmax of each question among all questions of the pool, given its positive."""
 
     def __init__(self, *, candidates: str, max_scores: int) -> None:
-        self.candidates, self._max_scores = candidates, max_scores
+        self.candidates = candidates
+        self._max_scores = max_scores
         self.needs = frozenset({QUESTIONS, KNOWN_POSITIVES} if candidates == "distinct" else {QUESTIONS})
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
@@ -91,20 +154,20 @@ class Distillation(Term):
     def __init__(self, settings: ObjectiveSettings) -> None:
         self.settings = settings
         self._has_warned = False
-        self._num_without = 0
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
         assert pool.own_scores is not None
-        settings, scores = self.settings, pool.own_scores
-        given = (
-            batch.teacher_scores
-            if batch.teacher_scores is not None
-            else torch.full((scores.numel(),), torch.nan)
-        )
+        settings = self.settings
+        scores = pool.own_scores
+        given = batch.teacher_scores
+        if given is None:
+            given = torch.full((scores.numel(),), torch.nan)
         given = given.where(batch.context_valid, torch.nan).view_as(scores)
-        self._warn(given)
+        if settings.kl_weight and not self._has_warned:
+            self._warn_of_spread(given, ~given.isnan())
         teacher = on_device(given, scores.device).to(scores.dtype)
-        is_scored, total = ~teacher.isnan(), torch.zeros_like(scores[:, 0])
+        is_scored = ~teacher.isnan()
+        total = torch.zeros_like(scores[:, 0])
         if settings.kl_weight:
             total = total + settings.kl_weight * kl_divergence(
                 scores / pool.temperature, teacher / settings.teacher_temperature, is_scored
@@ -116,34 +179,22 @@ class Distillation(Term):
             )
         return total
 
-    def _warn(self, teacher: Tensor) -> None:
+    def _warn_of_spread(self, teacher: Tensor, is_scored: Tensor) -> None:
         """Looks at teacher scores (B, n) on the host."""
-        if self._has_warned:
-            return
-        is_scored, divisor = ~teacher.isnan(), self.settings.teacher_temperature
-        spread = float(
-            (
-                teacher.where(is_scored, -torch.inf).amax(1) - teacher.where(is_scored, torch.inf).amin(1)
-            ).amax()
-        )
-        if not is_scored.any():
-            self._num_without += 1
-            if self._num_without == MOST_WITHOUT:
-                self._has_warned = True
-                message = (
-                    "no passage of %d batches in a row has a teacher score, which loss.kl_weight and"
-                    " loss.margin_mse_weight learn from"
-                )
-                logger.warning(message, MOST_WITHOUT)
-            return
-        self._num_without = 0
-        if self.settings.kl_weight and spread > WIDEST_SPREAD * divisor:
+        divisor = self.settings.teacher_temperature
+        highest = teacher.where(is_scored, -torch.inf).amax(1)
+        lowest = teacher.where(is_scored, torch.inf).amin(1)
+        spread = float((highest - lowest).amax())
+        if spread > WIDEST_SPREAD * divisor:
             self._has_warned = True
             logger.warning(
                 "teacher scores of one question differ by %.3g, more than %g times"
                 " loss.teacher_temperature=%g: its softmax is 0 for all but the best; set"
                 " loss.teacher_temperature to about %.2g",
-                *(spread, WIDEST_SPREAD, divisor, spread / 10),
+                spread,
+                WIDEST_SPREAD,
+                divisor,
+                spread / 10,
             )
 
 
@@ -167,7 +218,8 @@ class Embedding(Term):
     what it teaches."""
 
     def __init__(self, teacher: Teacher) -> None:
-        self._teacher, self.reads_passages = teacher, teacher.teaches_passages
+        self._teacher = teacher
+        self.reads_passages = teacher.teaches_passages
 
     def content(self) -> Mapping[str, str]:
         return {"teacher": self._teacher.fingerprint}
@@ -228,28 +280,6 @@ def own_positive(batch: BiEncoderBatch) -> Tensor:
     return batch.positive_idx - torch.arange(len(batch)) * (len(batch.context_ids) // len(batch))
 
 
-def own_candidates(batch: BiEncoderBatch, rule: str) -> Candidates:
-    """What competes with each question among its own slots, by the rules of ``find_candidates``.
-
-    Columns count a question's own slots, n where there is none. All on the host.
-    """
-    target, size = own_positive(batch), len(batch.context_ids) // len(batch)
-    valid, column = batch.context_valid.view(-1, size), torch.arange(size)
-    excluded = ~valid
-    if rule == "distinct":
-        ids = batch.context_ids.view(-1, size, 2)
-        is_same = are_same(ids[:, :, None], ids[:, None]) & valid[:, None]
-        repeats = (is_same & (column[:, None] > column)).any(2)
-        positives = is_same[torch.arange(len(batch)), :, target]
-        known = (
-            are_known(ids[:, :, None], batch.known_positive_ids[:, None])
-            & batch.known_positive_valid[:, None]
-        ).any(2)
-        excluded = excluded | repeats | known | positives
-    masked = torch.where(excluded & (column != target[:, None]), column, size)
-    return Candidates(target, torch.ones(size, dtype=torch.bool), masked, column)
-
-
 def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candidates:
     """For the positive of each of this rank's questions: its question among the columns of all Q, and those
     that compete with it.
@@ -265,7 +295,8 @@ def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candida
             target, everything, torch.empty(len(batch), 0, dtype=torch.int64), torch.arange(num_questions)
         )
     assert pool.known_positives is not None, "the loss did not ask for known positives"
-    passages, known = batch.context_ids[batch.positive_idx], pool.known_positives
+    passages = batch.context_ids[batch.positive_idx]
+    known = pool.known_positives
     is_known = known[:, :, 2].bool()
     is_whole = is_known & (known[:, :, 1] == WHOLE_DOCUMENT)
     (by_id, by_text), (known_by_id, known_by_text) = names_of(passages), names_of(known[:, :, :2])

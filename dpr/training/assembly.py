@@ -1,35 +1,42 @@
-"""How a training is put together: data sets, loss, validations and callbacks, from settings and from what is
-given, around the loop of trainer.py."""
+"""How a training is put together: data sets, loss, validations and callbacks, from settings, from the import
+paths that settings name and from what is given, around the loop of trainer.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import nn
+
+from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
 from dpr.core.paths import user_path
-from dpr.core.settings import listed
-from dpr.losses.protocol import Loss
+from dpr.core.settings import drop_unused, listed, split_entry, unused_note
+from dpr.core.user_classes import create_object
+from dpr.data.collator import as_encoded
+from dpr.data.pairs import PseudoPairs
+from dpr.data.settings import DataSetSettings
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
+from dpr.data.training_data import OpenedSets, SampleSource, TrainingData, opened_sets
+from dpr.formats.training_sets import TrainingSet
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.usual import usual_callbacks
 from dpr.training.run import Callback
-from dpr.training.settings import TrainingSettings
-from dpr.training.stored_sets import opened_for_run
+from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.trainer import Trainer
-from dpr.training.user_classes import (
-    check_given,
-    make_loss,
-    user_callbacks,
-    user_metrics,
-    user_validation,
-)
-from dpr.training.validations.dev_sets import DevSet, dev_validations
-from dpr.training.validations.protocol import QuestionMetric, Validation
-from dpr.training.validations.retrieval import RetrievalValidation
-from dpr.training.validations.retrieval_settings import is_built_in, read_entry
+from dpr.training.validations.dev_sets import dev_validations
+from dpr.training.validations.protocol import Validation
+from dpr.training.validations.retrieval import RetrievalValidation, is_built_in, read_entry
 
+logger = get_logger(__name__)
+_LOOKED_AT = 64
 DataSets = Any
 """A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in
 dpr/data/training_data.py)."""
@@ -37,42 +44,32 @@ dpr/data/training_data.py)."""
 
 @dataclass(frozen=True)
 class Named:
-    """The objects behind ``train.callbacks``, ``train.metrics`` and ``train.validation``. They need no data,
-    so they are made first."""
+    """The objects behind ``train.callbacks`` and ``train.validation``. They need no data, so they are made
+    first."""
 
     callbacks: Sequence[Callback]
-    metrics: Mapping[str, QuestionMetric]
     validations: Sequence[Validation]
-    searches: Mapping[int, RetrievalValidation]
-    """Those of ``validations`` that search a corpus, by the number of their entry."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings, metrics: Mapping[str, QuestionMetric] | None = None) -> Named:
-        """Those that ``settings`` name, with ``metrics`` beside them.
+    def of(cls, settings: TrainingSettings) -> Named:
+        """Those that ``settings`` name.
 
         Raises:
             ConfigError: a name, an entry or an argument cannot be used.
             InputError: a file that an entry names cannot be read.
         """
         train = settings.train
-        entries = dict(enumerate(listed(train.validation)))
-        searched = {
-            number: read_entry(entry, number) for number, entry in entries.items() if is_built_in(entry)
-        }
-        searches = {
-            number: RetrievalValidation(options, precision=train.precision)
-            for number, options in searched.items()
-        }
-        for number, options in searched.items():
-            if options.guard is not None and train.eval_at_start is False:
-                key = f"train.validation[{number}].guard={options.guard:g}"
-                raise ConfigError(
-                    f"{key} has no effect with train.eval_at_start=false; leave one of them out"
-                )
-        validations = [searches.get(number) or user_validation(entry) for number, entry in entries.items()]
-        return cls(
-            user_callbacks(train.callbacks), user_metrics(train.metrics, metrics), validations, searches
-        )
+        callbacks = [
+            create_object(entry, Callback, setting="train.callbacks") for entry in listed(train.callbacks)
+        ]
+        validations: list[Validation] = []
+        for number, entry in enumerate(listed(train.validation)):
+            if is_built_in(entry):
+                options = read_entry(entry, number)
+                validations.append(RetrievalValidation(options, precision=train.precision))
+            else:
+                validations.append(create_object(entry, Validation, setting="train.validation"))
+        return cls(callbacks, validations)
 
     def check_metric_names(self, settings: TrainingSettings, dev_sets: Sequence[str]) -> None:
         """Refuses metrics to choose by that no validation of a run on these dev sets returns; user-defined
@@ -82,15 +79,15 @@ class Named:
             ConfigError: lists the names that there are.
         """
         train = settings.train
-        over_dev_sets = dev_validations([], settings, metrics=self.metrics) if dev_sets else []
-        due = [each for each in over_dev_sets if any(map(each.is_due, range(train.num_train_epochs)))]
-        names = [name for each in due for name in each.names_for(dev_sets)]
-        if any(number not in self.searches for number in range(len(self.validations))) or not (
-            names or self.searches
-        ):
-            return
-        names += [name for search in self.searches.values() for name in search.names()]
-        if train.best_metric is not None and train.best_metric not in names:
+        names: list[str] = []
+        for of_dev_sets in dev_validations([], settings) if dev_sets else []:
+            if any(map(of_dev_sets.is_due, range(train.num_train_epochs))):
+                names += of_dev_sets.names_for(dev_sets)
+        for validation in self.validations:
+            if not isinstance(validation, RetrievalValidation):
+                return
+            names += validation.names()
+        if names and train.best_metric is not None and train.best_metric not in names:
             raise ConfigError(
                 f"train.best_metric={train.best_metric} is not a metric of any validation of this run; choose"
                 f" one of {', '.join(names)}"
@@ -102,12 +99,12 @@ class BiEncoderTrainer(Trainer):
 
     ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files,
     rows in memory, data sets), or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr
-    train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks``,
-    ``validations`` and ``metrics`` are added to the usual ones and to those that settings name; with
-    ``usual=False`` they are all that there are besides the validations over dev sets, and nothing validates
-    or saves without a callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of
-    ``loss.name``, ``named`` that of what settings name. ``config`` is what checkpoints keep for people to
-    read, by default the settings. Call ``train()``.
+    train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks`` and
+    ``validations`` are added to the usual ones and to those that settings name; with ``usual=False`` they are
+    all that there are besides the validations over dev sets, and nothing validates or saves without a
+    callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of ``loss.name``, ``named``
+    that of what settings name. ``config`` is what checkpoints keep for people to read, by default the
+    settings. Call ``train()``.
 
     Raises:
         ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
@@ -123,7 +120,6 @@ class BiEncoderTrainer(Trainer):
         settings: TrainingSettings | None = None,
         loss: Loss | None = None,
         validations: Sequence[Validation] = (),
-        metrics: Mapping[str, QuestionMetric] | None = None,
         callbacks: Sequence[Callback] = (),
         usual: bool = True,
         named: Named | None = None,
@@ -131,8 +127,25 @@ class BiEncoderTrainer(Trainer):
         **options: Any,
     ) -> None:
         settings = TrainingSettings.of(settings, **options)
-        lists = {"callbacks": callbacks, "validations": validations}
-        check_given(settings, model, output_dir, loss, lists, metrics)
+        if unused := drop_unused(settings):
+            logger.warning(unused_note(unused))
+        settings.check()
+        _require("model", model, BiEncoder, f"a BiEncoder, e.g. BiEncoder.load({str(model)[:80]!r})")
+        _require("output_dir", output_dir, str | Path, "the folder of the run, e.g. output_dir='runs/first'")
+        if loss is not None:
+            _require("loss", loss, Loss, "an object of a class that implements dpr.Loss")
+        for each in listed(callbacks):
+            _require("one of callbacks", each, Callback, "an object of a subclass of dpr.Callback")
+        for each in listed(validations):
+            _require("one of validations", each, Validation, "an object of a subclass of dpr.Validation")
+        for key in ("temperature", "learn_temperature"):
+            given = getattr(settings.loss, key)
+            own = getattr(model.options, key)
+            if given and given != own:
+                raise ConfigError(
+                    f"loss.{key}={given}, but the model's is {own}; make the model with"
+                    f" options=dpr.TowerOptions({key}={given})"
+                )
         folder = user_path(output_dir)
 
         opened = opened_for_run(train_sets, "train", settings, model)
@@ -141,18 +154,16 @@ class BiEncoderTrainer(Trainer):
             loss = make_loss(
                 settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces
             )
+        validations = listed(validations)
+        callbacks = listed(callbacks)
         if usual:
-            named = named or Named.of(settings, metrics)
-            metrics = named.metrics
+            named = named or Named.of(settings)
             validations = [*named.validations, *validations]
             callbacks = usual_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
         opened_dev = opened_for_run(dev_sets, "dev", settings, model)
         if opened_dev:
-            of_dev_sets = [DevSet(source.name, source, options) for source, options in opened_dev]
-            validations = [
-                *dev_validations(of_dev_sets, settings, candidates=loss.candidates, metrics=metrics),
-                *validations,
-            ]
+            of_dev_sets = dev_validations(opened_dev, settings, candidates=loss.candidates)
+            validations = [*of_dev_sets, *validations]
         super().__init__(
             model,
             opened,
@@ -164,3 +175,153 @@ class BiEncoderTrainer(Trainer):
             callbacks=callbacks,
             config=config,
         )
+
+
+def _require(name: str, given: Any, kind: Any, wanted: str) -> None:
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} is of type {type(given).__name__}; give {wanted}")
+
+
+def make_loss(
+    settings: LossSettings, *, candidates: str, model: BiEncoder | None = None, namespaces: Sequence[str] = ()
+) -> Loss:
+    """The loss that ``loss.name`` names, with the pool's candidate rule, or the objective whose terms the
+    settings weigh.
+
+    Without ``model``, its vectors are not normalised and of any width; passage ids are unique within
+    ``namespaces``.
+
+    Raises:
+        ConfigError: it, or a term, is neither known nor a class that implements the contract, or it needs
+        what is not gathered.
+        InputError: the shards of ``loss.guide`` or ``loss.teacher`` cannot be read, or do not fit together.
+    """
+    if settings.name != "nll":
+        loss: Loss = _user_term(settings.name, Loss, GATHERED, setting="loss.name", candidates=candidates)
+        return loss
+    if not settings.changed():
+        return BiEncoderNllLoss(candidates=candidates)
+    from dpr.losses.objective import Objective  # the terms besides the NLL, which most runs do not have
+    from dpr.losses.terms import Guide
+    from dpr.training.teacher import open_teacher, read_vectors
+
+    settings.check_objective("loss.")
+    for width in settings.dimensions or ():
+        if model is not None and width > model.dimension:
+            raise ConfigError(
+                f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions;"
+                " leave it out"
+            )
+    terms = []
+    for entry in settings.user_terms():
+        named = {"use": entry.path, **entry.arguments}
+        known = GATHERED | {OWN_SCORES}
+        term = _user_term(named, Term, known, setting="loss.terms", candidates=candidates)
+        terms.append((entry.weight, term))
+    guide = None
+    if settings.guide:
+        guide = Guide(read_vectors(settings.guide, namespaces, setting="loss.guide"))
+    teacher = None
+    if settings.teacher is not None:
+        teacher = open_teacher(settings.teacher, model, namespaces)
+    return Objective(
+        settings,
+        candidates=candidates,
+        normalize=model is not None and model.settings.normalize,
+        guide=guide,
+        teacher=teacher,
+        user_terms=terms,
+    )
+
+
+def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: str, candidates: str) -> Any:
+    """The user-defined loss or term that an entry names; it may need what is ``known``."""
+    term: Term = create_object(entry, kind, setting=setting)
+    term.candidates = candidates
+    path, _ = split_entry(entry, setting=setting)
+    if unknown := sorted(set(term.needs) - known):
+        raise ConfigError(
+            f"{setting}={path} needs {', '.join(unknown)}; only {', '.join(sorted(known))} are gathered"
+        )
+    if isinstance(term, nn.Module) and any(True for _ in term.parameters()):
+        raise ConfigError(f"{setting}={path} has parameters, which would not be trained or saved")
+    return term
+
+
+def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
+    """The data set that a catalogue entry's ``reader`` names, called with the entry's files."""
+    setting = f"datasets.{name}.reader"
+    data: TrainingData = create_object(path, TrainingData, setting=setting, values=(list(files),))
+    data.name = name
+    if not len(data):
+        raise ConfigError(f"{setting}={path}: the data set has no rows")
+    return data
+
+
+def opened_for_run(sets: DataSets, name: str, settings: TrainingSettings, model: BiEncoder) -> OpenedSets:
+    """What ``BiEncoderTrainer`` takes as data sets, opened (``opened_sets``), as tokens (``as_tokens``).
+
+    Raises:
+        InputError, ConfigError: as these two; or the options of a set say where to read it.
+    """
+    pairs = [
+        item if isinstance(item, tuple) else (item, DataSetSettings()) for item in opened_sets(sets, name)
+    ]
+    if not pairs and name == "train":
+        raise ConfigError("train_sets is empty; give a file, a list of dictionaries, or a data set")
+    for source, options in pairs:
+        options.check(f"datasets.{source.name}.")
+        if options.file or options.reader or options.source:
+            raise ConfigError(
+                f"the options of {source.name} say where to read it, but it is open; leave file, reader and"
+                " source out"
+            )
+    return as_tokens(pairs, settings, model)
+
+
+def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) -> OpenedSets:
+    """The sets of a run, with their tokens read from token stores as ``train.token_store`` says. User-defined
+    sets stay as they are, and so do those that are read from stores already.
+
+    Raises:
+        ConfigError: a set has another prompt than the model, or the folder of the stores cannot be written.
+        InputError: most words of a set are unknown to the tokenizer.
+    """
+    sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
+    for source, options in sets:
+        _check_known(source, options, model.tensorizer)
+    train = settings.train
+    folder = train.token_store_folder()
+    if train.token_store == "off":
+        return sets
+    # Tokenising everything first pays only in a run that is long enough.
+    pool_size = train.global_batch_size or train.batch_size * current_ranks().world_size
+    questions = train.max_steps * pool_size * train.gradient_accumulation_steps
+    sees_most_rows = not train.max_steps or questions >= sum(len(source) for source, _ in sets) // 2
+    build = folder is not None or (sees_most_rows and not train.dry_run)
+    result: OpenedSets = []
+    for source, options in sets:
+        if isinstance(source, TrainingSet | PseudoPairs):
+            stored = open_tokens(source, model.tensorizer, options, folder=folder, build=build)
+            result.append((stored, options))
+            continue
+        if not isinstance(source, StoredTokens | StoredPairs):
+            logger.info(
+                "%s: read by a user-defined class, so its texts are tokenised as they come", source.name
+            )
+        result.append((source, options))
+    return result
+
+
+def _check_known(source: SampleSource, options: DataSetSettings, tensorizer: Tensorizer) -> None:
+    """Raises InputError where most words of a set are unknown to the tokenizer, by some rows that are spread
+    over it."""
+    rows = np.unique(np.linspace(0, len(source) - 1, _LOOKED_AT).astype(int)).tolist() if len(source) else []
+    samples = [source[row] for row in rows]
+    tokens = tensorizer.question_tokens([sample.question for sample in samples], **options.of_questions)
+    tokens += tensorizer.passage_tokens(
+        [as_encoded(sample.positives[0], options) for sample in samples if sample.positives]
+    )
+    tensorizer.check_known(
+        np.array([token for sequence in tokens for token in sequence], dtype=np.int64), source.name
+    )

@@ -28,7 +28,7 @@ from dpr.storage.leftovers import (
 )
 from dpr.storage.outputs import RunLock
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
-from dpr.training.run import Callback, Progress
+from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, StoredRun, checkpoint_name
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
@@ -39,11 +39,12 @@ CALLBACKS_FILE = "callbacks.json"
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: ``<output_dir>/<name>.step<N>``. Every rank calls its methods, and all
+    """The checkpoints of one run: ``<output_dir>/dpr_biencoder.step<N>``. Every rank calls its methods, and all
     learn the outcome together."""
 
-    def __init__(self, output_dir: Path, name: str, *, keep_last: int = 3) -> None:
-        self.output_dir, self.name, self.keep_last = output_dir, name, keep_last
+    def __init__(self, output_dir: Path, *, keep_last: int = 3) -> None:
+        self.output_dir = output_dir
+        self.keep_last = keep_last
         self.lock = RunLock(output_dir)
         self._failed_saves = 0
 
@@ -96,7 +97,7 @@ class CheckpointFolder:
 
         def find() -> None:
             damaged: dict[Path, list[str]] = {}
-            for folder in checkpoints.checkpoint_folders(self.output_dir, self.name):
+            for folder in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME):
                 if not (problems := verify_folder(folder)):
                     folders.append(folder)
                     break
@@ -130,7 +131,7 @@ class CheckpointFolder:
 
         on_main(find)
         step = from_main(_step_of(folders[0]) if folders else -1)
-        return None if step < 0 else self.output_dir / f"{self.name}.step{step}"
+        return None if step < 0 else self.output_dir / checkpoint_name(step)
 
     def save(
         self,
@@ -148,7 +149,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: that happened three times in a row, or another run has taken over the folder.
         """
-        folder = self.output_dir / f"{self.name}.step{progress.step}"
+        folder = self.output_dir / checkpoint_name(progress.step)
         # not the errors: their frames would keep the batches, and so the workers, alive
         failures: list[str] = []
 
@@ -238,7 +239,7 @@ class CheckpointFolder:
         # kept.
         kept = [
             path
-            for path in checkpoints.checkpoint_folders(self.output_dir, self.name)
+            for path in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME)
             if _step_of(path) <= progress.step
         ]
         for old in kept[self.keep_last :] if self.keep_last else []:
@@ -253,7 +254,8 @@ class CheckpointFolder:
         """Progress and identity as stored."""
         state = read_json(folder / checkpoints.STATE_FILE)
         try:
-            progress, identity = Progress(**state["progress"]), dict(state["identity"])
+            progress = Progress(**state["progress"])
+            identity = dict(state["identity"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"lacks what is needed to resume ({error})", file=folder / checkpoints.STATE_FILE
@@ -269,31 +271,17 @@ def _step_of(folder: Path) -> int:
     return int(folder.name.rpartition("step")[2])
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """The checkpoint that a run resumes from."""
-
-    folder: Path
-    progress: Progress
-    identity: dict[str, Any]
-
-
 def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> StoredRun | None:
     """The newest intact checkpoint of the output folder; None without one.
 
     Raises:
-        ConfigError: there is one and ``resume`` is ``fresh``, or there is none and it is ``require``.
+        ConfigError: there is one and ``resume`` is ``fresh``.
         CheckpointError: there are checkpoints, but every one is damaged.
     """
     newest = folder.newest(fresh=settings.resume == "fresh")
     if newest is not None:
         folder.complete(newest)
         return StoredRun(newest, *CheckpointFolder.read_state(newest))
-    if settings.resume_mode() == "require":
-        raise ConfigError(
-            f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right"
-            " output_dir?"
-        )
     return None
 
 

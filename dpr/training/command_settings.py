@@ -15,12 +15,10 @@ from dpr.models.settings import TowerSettings
 from dpr.training.settings import DevSetSettings, NegativeSettings, TrainingSettings
 
 _OF_TRAINING = (
-    "init",
     "resume",
     "seed",
     "train_sampling_rates",
     "loss_scale_factors",
-    "checkpoint_file_name",
     "val_av_rank_start_epoch",
     "encoder.dropout",
     "encoder.fix_ctx_encoder",
@@ -44,10 +42,9 @@ _OF_VALIDATIONS = (
     "early_stopping",
     "eval_at_start",
     "best_metric",
-    "best_is_highest",
     "keep",
 )
-_OF_AVERAGE_RANK = ("val_av_rank_hard_neg", "val_av_rank_other_neg", "val_av_rank_max_qs")
+_OF_AVERAGE_RANK = ("val_av_rank_hard_neg", "val_av_rank_other_neg")
 
 
 @dataclass
@@ -57,15 +54,7 @@ class TrackingConfig(Settings):
     tensorboard: bool = setting(False, on_resume=NO_EFFECT)
     """Write TensorBoard event files into <output_dir>/tensorboard; needs the extra tb."""
     wandb: bool = setting(False, on_resume=NO_EFFECT)
-    """Log to Weights & Biases; needs the extra wandb."""
-    mlflow: bool = setting(False, on_resume=NO_EFFECT)
-    """Log to the MLflow server or store of $MLFLOW_TRACKING_URI; needs the extra mlflow."""
-    project: str = setting("dpr", on_resume=NO_EFFECT)
-    """The project there; in MLflow the experiment."""
-
-    def unused(self) -> Iterator[str]:
-        if not (self.wandb or self.mlflow):
-            yield "project"
+    """Log to Weights & Biases, project $WANDB_PROJECT; needs the extra wandb."""
 
 
 @dataclass
@@ -140,11 +129,6 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         self._check_compat()
-        if self.init == "weights" and self.model_file is None and not self.encoder.pretrained:
-            raise ConfigError(
-                "init=weights and encoder.pretrained=false are mutually exclusive; name a model_file, or"
-                " leave encoder.pretrained out"
-            )
 
     def _check_compat(self) -> None:
         if not self.as_dpr:

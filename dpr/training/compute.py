@@ -15,9 +15,8 @@ from dpr.core.distributed import Ranks, copy_from_main
 from dpr.core.logs import get_logger
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
-from dpr.training.optimizer import row_tables
 from dpr.training.settings import TrainSettings
-from dpr.training.sharding import shard
+from dpr.training.sharding import row_tables, shard
 from dpr.training.step import DirectStep, Step
 from dpr.training.trial import evaluating, total, trial_tokens
 

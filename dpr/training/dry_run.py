@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass
 
 from dpr.core.errors import DivergedError
-from dpr.training.callbacks.usual import ValidateAndSave, duration, validate_ahead
-from dpr.training.callbacks.verdict import is_start_measured
+from dpr.training.callbacks.usual import ValidateAndSave, duration
+from dpr.training.callbacks.verdict import validations_ahead
 from dpr.training.metrics import peak_memory_gb, wait_for
 from dpr.training.trainer import Trainer
+from dpr.training.validations.protocol import run_validations
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,15 @@ def dry_run(trainer: Trainer) -> DryRun:
 
     ``trainer`` is a new one.
     """
-    batches, folder = trainer.micro_batches(), trainer.output_dir.absolute()
+    batches = trainer.micro_batches()
+    folder = trainer.output_dir.absolute()
     trainer.model.train()
     elapsed = tokens = 0.0
     for _ in range(min(2, trainer.total_steps)):
         ready = [next(batches) for _ in range(trainer.plan.accumulation)]
         wait_for(trainer.device)
-        start, tokens = time.perf_counter(), float(sum(batch.num_tokens for batch in ready))
+        start = time.perf_counter()
+        tokens = float(sum(batch.num_tokens for batch in ready))
         trainer.results = [trainer.forward_backward(batch, index) for index, batch in enumerate(ready)]
         trainer.update()
         wait_for(trainer.device)
@@ -80,19 +83,18 @@ def dry_run(trainer: Trainer) -> DryRun:
             "the loss is NaN after two steps; lower train.learning_rate or use train.precision=fp32"
         )
     start = time.perf_counter()
-    validate_ahead(trainer)
+    run_validations(validations_ahead(trainer), trainer.model)
     wait_for(trainer.device)
-    periods, total = ValidateAndSave(trainer.settings.train), trainer.total_steps
+    periods = ValidateAndSave(trainer.settings.train)
+    total = trainer.total_steps
     due = [periods.due_at(step, total, trainer.steps_per_epoch) for step in range(1, total + 1)]
     validations, saves = (sum(times) for times in zip(*due))
-    train, kept = trainer.settings.train, trainer.checkpoints.keep_last
-    validations += is_start_measured(trainer)
+    train = trainer.settings.train
+    kept = trainer.checkpoints.keep_last
+    validations += train.eval_at_start
     beside = int(train.keep == "better")  # the start
     weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
-    fields = 3 if train.ema_decay else 2
-    moments = sum(
-        fields * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad
-    )
+    moments = sum(2 * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
         step_s=elapsed,

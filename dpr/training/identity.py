@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,10 @@ from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import deciding_config, dropout_of
 from dpr.models.biencoder import BiEncoder
-from dpr.models.settings import TowerSettings
 from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
-from dpr.training.checkpointing import StoredRun
 from dpr.training.plan import Plan
-from dpr.training.run import Callback
+from dpr.training.run import CHECKPOINT_NAME, Callback, StoredRun
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
 
@@ -49,50 +47,33 @@ class RunIdentity:
     content. May not change either."""
 
 
-_DEFAULTS = (
-    flat_values(TrainingSettings())
-    | flat_values(TowerSettings(), prefix="encoder.")
-    | {"encoder.dpr_trailing_sep": False}
-)
-del _DEFAULTS["loss.learn_temperature"]  # never stored by earlier versions; the optimizer's state shows it
-
-
 _OF_MODELS = (".json", ".safetensors", ".bin", ".pt", ".txt", ".model", ".jinja")
 _OF_METRICS = (
     "dev_datasets.",
     "train.validation.",
-    "train.metrics",
     "train.dev_batch_size",
     "train.val_av_rank_",
 )
 """With another value of these, metrics of one name are not those of before."""
 
 
-def _differences(
-    stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]
-) -> dict[str, tuple[Any, Any]]:
-    """What differs, as it was and as it is; a key that one of the two lacks is taken from ``absent``."""
-    was, now, absent = (_flat(json.loads(json.dumps(values))) for values in (stored, own, absent))
-    pairs = {}
-    for key in sorted(was.keys() | now.keys()):
-        usual = absent.get(key, now.get(key))
-        pairs[key] = was.get(key, usual), now.get(key, usual)
+def _differences(stored: dict[str, Any], own: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs, as it was and as it is, by the names of settings and of their parts."""
+    was = dict(_leaves(stored))
+    now = dict(_leaves(json.loads(json.dumps(own))))
+    pairs = {key: (was.get(key), now.get(key)) for key in sorted(was.keys() | now.keys())}
     return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with dotted keys. A setting whose value is a dictionary stays whole.
-
-    What a section holds wins over a dotted key of the same name: it is in effect, whatever the command said.
-    Files have keys in any order.
-    """
-    sections = {
-        key for key, value in tree.items() if isinstance(value, dict) and prefix + key not in _DEFAULTS
-    }
-    by_key = {prefix + key: value for key, value in tree.items() if key not in sections}
-    for key in sections:
-        by_key |= _flat(tree[key], f"{prefix}{key}.")
-    return by_key
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(part, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _leaves(part, f"{key}[{number}]")
+    else:
+        yield key, value
 
 
 def run_identity(
@@ -116,7 +97,8 @@ def run_identity(
     """
     named = {key: value for key, value in flat_values(settings, (MODEL,)).items() if value}
     models = {key: read for key, value in named.items() if (read := _model_content(Path(value), output_dir))}
-    options, sources = flat_values(model.options, (IDENTITY, WARNED)), plan.dataset.sources
+    options = flat_values(model.options, (IDENTITY, WARNED))
+    sources = plan.dataset.sources
     files = [source.fingerprint for source in sources]
     return RunIdentity(
         models=models,
@@ -160,7 +142,6 @@ def run_identity(
             "train.max_grad_norm": settings.gradient_limit(ranks.world_size),
             "train.warmup_steps": settings.train.warmup(plan.total_steps),
             "train.lr_schedule": settings.lr_schedule(),
-            "train.adam_betas": str(settings.train.betas()),
             "encoder.packed": options["packed"],
             "encoder.dropout": dropout_of(model.ctx_model.config),
             **_environment(ranks, model.device),
@@ -196,24 +177,6 @@ def _environment(ranks: Ranks, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _narrowed(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
-    """The first part of a value that differs, with its key: of long lists and of options one entry, which is
-    what a person looks for."""
-    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
-        number = next(number for number, (old, new) in enumerate(zip(was, now, strict=True)) if old != new)
-        return _narrowed(f"{key}[{number}]", was[number], now[number])
-    if isinstance(was, list) and isinstance(now, list):
-        old, new = (
-            [each for each in part if each not in other] or f"{len(part)} entries"
-            for part, other in ((was, now), (now, was))
-        )
-        return key, old, new
-    if isinstance(was, dict) and isinstance(now, dict):
-        name = next(name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name))
-        return _narrowed(f"{key}.{name}", was.get(name), now.get(name))
-    return key, was, now
-
-
 def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings) -> None:
     """Looks whether a run may resume ``stored``. Warns of changed settings that are free and forgets the best
     checkpoint of ``stored`` where they change what metrics mean.
@@ -222,17 +185,19 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         CheckpointError: a fixed setting differs and ``resume`` is not force.
     """
     identity = stored.identity
-    differences = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS)
     unused = unused_keys(settings)
-    changed = {key: values for key, values in differences.items() if key not in unused}
-    for key, (was, now) in _differences(identity.get("models", {}), own.models, {}).items():
-        if was and now:
-            changed[key] = was, now
+    changed = {
+        key: values
+        for key, values in _differences(identity.get("fixed", {}), own.fixed).items()
+        if key.partition("[")[0] not in unused
+    }
+    models = identity.get("models", {})
+    for name in models.keys() & own.models.keys():  # a model that is elsewhere now cannot be compared
+        changed |= _differences({name: models[name]}, {name: own.models[name]})
     if changed and settings.resume != "force":
-        name, (was, now) = next(iter(changed.items()))
-        key, was, now = _narrowed(name, was, now)
+        key, (was, now) = next(iter(changed.items()))
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        restored = "the encoder" if key == "encoder.tokenizer" else name
+        restored = "the encoder" if key == "encoder.tokenizer" else key.partition("[")[0]
         raise CheckpointError(
             f"was written by a different run: {key} was {was}, is now {now}{more}",
             file=stored.folder,
@@ -242,7 +207,7 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
                 " order of samples"
             ),
         )
-    for key, (was, now) in (changed | _differences(identity.get("free", {}), own.free, own.free)).items():
+    for key, (was, now) in (changed | _differences(identity.get("free", {}), own.free)).items():
         consequence = (
             "; the pool stays as it was (train.global_batch_size)" if key == "train.batch_size" else ""
         )
@@ -254,7 +219,7 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
             )
             stored.progress.forget_best()
             stored.progress.start_metrics = {}
-        logger.warning("resuming with %s changed from %s to %s%s", *_narrowed(key, was, now), consequence)
+        logger.warning("resuming with %s changed from %s to %s%s", key, was, now, consequence)
 
 
 def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
@@ -265,7 +230,7 @@ def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int
     """
     size = 0
     if current_ranks().is_main and output_dir is not None and settings.resume != "fresh":
-        folders = checkpoints.checkpoint_folders(output_dir, settings.checkpoint_file_name)
+        folders = checkpoints.checkpoint_folders(output_dir, CHECKPOINT_NAME)
         try:
             if folders:
                 state = read_json(folders[0] / checkpoints.STATE_FILE)

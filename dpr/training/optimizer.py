@@ -1,4 +1,4 @@
-"""AdamW with averages of the weights, learning-rate schedules as pure functions of the step, and optimizer
+"""AdamW, learning-rate schedules as pure functions of the step, and optimizer
 state by parameter name.
 
 A table of words can learn by rows: a step costs the rows that were read, whatever the size of the vocabulary.
@@ -9,19 +9,19 @@ joined over ranks and summed once per update, and the update changes these rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpr.core.distributed import local_shard, placed_like
+from dpr.core.distributed import placed_like
 from dpr.core.errors import CheckpointError
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import OptimizerSettings
 
+ADAM_BETAS = (0.9, 0.999)
 _FRESH_STATE = "model_file=<checkpoint> with another output_dir starts with fresh optimizer state"
 
 
@@ -58,33 +58,6 @@ class Schedule:
 _NUMBERS_AT_ONCE = (1 << 15) - 1
 
 
-def row_tables(model: nn.Module) -> list[nn.Parameter]:
-    """The tables of a model that learn by rows."""
-    tables = [
-        module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
-    ]
-    return [
-        table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad
-    ]
-
-
-def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced; returns the
-    norm, ()."""
-    if not any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
-        return torch.nn.utils.clip_grad_norm_(parameters, limit)
-    gradients = [
-        grad.values() if grad.is_sparse else grad
-        for parameter in parameters
-        if (grad := parameter.grad) is not None
-    ]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factor)
-    return norm
-
-
 class RowAdamW(torch.optim.AdamW):
     """AdamW, and for tables whose gradient is by rows an AdamW for each row, which lives in the steps that
     have a gradient for it.
@@ -115,15 +88,18 @@ class RowAdamW(torch.optim.AdamW):
         state = self.state[table]
         if not state:
             state["step"] = torch.zeros(len(table), dtype=torch.float32, device=table.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
+            state["exp_avg"] = torch.zeros_like(table)
+            state["exp_avg_sq"] = torch.zeros_like(table)
         skipped = getattr(self, "found_inf", None)
         if skipped is not None and bool(skipped):
             return
-        rows, values = gradient.indices()[0], gradient.values()
+        rows = gradient.indices()[0]
+        values = gradient.values()
         is_read = values[:, 0] != 0
         if not bool(is_read.all()):  # hardly ever: a single number tells of nearly all rows
             is_read = values.abs().amax(1) != 0
-            rows, values = rows[is_read], values[is_read]
+            rows = rows[is_read]
+            values = values[is_read]
         tensors = table, state["exp_avg"], state["exp_avg_sq"], state["step"]
         size = max(1, _NUMBERS_AT_ONCE // table[0].numel() if table.device.type == "cpu" else len(rows))
         for part, numbers in zip(rows.split(size), values.split(size), strict=True):
@@ -151,69 +127,7 @@ def _adamw(group: dict[str, Any], of_rows: Sequence[Tensor], gradient: Tensor) -
     return weights, mean, square, step
 
 
-class AveragingAdamW(RowAdamW):
-    """``RowAdamW`` that, with ``decay`` above 0, keeps a mean of every weight over its updates: one counts
-    ``decay`` times as much as the next. An update that is skipped does not count, and each row of a table
-    that learns by rows has the mean over its own updates.
-
-    The means are a field of its state, ``twin``, so they are sharded, stored and restored like the moments.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], *, decay: float = 0.0, **options: Any) -> None:
-        super().__init__(groups, **options)
-        self.decay = decay
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of the weights, then of their means."""
-        if not self.decay:
-            return super().step(closure)
-        before = {
-            parameter: state["step"].clone() for parameter, state in self.state.items() if state["step"].dim()
-        }
-        super().step(closure)
-        share: Tensor | None = None
-        for parameter, state in self.state.items():
-            weights, counts = local_shard(parameter), state["step"]
-            mean = local_shard(state.setdefault("twin", parameter.detach().clone()))
-            if counts.dim():
-                rows = (counts != before.get(parameter, 0)).nonzero()[:, 0]
-                mean[rows] = mean[rows].lerp_(
-                    weights[rows], self._share(counts[rows])[:, None].to(mean.dtype)
-                )
-            else:  # all others are updated together
-                share = self._share(counts) if share is None else share
-                mean.lerp_(weights, share.to(mean.dtype))
-
-    def _share(self, counts: Tensor) -> Tensor:
-        """What the last of so many updates counts of their mean, on the device."""
-        skipped = getattr(self, "found_inf", None)
-        share = (1 - self.decay) / (1 - self.decay ** counts.double().clamp(min=1))
-        return share if skipped is None else share * (1 - skipped.double())
-
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchanges weights and means, if there are means."""
-        for parameter, state in self.state.items():
-            if "twin" in state:
-                held = parameter.detach().clone()
-                parameter.copy_(state["twin"])
-                state["twin"].copy_(held)
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """A block in which the model has the means. State that is restored in it is that of a model that had
-        them too."""
-        self.swap()
-        try:
-            yield
-        finally:
-            self.swap()
-            for state in () if self.decay else self.state.values():
-                state.pop("twin", None)
-
-
-def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAdamW:
+def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> RowAdamW:
     """AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and scalars
     (fewer than two axes)."""
     embeddings = {id(table) for table in model.token_embeddings()}
@@ -223,7 +137,7 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAd
             decay = settings.weight_decay if parameter.dim() > 1 else 0.0
             factor = settings.embedding_lr_factor if id(parameter) in embeddings else 1.0
             groups.setdefault((decay, factor), []).append(parameter)
-    return AveragingAdamW(
+    return RowAdamW(
         [
             {
                 "params": parameters,
@@ -235,9 +149,8 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAd
         ],
         lr=settings.learning_rate,
         eps=settings.adam_eps,
-        betas=settings.betas(),
+        betas=ADAM_BETAS,
         fused=True,
-        decay=settings.ema_decay,
     )
 
 

@@ -38,14 +38,6 @@ class Plan:
     last_step: int
     """Where this start ends."""
 
-    def num_texts(self) -> int:
-        """How many texts all steps encode, about."""
-        drawn = self.dataset.collator
-        negatives, _ = negatives_per_question(
-            self.dataset.sources, num_hard=drawn.num_hard, num_other=drawn.num_other
-        )
-        return self.total_steps * self.accumulation * self.pool_size * (2 + negatives)
-
     def order_from(self, step: int) -> PoolOrder:
         """The pools of update ``step`` (counted from 0) and of all after it, epoch by epoch."""
         return PoolOrder(
@@ -71,7 +63,8 @@ def make_plan(
     Raises:
         ConfigError: an epoch has fewer pools than an update takes.
     """
-    train, seed = settings.train, settings.seed
+    train = settings.train
+    seed = settings.seed
     collator = Collator(
         tensorizer,
         num_hard=train.hard_negatives,
@@ -87,7 +80,8 @@ def make_plan(
         seed=seed,
         sampling=Sampling(**vars(train.sampling) | {"rates": settings.train_sampling_rates}),
     )
-    pools, accumulation = dataset.iterator.pools_per_epoch, train.gradient_accumulation_steps
+    pools = dataset.iterator.pools_per_epoch
+    accumulation = train.gradient_accumulation_steps
     if pools < accumulation:
         raise ConfigError(
             f"train.gradient_accumulation_steps={accumulation} is more than an epoch's {pools} pools;"
@@ -185,11 +179,13 @@ def negatives_per_question(
 ) -> tuple[int, bool]:
     """The most negatives that any row gives, and whether any row has hard ones, among rows spread over each
     set."""
-    most, has_hard = 0, False
+    most = 0
+    has_hard = False
     for source in sources:
         for row in range(0, len(source), max(1, len(source) // SAMPLED_ROWS)):
             sample = source[row]
-            hard, other = len(sample.hard_negatives), len(sample.other_negatives)
+            hard = len(sample.hard_negatives)
+            other = len(sample.other_negatives)
             has_hard = has_hard or hard > 0
             # others stand in for hard ones (select_passages)
             most = max(most, min(num_hard, hard or other) + min(num_other, other))

@@ -1,10 +1,9 @@
-"""How far a run is, what callbacks see of it, and the moments of a run, for a class (``Callback``) or for a
-plain function (``FunctionCallback``)."""
+"""How far a run is, what callbacks see of it, and the moments of a run (``Callback``)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,17 +13,19 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
-from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
 from dpr.losses.protocol import Pool
 from dpr.models.biencoder import BiEncoder
-from dpr.training.metrics import Metrics
+from dpr.training.metrics import Metrics, StepResult
 from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
-from dpr.training.step import StepResult
-from dpr.training.validations.protocol import Validation, broken_guard, guard_limits
+from dpr.training.validations.protocol import Validation
 
-logger = get_logger(__name__)
+CHECKPOINT_NAME = "dpr_biencoder"
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of the folder of a step's checkpoint."""
+    return f"{CHECKPOINT_NAME}.step{step}"
 
 
 @dataclass
@@ -33,8 +34,6 @@ class Progress:
 
     step: int = 0
     """Optimizer updates done."""
-    validations: int = 0
-    """Validations done."""
     best_metric: str | None = None
     best_value: float | None = None
     best_checkpoint: str | None = None
@@ -71,6 +70,15 @@ class Progress:
         return value > self.best_value if highest else value < self.best_value
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """The checkpoint that a run resumes from."""
+
+    folder: Path
+    progress: Progress
+    identity: dict[str, Any]
+
+
 class Run(Protocol):
     """A training run as callbacks see it. ``Trainer`` is the one that trains.
 
@@ -104,9 +112,8 @@ class Run(Protocol):
     """Norm () of the last update's gradient before clipping, on the device: reading it waits for the
     device."""
 
-    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        """Training metrics of all ranks since the last call, which all ranks make together; ``peak`` as in
-        ``TrainingMetrics.take``."""
+    def take_metrics(self) -> Metrics:
+        """Training metrics of all ranks since the last call, which all ranks make together."""
         ...
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
@@ -131,17 +138,6 @@ class Run(Protocol):
     def emit(self, moment: str, *arguments: Any) -> None:
         """Calls one moment of every callback, in order."""
         ...
-
-
-def keeps_guards(run: Run, metrics: Metrics) -> bool:
-    """Whether a checkpoint of these metrics may be the best; the log names a guard that it breaks, as one
-    does that is not measured."""
-    limits = guard_limits(run.validations, run.progress.start_metrics)
-    if (name := broken_guard(limits, metrics)) is None:
-        return True
-    message = "step %d cannot be the best checkpoint: the guard of %s is %.4f, it has %.4f"
-    logger.warning(message, run.progress.step, name, limits[name][0], metrics.get(name, math.nan))
-    return False
 
 
 class Callback:
@@ -214,47 +210,3 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned; before ``on_train_begin``."""
-
-
-MOMENTS = tuple(name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_"))
-_OF_A_STEP = ("pool", "before_optimizer_step", "after_optimizer_step", "step_end")
-
-
-class FunctionCallback(Callback):
-    """Calls ``function(run)``, or ``function(run, value)`` where the moment has a value (metrics, folder,
-    error).
-
-    Args:
-        when: a moment without ``on_``, e.g. ``step_end``, ``validate_end``, ``save``.
-        every: call at every so many of them. Moments of steps are numbered like the steps of the run, others
-        are counted, across resumes.
-        once: call at the first of them only, once in a run.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], *, when: str = "step_end", every: int = 1, once: bool = False
-    ) -> None:
-        if when not in MOMENTS:
-            raise ConfigError(f"when={when} is not a moment of a run; choose one of {', '.join(MOMENTS)}")
-        if every < 1:
-            raise ConfigError(f"every={every} is out of range; it must be at least 1")
-        self._function, self._when, self._every, self._once = function, when, every, once
-        self._times, self._called = 0, False
-        setattr(self, f"on_{when}", self._moment)
-
-    @property
-    def state_key(self) -> str:
-        return getattr(self._function, "__qualname__", type(self._function).__name__)
-
-    def _moment(self, run: Run, *values: Any) -> None:
-        self._times += 1
-        number = run.progress.step + (self._when != "step_end") if self._when in _OF_A_STEP else self._times
-        if number % self._every == 0 and not (self._once and self._called):
-            self._called = True
-            self._function(run, *values)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"times": self._times, "called": self._called}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._times, self._called = int(state["times"]), bool(state["called"])

@@ -28,7 +28,7 @@ from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
 
 WARMUP_SHARE = 0.1
-_ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings", "model")  # of BiEncoderTrainer
+_ARGUMENTS = ("train_sets", "dev_sets", "settings", "model")  # of BiEncoderTrainer
 
 
 @dataclass
@@ -106,28 +106,8 @@ class OptimizerSettings(Settings):
     adam_eps: float = setting(1e-8, least=1e-30, on_resume=WARNED)
     """AdamW's epsilon, added to the root of the mean squared gradient; one that float32 rounds to 0 would
     make NaN of weights whose gradient is 0."""
-    adam_betas: str = setting("(0.9, 0.999)", on_resume=WARNED)
-    """A string, as in DPR: two numbers in brackets."""
     max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
-
-    ema_decay: float = setting(0.0, least=0, below=1, on_resume=WARNED)
-    """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each
-    counts ema_decay times as much as the next (0.999: about the last thousand); training goes on from the
-    weights themselves (docs/training.md)."""
-
-    def betas(self) -> tuple[float, float]:
-        """``adam_betas`` as two numbers."""
-        parts = self.adam_betas.strip().strip("()[]").split(",")
-        try:
-            first, second = (float(part) for part in parts)
-        except ValueError:
-            raise ConfigError(
-                f'train.adam_betas={self.adam_betas!r} is not two numbers, expected "(0.9, 0.999)"'
-            ) from None
-        if not (0 <= first < 1 and 0 <= second < 1):
-            raise ConfigError(f"train.adam_betas={self.adam_betas!r} is out of range; both must be in [0, 1)")
-        return first, second
 
     def warmup(self, total_steps: int) -> int:
         """The steps of the warm-up in a run of ``total_steps``."""
@@ -162,12 +142,6 @@ class EarlyStoppingSettings(Settings):
 
     patience: int = setting(0, unit="validations", least=0, on_resume=WARNED)
     """Validations in a row without an improvement after which the run ends; 0 = never."""
-    min_delta: float = setting(0.0, least=0, on_resume=WARNED)
-    """An improvement exceeds the best value by more than this."""
-
-    def unused(self) -> Iterator[str]:
-        if not self.patience:
-            yield "min_delta"
 
 
 @dataclass
@@ -185,14 +159,11 @@ class Periods(Settings):
     """Validations per epoch; 0 = none but those of eval_every_steps."""
     eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
-    eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT)
-    """Validate before the first step too, and at the end compare with that; absent = where the run starts
-    from weights, unless it would encode more than a fifth of what training does."""
+    eval_at_start: bool = setting(True, on_resume=NO_EFFECT)
+    """Validate before the first step too, and at the end compare with that."""
     best_metric: str | None = setting(None, on_resume=WARNED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
     val_av_rank_start_epoch."""
-    best_is_highest: bool = setting(False, on_resume=WARNED)
-    """More is better, for best_metric; known of metrics of retrieval."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     keep: str = setting(
         "best",
@@ -213,28 +184,18 @@ class Periods(Settings):
         yield from super().unused()
         if self.eval_per_epoch and self.eval_every_steps:
             yield "eval_per_epoch"
-        if self.best_metric is None:
-            yield "best_is_highest"
 
 
 @dataclass
 class DevSetSettings(Settings):
     """Validation over dev sets."""
 
-    metrics: list[str] | None = setting(None, on_resume=WARNED)
-    """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name>
-    (docs/training.md)."""
     dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=WARNED)
     """Questions per validation pool over all ranks."""
     val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Hard negatives of each dev question in the average-rank pool."""
     val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Other negatives of each dev question in the average-rank pool."""
-    val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
-    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the
-    average rank."""
-    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
-    """Dev questions used for the average rank, over all ranks."""
 
 
 @dataclass
@@ -262,14 +223,13 @@ class TrainSettings(
         return None if self.token_store in ("auto", "off") else self.token_store
 
     def check_together(self, prefix: str) -> None:
-        self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
         if self.sharding != "none" and self.compile:
             raise ConfigError(
                 f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one"
                 " of them out"
             )
-        if self.keep == "better" and self.eval_at_start is False:
+        if self.keep == "better" and not self.eval_at_start:
             raise ConfigError(
                 f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
                 " the start; leave one of them out"
@@ -283,11 +243,6 @@ class TrainingSettings(Settings):
     model_file: str | None = setting(None, on_resume=MODEL, path="input")
     """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers;
     original DPR checkpoint."""
-    init: str | None = setting(None, choices=("scratch", "weights", "resume"), on_resume=START)
-    """How a new run begins: scratch (random weights), weights (those of model_file, else of
-    encoder.pretrained_model_cfg) with a fresh schedule and optimizer, resume (output_dir must hold a run to
-    resume); absent = as model_file and encoder.pretrained say. Whichever it is, the same command again
-    resumes the run."""
     resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
     """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it
     though data or order differ."""
@@ -306,8 +261,6 @@ class TrainingSettings(Settings):
     )
     """From this epoch on (counted from 0) validation is the average rank; before it, the NLL. Absent = always
     the NLL."""
-    checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT)
-    """Checkpoint folders are ``<name>.step<N>``."""
     train: TrainSettings = field(default_factory=TrainSettings)
     loss: LossSettings = field(default_factory=LossSettings)
 
@@ -361,16 +314,5 @@ class TrainingSettings(Settings):
         """Whether a validation in ``epoch`` (counted from 0) computes the average rank."""
         return self.val_av_rank_start_epoch is not None and epoch >= self.val_av_rank_start_epoch
 
-    def resume_mode(self) -> str:
-        """``resume``, or ``require``: there must be a run."""
-        return "require" if self.init == "resume" and self.resume == "auto" else self.resume
-
     def check_together(self, prefix: str) -> None:
         self.train.sampling.check_shares(self.train_sampling_rates)
-        if self.init == "scratch" and self.model_file is not None:
-            raise ConfigError(
-                "init=scratch and model_file are mutually exclusive; leave model_file out, or set"
-                " init=weights"
-            )
-        if self.init == "resume" and self.resume == "fresh":
-            raise ConfigError("init=resume and resume=fresh are mutually exclusive; leave one of them out")

@@ -35,7 +35,6 @@ from dpr.core.logs import get_logger
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.trials import layers_of
-from dpr.training import optimizer
 
 logger = get_logger(__name__)
 
@@ -53,7 +52,7 @@ def shard(model: BiEncoder, ranks: Ranks) -> None:
         )
     if len({tower.backbone for tower in model.towers}) < len(model.towers):
         raise ConfigError("train.sharding=fsdp2 needs a tower, or two, with layers of its own; leave it out")
-    if optimizer.row_tables(model):
+    if row_tables(model):
         raise ConfigError(
             "train.sharding=fsdp2: a table that learns by rows cannot be sharded; set train.sharding=none"
         )
@@ -71,7 +70,8 @@ def shard(model: BiEncoder, ranks: Ranks) -> None:
             # The outermost unit too: it would stay whole after a forward without a backward, and parameters
             # would be other objects.
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
-        tower.is_sharded, tower.fast = True, replace(tower.fast, in_one_pack=True)
+        tower.is_sharded = True
+        tower.fast = replace(tower.fast, in_one_pack=True)
     if model.log_temperature is not None:
         # Of the kind of the others, so that one optimizer, one loss scale and one norm take all of them.
         model.log_temperature = nn.Parameter(
@@ -125,19 +125,34 @@ def _average_temperature(model: nn.Module) -> None:
 
 
 def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """``optimizer.clip_gradients`` for whole and for sharded parameters; the norm, (), is a plain tensor, the same
-    on all ranks."""
+    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced, and sharded ones;
+    the norm, (), is a plain tensor, the same on all ranks."""
     gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not any(map(is_sharded, gradients)):
-        return optimizer.clip_gradients(parameters, limit)
-    parts: dict[bool, list[Tensor]] = {True: [], False: []}
-    for gradient in gradients:
-        parts[gradient.placements[0].is_shard()].append(local_shard(gradient))
-    of_parts, of_copies = (
-        torch.nn.utils.get_total_norm(parts[kind]).to(gradients[0].device) for kind in (True, False)
-    )
-    norm = (sum_over_ranks(of_parts.square()) + of_copies.square()).sqrt()
+    if any(map(is_sharded, gradients)):
+        parts: dict[bool, list[Tensor]] = {True: [], False: []}
+        for gradient in gradients:
+            parts[gradient.placements[0].is_shard()].append(local_shard(gradient))
+        of_parts, of_copies = (
+            torch.nn.utils.get_total_norm(parts[kind]).to(gradients[0].device) for kind in (True, False)
+        )
+        norm = (sum_over_ranks(of_parts.square()) + of_copies.square()).sqrt()
+        scaled = parts[True] + parts[False]
+    elif any(gradient.is_sparse for gradient in gradients):
+        scaled = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
+        norm = torch.nn.utils.get_total_norm(scaled)
+    else:
+        return torch.nn.utils.clip_grad_norm_(parameters, limit)
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    for part in (*parts[True], *parts[False]):
-        part.mul_(factor)
+    for gradient in scaled:
+        gradient.mul_(factor)
     return norm
+
+
+def row_tables(model: nn.Module) -> list[nn.Parameter]:
+    """The tables of a model that learn by rows."""
+    tables = [
+        module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
+    ]
+    return [
+        table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad
+    ]

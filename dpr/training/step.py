@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,27 +15,9 @@ from dpr.core.distributed import Ranks, average_gradients
 from dpr.core.errors import ConfigError
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoderVectors
-from dpr.training.optimizer import row_tables
+from dpr.training.metrics import StepResult
 from dpr.training.pool_gather import PoolGather
-from dpr.training.sharding import averaging
-
-
-class StepResult(NamedTuple):
-    """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in
-    ``LossResult``."""
-
-    losses: Tensor
-    correct: Tensor
-    num_questions: int
-
-    @property
-    def loss_sum(self) -> Tensor:
-        return self.losses.sum()
-
-    @property
-    def num_correct(self) -> Tensor:
-        return self.correct.sum()
-
+from dpr.training.sharding import averaging, row_tables
 
 OnPool = Callable[[Tensor, Pool, BiEncoderBatch], None]
 
@@ -50,13 +31,11 @@ class Step(ABC):
     def __init__(
         self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32"
     ) -> None:
-        self.model, self.loss, self.ranks, self.device, self._precision = (
-            model,
-            loss,
-            ranks,
-            device,
-            precision,
-        )
+        self.model = model
+        self.loss = loss
+        self.ranks = ranks
+        self.device = device
+        self._precision = precision
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self._by_rows = row_tables(model)
 

@@ -81,7 +81,8 @@ class FiniteGuard:
 
     def __init__(self, device: torch.device, *, most_in_row: int = 5, has_loss_scale: bool = False) -> None:
         self._most = most_in_row + (_HALVINGS_OF_THE_SCALE if has_loss_scale else 0)
-        self._has_loss_scale, self._is_hooked = has_loss_scale, False
+        self._has_loss_scale = has_loss_scale
+        self._is_hooked = False
         self._device = device
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None
         self._on_host = torch.zeros(2, dtype=torch.int32, pin_memory=self._arrived is not None)

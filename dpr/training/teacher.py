@@ -21,8 +21,7 @@ from dpr.core.settings import listed
 from dpr.data.collator import judgement_identity
 from dpr.data.settings import TextSettings
 from dpr.formats.vector_shards import open_shards
-from dpr.losses.guide import StoredVectors
-from dpr.losses.terms import Teacher
+from dpr.losses.terms import StoredVectors, Teacher
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import read_manifest
 
@@ -54,15 +53,37 @@ class ModelTeacher:
 
     def __init__(self, folder: str, model: BiEncoder) -> None:
         self._teacher = teacher = BiEncoder.load(folder, model.device).to(next(model.parameters()).dtype)
-        self.fingerprint, self.teaches_passages = teacher.fingerprint, not model.options.fix_ctx_encoder
+        self.fingerprint = teacher.fingerprint
+        self.teaches_passages = not model.options.fix_ctx_encoder
         teacher.requires_grad_(False)
-        ours, theirs = (_facts(each) for each in (model, teacher))
-        if differing := [name for name in ours if ours[name] != theirs[name]]:
-            name = differing[0]
-            raise ConfigError(
-                f"loss.teacher={folder}: its {name} is {theirs[name]!r}, the model's is {ours[name]!r};"
-                f" {_MENDED_BY[name]}"
-            )
+        compared = [
+            (
+                "tokenizer",
+                model.tensorizer.vocabulary_fingerprint,
+                teacher.tensorizer.vocabulary_fingerprint,
+                "make the model with the teacher's (dpr new-encoder tokenizer=FOLDER)",
+            ),
+            (
+                "number of dimensions",
+                model.dimension,
+                teacher.dimension,
+                "set encoder.projection_dim to the teacher's",
+            ),
+            (
+                "normalize",
+                model.settings.normalize,
+                teacher.settings.normalize,
+                "set encoder.normalize to the teacher's",
+            ),
+        ]
+        theirs = asdict(teacher.settings.part(TextSettings))
+        for name, own in asdict(model.settings.part(TextSettings)).items():
+            compared.append((name, own, theirs[name], "give both the same"))
+        for name, own, other, mended in compared:
+            if own != other:
+                raise ConfigError(
+                    f"loss.teacher={folder}: its {name} is {other!r}, the model's is {own!r}; {mended}"
+                )
         for side in ("question", "sequence"):
             length, longest = (getattr(each.tensorizer, f"{side}_length") for each in (model, teacher))
             if length > longest:
@@ -82,24 +103,6 @@ class ModelTeacher:
         ]
 
 
-_OF_TEXTS = "give both the same"
-_MENDED_BY = {
-    "tokenizer": "make the model with the teacher's (dpr new-encoder tokenizer=FOLDER)",
-    "number of dimensions": "set encoder.projection_dim to the teacher's",
-    "normalize": "set encoder.normalize to the teacher's",
-    **dict.fromkeys(asdict(TextSettings()), _OF_TEXTS),
-}
-
-
-def _facts(model: BiEncoder) -> dict[str, object]:
-    return {
-        "tokenizer": model.tensorizer.vocabulary_fingerprint,
-        "number of dimensions": model.dimension,
-        "normalize": model.settings.normalize,
-        **asdict(model.settings.part(TextSettings)),
-    }
-
-
 def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting: str) -> StoredVectors:
     """The vectors that a setting names, which stay in the mapped files, by the identities of their passages
     within each of ``namespaces``.
@@ -109,7 +112,9 @@ def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting:
         ConfigError: they hold no vectors.
     """
     shards = open_shards(patterns)
-    chunks, keys, size = list[np.ndarray](), list[int](), 0
+    chunks = list[np.ndarray]()
+    keys = list[int]()
+    size = 0
     for ids, vectors in (chunk for shard in shards for chunk in shard.chunks()):
         passages = [Passage("", id=key.decode()) for key in ids]
         keys += [
@@ -140,7 +145,9 @@ class StoredTeacher:
     teaches_passages = True
 
     def __init__(self, vectors: StoredVectors, namespaces: Sequence[str], model: BiEncoder) -> None:
-        self._vectors, self._namespaces, self.fingerprint = vectors, namespaces, vectors.fingerprint
+        self._vectors = vectors
+        self._namespaces = namespaces
+        self.fingerprint = vectors.fingerprint
         if model.options.fix_ctx_encoder:
             raise ConfigError(
                 "loss.teacher names vectors of passages, whose tower does not learn with"
@@ -150,7 +157,7 @@ class StoredTeacher:
         if vectors.dimension != model.dimension:
             width = f"vectors of {vectors.dimension} dimensions, but the model's have {model.dimension}"
             raise ConfigError(f"loss.teacher names {width}; set encoder.projection_dim={vectors.dimension}")
-        if model.settings.normalize and abs((length := vectors.usual_length()) - 1) > 0.01:
+        if model.settings.normalize and abs((length := vectors.typical_length()) - 1) > 0.01:
             raise ConfigError(
                 f"loss.teacher names vectors of length {length:.3g}, which the model never has; set"
                 " encoder.normalize=false"

@@ -24,16 +24,15 @@ from dpr.formats.checkpoints import seal_run
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
-from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run
+from dpr.training.checkpointing import CheckpointFolder, StateOfRun, find_stored_run
 from dpr.training.compute import make_step, set_up_arithmetic
 from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size
-from dpr.training.metrics import Metrics, TrainingMetrics
+from dpr.training.metrics import Metrics, StepResult, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import log_summary, make_plan, require_teacher_scores
-from dpr.training.run import Callback, Progress, Run, keeps_guards
+from dpr.training.run import Callback, Progress, Run, StoredRun, checkpoint_name
 from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import clip_gradients
-from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
 from dpr.training.validations.protocol import Validation, higher_is_better, run_validations
@@ -85,9 +84,7 @@ class Trainer(Run):
         self.config = asdict(settings) if config is None else config
         self.device = model.device
         self.ranks = current_ranks()
-        self.checkpoints = CheckpointFolder(
-            output_dir, settings.checkpoint_file_name, keep_last=train.keep_last
-        )
+        self.checkpoints = CheckpointFolder(output_dir, keep_last=train.keep_last)
         self._dev_sets = dev_sets
 
         sources = [source for source, _ in train_sets]
@@ -172,8 +169,7 @@ class Trainer(Run):
 
     def _restore(self, stored: StoredRun) -> None:
         progress = stored.progress
-        with self.optimizer.averaged():
-            self._state.read(stored.folder)
+        self._state.read(stored.folder)
         logger.info(
             "%s %s at step %d of %d",
             "finished:" if progress.step >= self.last_step else "resuming from",
@@ -223,7 +219,6 @@ class Trainer(Run):
                 self.checkpoints.note_stop(self.progress.step)
             raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
         self.checkpoints.require_saved(self.progress.step)
-        self.optimizer.swap()
         self.emit("on_train_end")
 
     def _write_summary(self) -> None:
@@ -273,8 +268,8 @@ class Trainer(Run):
         self.emit("on_after_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
 
-    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        metrics = self.metrics.take(peak=peak)
+    def take_metrics(self) -> Metrics:
+        metrics = self.metrics.take()
         if not self.loss.reads_passages:
             metrics = {name: value for name, value in metrics.items() if not name.endswith("/in_batch_acc")}
         metrics |= {"optim/lr": self.learning_rate, "optim/grad_norm": float(self.grad_norm)}
@@ -284,32 +279,17 @@ class Trainer(Run):
         return metrics
 
     def validate(self) -> Metrics:
-        self.progress.validations += 1
-        number, is_last = self.progress.validations, self.progress.step >= self.last_step
-        due = [
-            each
-            for each in self.validations
-            if each.is_due(self.epoch) and (is_last or number % each.every == 0)
-        ]
+        due = [each for each in self.validations if each.is_due(self.epoch)]
         if not due:
             return {}
-        with self.optimizer.averaged():
-            # all of them: the best may be chosen by any metric of any
-            metrics = run_validations(due, self.model)
+        metrics = run_validations(due, self.model)
         name, highest = self.best_by(metrics)
-        if (
-            name in metrics
-            and self.progress.is_improved_by(name, metrics[name], highest=highest)
-            and keeps_guards(self, metrics)
-        ):
-            folder = f"{self.checkpoints.name}.step{self.progress.step}"
+        if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
+            folder = checkpoint_name(self.progress.step)
             self._better = {"best_metric": name, "best_value": metrics[name], "best_checkpoint": folder}
             if self.saved_step == self.progress.step:  # a callback has saved this step already
                 self._commit_best()
-        is_later = any(
-            each.higher_is_better(name) is not None for each in self.validations if each not in due
-        )
-        if name not in metrics and not is_later and not self._warned_of_best:
+        if name not in metrics and not self._warned_of_best:
             self._warned_of_best = True
             logger.warning(
                 "train.best_metric=%s is not a metric of the validation at step %d; the best checkpoint stays"
@@ -321,25 +301,21 @@ class Trainer(Run):
         return metrics
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
-        train = self.settings.train
-        if train.best_metric is not None:
-            return train.best_metric, train.best_is_highest or higher_is_better(
-                self.validations, train.best_metric
-            )
-        return ("eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"), False
+        default = "eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"
+        name = self.settings.train.best_metric or default
+        return name, higher_is_better(self.validations, name)
 
     def save(self) -> Path | None:
         assert self.identity is not None, "only train() saves"
         # The best is what can be opened: a step that the disk refused is not it, and nothing is removed in
         # its favour.
-        if self._better.get("best_checkpoint") != f"{self.checkpoints.name}.step{self.progress.step}":
+        if self._better.get("best_checkpoint") != checkpoint_name(self.progress.step):
             self._better = {}  # of a step that was not saved
         progress = replace(
             self.progress, **self._better, unlogged=self.metrics.settled(), skipped=self.guard.num_skipped
         )
-        with self.optimizer.averaged():
-            write = self._state.collect()
-            folder = self.checkpoints.save(progress, write, asdict(self.identity), self.config)
+        write = self._state.collect()
+        folder = self.checkpoints.save(progress, write, asdict(self.identity), self.config)
         if folder is not None:
             self.saved_step = self.progress.step
             self._commit_best()
@@ -347,7 +323,8 @@ class Trainer(Run):
         return folder
 
     def _commit_best(self) -> None:
-        self.progress, self._better = replace(self.progress, **self._better), {}
+        self.progress = replace(self.progress, **self._better)
+        self._better = {}
 
     @property
     def _state(self) -> StateOfRun:

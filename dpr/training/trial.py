@@ -75,7 +75,9 @@ def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
 def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str = "fp32") -> float:
     """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest, which costs
     most per token."""
-    length, kept, was_training = length or model.settings.sequence_length, dict[int, int](), model.training
+    length = length or model.settings.sequence_length
+    kept = dict[int, int]()
+    was_training = model.training
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -84,10 +86,8 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    tower, tokens = (
-        model.question_model if model.options.fix_ctx_encoder else model.ctx_model,
-        trial_tokens(model, length),
-    )
+    tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
+    tokens = trial_tokens(model, length)
     if is_static(tower.backbone):  # its graph grows with the distinct tokens: all of them, at most
         distinct = torch.arange(2 * length, device=model.device) % int(tower.config.vocab_size)
         tokens = TokenBatch(distinct, tokens.lengths, tokens.position)

@@ -64,11 +64,10 @@ class TestComposition:
             2e-5,
             1237,
         )
-        assert (train.max_grad_norm, train.num_train_epochs, train.adam_eps, train.betas()) == (
+        assert (train.max_grad_norm, train.num_train_epochs, train.adam_eps) == (
             2.0,
             40,
             1e-8,
-            (0.9, 0.999),
         )
 
     def test_yaml_defaults_agree_with_the_dataclasses(self) -> None:
@@ -285,7 +284,6 @@ class TestMistakes:
             ("train.batch_size=0", "at least 1"),
             ("train.learning_rate=fast", "train.learning_rate"),
             ("train.precision=fp8", "fp32, bf16, fp16"),
-            ("train.adam_betas=(0.9)", "two numbers"),
             ("encoder.shared=maybe", "encoder.shared"),
             ("train_sampling_rates=[a]", "train_sampling_rates"),
             ("seed=null", "seed does not accept null"),

@@ -49,7 +49,6 @@ def test_the_page_has_its_examples_each_under_twenty_lines() -> None:
         "my_callbacks.py",
         "my_data.py",
         "my_loss.py",
-        "my_metrics.py",
         "my_pooling.py",
         "my_terms.py",
         "my_validation.py",
@@ -66,20 +65,6 @@ def test_own_callback_from_the_command_line_and_over_a_restart() -> None:
     assert [line["my/questions_seen"] for line in lines("runs/mine")] == [4, 8, 12]
 
 
-def test_a_function_from_the_command_line() -> None:
-    Path("my_callbacks.py").write_text(
-        "def look(trainer, metrics, seen=[]):\n    seen.append((trainer.progress.step,"
-        " metrics['eval/nll_loss'] > 0))\n"
-    )
-    sys.modules.pop("my_callbacks", None)
-    entry = "train.callbacks=[{use: my_callbacks:look, when: validate_end, every: 2}]"
-    assert (
-        main([entry, "dev_datasets=dev.json", "output_dir=runs/mine", *SMALL, "train.num_train_epochs=4"])
-        == 0
-    )
-    assert sys.modules["my_callbacks"].look.__defaults__ == ([(6, True), (12, True)],)
-
-
 def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
     code = BLOCKS["early_stopping.py"]
     # The same lines, with a small untrained encoder in place of the published one, and an improvement nobody
@@ -94,23 +79,6 @@ def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
     assert trainer.progress.step == 3 * trainer.steps_per_epoch < trainer.total_steps
     stored = sorted(path.name for path in Path("runs/stopped").glob("*.step*"))
     assert trainer.progress.best_checkpoint in stored
-
-
-def test_own_metric_from_the_command_line() -> None:
-    assert (
-        main(
-            [
-                "train.metrics=[my_metrics:mrr]",
-                "dev_datasets=[dev.json,train.json]",
-                "output_dir=runs/mine",
-                *SMALL,
-            ]
-        )
-        == 0
-    )
-    last = lines("runs/mine")[-1]
-    assert last["eval/in_batch_acc"] <= last["eval/mrr"] <= 1
-    assert {"eval/dev/mrr", "eval/train/mrr", "eval/dev/nll_loss", "eval/train/nll_loss"} <= last.keys()
 
 
 def test_user_defined_pooling_from_the_command_line() -> None:

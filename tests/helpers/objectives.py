@@ -91,8 +91,10 @@ def num_correct(pool: PlainPool, settings: dict[str, Any]) -> int:
         pool = replace(pool, questions=questions, slots=slots)
     pool, found = replace(pool, guide={}), 0
     for question in range(len(pool.questions)):
-        among = range(len(pool.keys)) if settings.get("nll_weight", 1.0) else pool.own(question)
-        others = rivals_of(pool, question, settings, among)
+        positive = pool.keys[pool.positive(question)]
+        others = [slot for slot in pool.own(question) if pool.is_valid(slot) and pool.keys[slot] != positive]
+        if settings.get("nll_weight", 1.0):
+            others = rivals_of(pool, question, settings, range(len(pool.keys)))
         best = max((pool.raw(question, slot).item() for slot in others), default=-math.inf)
         found += pool.raw(question, pool.positive(question)).item() > best
     return found

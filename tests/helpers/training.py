@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,13 @@ def make_trainer(
     if not report:
         trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ReportPage)]
     return trainer
+
+
+class Calling(Callback):
+    """Calls a function at one moment of a run, as ``on_log``."""
+
+    def __init__(self, moment: str, function: Callable[..., Any]) -> None:
+        setattr(self, moment, function)
 
 
 class KilledAt(Callback):

@@ -21,13 +21,12 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import LossResult, Pool
 from dpr.models.biencoder import TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import Callback, FunctionCallback, pool_metrics
-from dpr.training.metrics import Metrics
+from dpr.training.callbacks import Callback, pool_metrics
+from dpr.training.metrics import Metrics, StepResult
 from dpr.training.run import Run
-from dpr.training.step import StepResult
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import Calling, make_trainer
 
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 CASES: dict[str, dict[str, Any]] = {
@@ -54,7 +53,7 @@ def trainer_of(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) 
 def logged(folder: Path, output_dir: Path, **options: Any) -> list[Metrics]:
     logs: list[Metrics] = []
     trainer = trainer_of(folder, output_dir, **options)
-    trainer.callbacks.append(FunctionCallback(lambda run, metrics: logs.append(dict(metrics)), when="log"))
+    trainer.callbacks.append(Calling("on_log", lambda run, metrics: logs.append(dict(metrics))))
     trainer.train()
     return [
         {name: value for name, value in line.items() if name.startswith(("pool/", "train/"))} for line in logs
@@ -75,7 +74,7 @@ def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path) -> No
     sample = 5
     folder = encoder_folder(tmp_path / "encoder", initializer_range=0.5)
     (expected,) = run_on_ranks(every_case, 1, folder, tmp_path / "1", sample)
-    names = {f"pool/{name}" for name in (*pool_metrics.OF_QUESTIONS, *pool_metrics.OF_PASSAGES)}
+    names = {f"pool/{name}" for name in (*pool_metrics.OF_QUESTIONS, "effective_rank")}
     names |= {
         f"train/{name}/{kind}" for name in ("small", "large") for kind in ("loss", "in_batch_acc", "share")
     }
@@ -126,7 +125,7 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
         log_batch_step=2,
         max_steps=4,
     )
-    trainer.callbacks.append(FunctionCallback(lambda run, metrics: logs.append(dict(metrics)), when="log"))
+    trainer.callbacks.append(Calling("on_log", lambda run, metrics: logs.append(dict(metrics))))
     trainer.train()
     assert len(seen.pools) == 8
     for line, first in zip(logs, (0, 4), strict=True):
@@ -136,7 +135,7 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
         of_sets: dict[str, list[tuple[float, bool]]] = {"small": [], "large": []}
         for questions, contexts, batch, temperature in seen.pools[first : first + 4]:
             for row, number in enumerate(batch.datasets):
-                positive, rivals, _ = scores_of(row, questions, contexts, batch)
+                positive, rivals = scores_of(row, questions, contexts, batch)
                 loss = (
                     torch.logsumexp(torch.tensor([positive, *rivals], dtype=torch.float64) / temperature, 0)
                     - positive / temperature
@@ -152,9 +151,8 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
 
 def scores_of(
     row: int, questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBatch
-) -> tuple[float, list[float], list[float]]:
-    """A question's score with its positive, with all that compete with it, and with those of them that were
-    given to it."""
+) -> tuple[float, list[float]]:
+    """A question's score with its positive, and with all that compete with it."""
     ids = [tuple(pair) for pair in batch.context_ids.tolist()]
     known = {
         tuple(pair)
@@ -163,17 +161,11 @@ def scores_of(
         )
         if valid
     }
-    width, own, rivals = len(ids) // len(batch), dict[Any, float](), dict[Any, float]()
+    rivals = dict[Any, float]()
     for slot, passage in enumerate(ids):
         if batch.context_valid[slot] and passage not in known | {ids[int(batch.positive_idx[row])]}:
             rivals[passage] = float(questions[row] @ contexts[slot])
-            if slot // width == row:
-                own[passage] = rivals[passage]
-    return (
-        float(questions[row] @ contexts[batch.positive_idx[row]]),
-        list(rivals.values()),
-        list(own.values()),
-    )
+    return float(questions[row] @ contexts[batch.positive_idx[row]]), list(rivals.values())
 
 
 def formulas(
@@ -181,16 +173,12 @@ def formulas(
 ) -> dict[str, float]:
     columns: dict[str, list[float]] = {name: [] for name in pool_metrics.OF_QUESTIONS}
     for row in range(len(batch)):
-        positive, rivals, own = scores_of(row, questions, contexts, batch)
-        unit = [vector / vector.norm() for vector in (questions[row], contexts[batch.positive_idx[row]])]
+        positive, rivals = scores_of(row, questions, contexts, batch)
         columns["positive_similarity"].append(positive)
         columns["negative_similarity"].append(sum(rivals) / len(rivals))
         columns["margin"].append(positive - max(rivals))
-        columns["alignment"].append(float((unit[0] - unit[1]).square().sum()))
         columns["temperature"].append(temperature)
         columns["candidates"].append(1 + len(rivals))
-        if own:
-            columns["hard_above_positive"].append(sum(score > positive for score in own) / len(own))
     distinct = list(
         {
             tuple(pair): slot
@@ -198,20 +186,11 @@ def formulas(
             if batch.context_valid[slot]
         }.values()
     )
-    passages = torch.nn.functional.normalize(contexts[distinct], dim=1)
-    cosines = [float(passages[one] @ passages[other]) for one in range(len(distinct)) for other in range(one)]
-    potential = [
-        math.exp(-2 * float((passages[one] - passages[other]).square().sum()))
-        for one in range(len(distinct))
-        for other in range(one)
-    ]
-    strengths = torch.linalg.svdvals(passages)
+    strengths = torch.linalg.svdvals(torch.nn.functional.normalize(contexts[distinct], dim=1))
     shares = strengths[strengths > 1e-9] / strengths.sum()
-    return {name: sum(values) / len(values) for name, values in columns.items()} | {
-        "passage_cosine": sum(cosines) / len(cosines),
-        "uniformity": math.log(sum(potential) / len(potential)),
-        "effective_rank": float((-(shares * shares.log()).sum()).exp()),
-    }
+    found = {name: sum(values) / len(values) for name, values in columns.items()}
+    found["effective_rank"] = float((-(shares * shares.log()).sum()).exp())
+    return found
 
 
 def test_one_train_set_has_no_metrics_of_its_own_and_a_users_loss_may_count_alone(tmp_path: Path) -> None:
@@ -237,8 +216,8 @@ def test_one_train_set_has_no_metrics_of_its_own_and_a_users_loss_may_count_alon
     assert "train/loss" in names and "train/tiny" not in names and "pool/margin" in names
 
 
-def test_a_collapse_is_named_within_fifty_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A rate that ruins the model, and one that does not; log lines are further apart than the collapse."""
+def test_a_collapse_is_named_at_the_next_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A rate that ruins the model, and one that does not."""
     folder = encoder_folder(tmp_path / "encoder", initializer_range=0.5)
     for rate, is_ruined in ((1e-3, False), (1.0, True)):
         caplog.clear()
@@ -248,7 +227,7 @@ def test_a_collapse_is_named_within_fifty_steps(tmp_path: Path, caplog: pytest.L
             learning_rate=rate,
             max_steps=50,
             num_train_epochs=30,
-            log_batch_step=1000,
+            log_batch_step=25,
         ).train()
         found = [record.message for record in caplog.records if "collapsed" in record.message]
         assert len(found) == is_ruined, caplog.text
@@ -260,10 +239,9 @@ def test_nobody_waits_for_the_device_before_the_log_line(
 ) -> None:
     """The meta device has shapes and no values: whoever asks it for a value, or for how many there are,
     fails."""
-    trainer, seen = trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run"), list[torch.Tensor]()
+    trainer = trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run")
     # which does not know this device
     monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())
-    monkeypatch.setattr(pool_metrics, "HostCopy", seen.append)
     batch, meta, vectors = (
         trainer.plan.dataset[0, 0],
         torch.device("meta"),
@@ -280,22 +258,18 @@ def test_nobody_waits_for_the_device_before_the_log_line(
     pool = Pool(
         vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids
     )
-    pool_metrics.PoolMetrics(1).on_pool(trainer, vectors[:12], pool, batch)
+    callback = pool_metrics.PoolMetrics(1)
+    callback.on_pool(trainer, vectors[:12], pool, batch)
     trainer.metrics._device = meta
     trainer.metrics.begin()
     trainer.metrics.add(
         StepResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta), 12), batch
     )
-    assert [tensor.shape for tensor in seen] == [(2, 7), (36, 36)] and {tensor.device for tensor in seen} == {
-        meta
-    }
+    seen = [callback._of_questions, callback._cosines]
+    assert [tensor.shape for tensor in seen] == [(12, 5), (36, 36)]
+    assert {tensor.device for tensor in seen} == {meta}
 
 
-def test_vectors_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
-    callback, trainer = (
-        pool_metrics.PoolMetrics(1),
-        trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run"),
-    )
-    callback._judge(trainer, torch.eye(8))
-    callback._judge(trainer, torch.full((8, 8), math.nan))
-    assert callback.state_dict() == {"highest_rank": pytest.approx(8.0), "has_warned": False}
+def test_vectors_that_are_no_numbers_are_left_out() -> None:
+    assert pool_metrics.effective_rank(torch.eye(8)) == pytest.approx(8.0)
+    assert math.isnan(pool_metrics.effective_rank(torch.full((8, 8), math.nan)))

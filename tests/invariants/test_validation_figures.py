@@ -14,7 +14,8 @@ import torch
 from dpr.data.settings import DataSetSettings
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
-from dpr.training.validations.dev_sets import DevSet, dev_validations
+from dpr.training.validations import dev_sets
+from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import run_validations
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
@@ -24,7 +25,6 @@ OPTIONS = {
     "dev_batch_size": 6,
     "val_av_rank_hard_neg": 2,
     "val_av_rank_other_neg": 2,
-    "val_av_rank_bsz": 7,
     "other_negatives": 1,
 }
 
@@ -38,7 +38,7 @@ def figures(folder: Path, candidates: str, collapsed: bool = False, **options: i
                     torch.nn.init.constant_(parameter, 1.0 if name.endswith("bias") else 0.0)
     # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a pool.
     devs = [
-        DevSet(name, ListSource(make_samples(count, seed=count), name), DataSetSettings())
+        (ListSource(make_samples(count, seed=count), name), DataSetSettings())
         for name, count in (("a", 13), ("b", 3))
     ]
     settings = TrainingSettings.of(None, **{**OPTIONS, **options})
@@ -127,11 +127,15 @@ def test_average_rank_equals_the_slow_truth(tmp_path: Path, candidates: str) -> 
     assert expected[0] > 1
 
 
-def test_average_rank_does_not_depend_on_how_the_pool_is_cut(tmp_path: Path) -> None:
+def test_average_rank_does_not_depend_on_how_the_pool_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = encoder_folder(tmp_path / "encoder")
     results = []
     for block in (1, 5, 1000):
-        results.append(figures(folder, "distinct", val_av_rank_bsz=block)["eval/avg_rank"])
+        for name in ("SEQUENCES_AT_ONCE", "QUESTIONS_AT_ONCE", "QUESTION_BLOCK"):
+            monkeypatch.setattr(dev_sets, name, block)
+        results.append(figures(folder, "distinct")["eval/avg_rank"])
     assert results[0] == results[1] == results[2] > 1
 
 

@@ -1,5 +1,5 @@
 """What happens around the updates of a run. docs/training.md shows how to add a callback."""
 
-from dpr.training.run import Callback, FunctionCallback
+from dpr.training.run import Callback
 
-__all__ = ["Callback", "FunctionCallback"]
+__all__ = ["Callback"]

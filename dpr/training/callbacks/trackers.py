@@ -1,19 +1,14 @@
-"""Programs that show the metrics of runs: TensorBoard, Weights & Biases, MLflow. All of them are optional
-packages."""
+"""Programs that show the metrics of runs: TensorBoard and Weights & Biases, both optional packages."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
-from dpr.core.settings import flat_values
 from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run
 
@@ -30,9 +25,6 @@ class Tracker(Callback):
     """
 
     setting = "callbacks"  # which one switches it on
-    patience: Mapping[str, str] = MappingProxyType({})
-    """Variables of the environment by which its library gives up within seconds where nobody answers, unless
-    the user has set them."""
     id: str | None = None
     _is_open = False
 
@@ -51,8 +43,6 @@ class Tracker(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.ranks.is_main and run.progress.step < run.last_step:
             is_new = self.id is None
-            for name, value in self.patience.items():
-                os.environ.setdefault(name, value)
             try:
                 self.open(run)
             except Exception as error:
@@ -134,25 +124,25 @@ class TensorBoard(Tracker):
 
 
 class WeightsAndBiases(Tracker):
-    """Sends metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``. Needs
-    the extra ``wandb``."""
+    """Sends metrics to Weights & Biases. Needs the extra ``wandb``, whose variables of the environment hold:
+    ``WANDB_PROJECT`` (``dpr`` unless it is set), and ``WANDB_MODE=offline``, with which metrics stay in
+    ``<output_dir>/wandb``."""
 
     setting = "tracking.wandb=true"
-    patience = MappingProxyType({"WANDB_INIT_TIMEOUT": "20"})
 
-    def __init__(self, *, project: str = "dpr", run_name: str | None = None, mode: str = "online") -> None:
-        self.project, self.run_name, self.mode = project, run_name, mode
+    def __init__(self) -> None:
         self._wandb = require("wandb", extra="wandb", purpose=self.setting)
 
     def open(self, run: Run) -> None:
+        os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")  # seconds, where nobody answers
+        is_offline = os.environ.get("WANDB_MODE") == "offline"
         run.output_dir.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
-            project=self.project,
-            name=self.run_name or run.output_dir.name,
+            project=os.environ.get("WANDB_PROJECT", "dpr"),
+            name=run.output_dir.name,
             dir=str(run.output_dir),
-            mode=self.mode,
             id=self.id,
-            resume="allow" if self.id and self.mode == "online" else None,
+            resume="allow" if self.id and not is_offline else None,
             config=run.config,
         )
         self.id = self._run.id
@@ -162,46 +152,3 @@ class WeightsAndBiases(Tracker):
 
     def close(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
-
-
-class MLflow(Tracker):
-    """Sends metrics to the MLflow server or store of ``$MLFLOW_TRACKING_URI``, ``project`` is the experiment.
-    Needs the extra ``mlflow``.
-
-    MLflow takes no @ in names: ``ndcg@10`` is ``ndcg_at_10`` there.
-    """
-
-    setting = "tracking.mlflow=true"
-    patience = MappingProxyType({"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"})
-
-    def __init__(self, *, project: str = "dpr", run_name: str | None = None) -> None:
-        self.project, self.run_name = project, run_name
-        self._mlflow = require("mlflow", extra="mlflow", purpose=self.setting)
-
-    def open(self, run: Run) -> None:
-        self._client = self._mlflow.MlflowClient()
-        if self.id is not None:
-            self._client.update_run(self.id, status="RUNNING")
-            return
-        existing = self._client.get_experiment_by_name(self.project)
-        experiment = (
-            self._client.create_experiment(self.project) if existing is None else existing.experiment_id
-        )
-        self.id = self._client.create_run(
-            experiment, run_name=self.run_name or run.output_dir.name
-        ).info.run_id
-        settings = [
-            self._mlflow.entities.Param(name, str(value)[:500])
-            for name, value in flat_values(run.settings).items()
-        ]
-        for first in range(0, len(settings), 100):  # as many as a call may have
-            self._client.log_batch(self.id, params=settings[first : first + 100])
-
-    def send(self, metrics: Metrics, step: int) -> None:
-        now, kind = int(time.time() * 1000), self._mlflow.entities.Metric
-        self._client.log_batch(
-            self.id, [kind(name.replace("@", "_at_"), value, now, step) for name, value in metrics.items()]
-        )
-
-    def close(self, *, failed: bool) -> None:
-        self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")

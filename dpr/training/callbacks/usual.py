@@ -14,7 +14,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dpr.core.compute_settings import dtype_of
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, shows_bars
 from dpr.evaluation.report.page import write_report
@@ -22,39 +21,15 @@ from dpr.formats import checkpoints
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
-from dpr.training.callbacks.verdict import Verdict, validations_ahead
+from dpr.training.callbacks.verdict import Verdict
 from dpr.training.command_settings import BiEncoderTrainConfig
-from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
+from dpr.training.metrics import Metrics, peak_memory_gb
 from dpr.training.run import Callback, Run
 from dpr.training.settings import Periods, TrainSettings
-from dpr.training.validations.protocol import higher_is_better, run_validations
 
 logger = get_logger(__name__)
 
-SANITY_POOLS = 2
 REPORT_EVERY_S = 60.0
-
-
-class SanityCheck(Callback):
-    """Before training, tries every validation that the run will reach on a few pools of each dev set; the
-    values are discarded."""
-
-    def on_train_begin(self, run: Run) -> None:
-        if not run.validations or run.progress.step >= run.last_step:
-            return
-        metrics = validate_ahead(run, num_pools=SANITY_POOLS)
-        name, _ = run.best_by(metrics)
-        if name not in metrics and not run.progress.step:  # a resumed run is not lost over it
-            raise ConfigError(
-                f"train.best_metric={name} is not a metric of any validation of this run; choose one of"
-                f" {', '.join(metrics)}"
-            )
-        logger.info("validation tried on %d pools of each dev set", SANITY_POOLS)
-
-
-def validate_ahead(run: Run, *, num_pools: int = 0) -> Metrics:
-    """The metrics of all validations that the run will reach; with ``num_pools`` those of their trials."""
-    return run_validations(validations_ahead(run), run.model, num_pools=num_pools)
 
 
 class ReportPage(Callback):
@@ -87,19 +62,16 @@ class LogEvery(Callback):
 
     def __init__(self, every_steps: int) -> None:
         self.every_steps = every_steps
-        self._peak = 0.0
         self._start = (0.0, 0)
 
     def on_train_begin(self, run: Run) -> None:
-        if run.progress.step < run.last_step:
-            self._peak = matrix_peak(run.device, dtype_of(run.settings.train.precision))
         self._start = (time.perf_counter(), run.progress.step)
 
     def on_step_end(self, run: Run) -> None:
         step = run.progress.step
         if not is_logged(step, self.every_steps, run.last_step):
             return
-        metrics = run.take_metrics(peak=self._peak)
+        metrics = run.take_metrics()
         metrics["perf/mem_gb"] = peak_memory_gb(run.device)
         since, first = self._start
         metrics["perf/eta_s"] = (time.perf_counter() - since) / max(step - first, 1) * (run.last_step - step)
@@ -126,7 +98,7 @@ class ProgressLine(Callback):
             f"loss {metrics['train/loss']:.4f}  {accuracy}lr {metrics['optim/lr']:.2e}  "
             f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
             f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}  "
-            f"peak share {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB"
+            f"memory {metrics['perf/mem_gb']:.1f} GiB"
         )
         if self._bar is not None:
             self._bar.set_postfix_str(text)
@@ -246,10 +218,8 @@ class ValidateAndSave(Callback):
 
     def due_at(self, step: int, last_step: int, steps_per_epoch: int) -> tuple[bool, bool]:
         """Whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
-        validates, every = (
-            step == last_step or self.is_validation_due(step, steps_per_epoch),
-            self.periods.save_every_steps,
-        )
+        validates = step == last_step or self.is_validation_due(step, steps_per_epoch)
+        every = self.periods.save_every_steps
         return validates, validates or bool(every and step % every == 0)
 
     def is_validation_due(self, step: int, steps_per_epoch: int) -> bool:
@@ -266,18 +236,15 @@ class ValidateAndSave(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops after ``patience`` validations in a row that were not better than the best by more than
-    ``min_delta``.
+    """Stops after ``patience`` validations in a row in which the metric that the best checkpoint is chosen by was
+    not better than the best by more than ``min_delta``.
 
-    ``metric`` is a metric of the validation; None is the one that the best checkpoint is chosen by.
-    ``highest``: more is better. Counting starts over when validation changes to the average rank. Rerunning a
-    stopped run does nothing.
+    Counting starts over when that metric changes to the average rank. Rerunning a stopped run does nothing.
     """
 
-    def __init__(
-        self, *, patience: int = 3, min_delta: float = 0.0, metric: str | None = None, highest: bool = False
-    ) -> None:
-        self.patience, self.min_delta, self.metric, self.highest = patience, min_delta, metric, highest
+    def __init__(self, *, patience: int = 3, min_delta: float = 0.0) -> None:
+        self.patience = patience
+        self.min_delta = min_delta
         self._watched: str | None = None
         self._best: float | None = None
         self._bad = 0
@@ -289,20 +256,17 @@ class EarlyStopping(Callback):
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
         name, highest = run.best_by(metrics)
-        if self.metric:
-            name, highest = self.metric, self.highest or higher_is_better(run.validations, self.metric)
         if name not in metrics:
-            logger.warning(
-                "early stopping: this validation has no %s, only %s; it does not count",
-                name,
-                ", ".join(metrics),
-            )
+            logger.warning("early stopping: this validation has no %s, so it does not count", name)
             return
         if name != self._watched:
-            self._watched, self._best, self._bad = name, None, 0
+            self._watched = name
+            self._best = None
+            self._bad = 0
         value = -metrics[name] if highest else metrics[name]
         if math.isfinite(value) and (self._best is None or value < self._best - self.min_delta):
-            self._best, self._bad = value, 0
+            self._best = value
+            self._bad = 0
         else:
             self._bad += 1
         self._stop_if_due(run)
@@ -315,7 +279,9 @@ class EarlyStopping(Callback):
         return {"watched": self._watched, "best": self._best, "bad": self._bad}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._watched, self._best, self._bad = state["watched"], state["best"], int(state["bad"])
+        self._watched = state["watched"]
+        self._best = state["best"]
+        self._bad = int(state["bad"])
 
 
 class LoadBest(Callback):
@@ -337,19 +303,14 @@ def usual_callbacks(
     The order matters: first those that add to the metrics, then those that collect and write them, last the
     one that saves the state.
     """
-    stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
-    return [
-        *(
-            SanityCheck(),
-            Verdict(),
-            PoolMetrics(settings.log_batch_step),
-            ReportPage(output_dir),
-        ),
-        *(*further, *stopping),
-        *(
-            LogEvery(settings.log_batch_step),
-            ProgressLine(),
-            MetricsFile(output_dir / METRICS_LINES),
-            ValidateAndSave(settings),
-        ),
+    patience = settings.early_stopping.patience
+    callbacks = [Verdict(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir), *further]
+    if patience:
+        callbacks.append(EarlyStopping(patience=patience))
+    callbacks += [
+        LogEvery(settings.log_batch_step),
+        ProgressLine(),
+        MetricsFile(output_dir / METRICS_LINES),
+        ValidateAndSave(settings),
     ]
+    return callbacks

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
-
-from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
-
-QuestionMetric = Callable[[Tensor, Tensor], Tensor]
-"""(scores, labels) -> a value for each question: ``scores`` (B, M) of the pool's candidates, with -1e30 for
-those that do not count for a question, ``labels`` (B,) the columns of the positives; returns (B,). Validation
-takes the mean over all questions."""
 
 
 class Validation(ABC):
@@ -37,40 +29,21 @@ class Validation(ABC):
     * Equal models give equal metrics: a resumed run must choose the same best checkpoint.
     """
 
-    every: int = 1
-    """Every so many validations of a run include this one; the last one always does."""
     judged_by: Sequence[str] = ()
     """Of its metrics, by full name, those by which the end of a run is compared with its start."""
-    guard: float | None = None
-    """How much worse than at step 0 the first of these may be in the best checkpoint; None = that does not
-    matter."""
     values: Mapping[str, Sequence[float]] = MappingProxyType({})
-    """Of the last call that was no trial, by metric, the values of all questions whose mean it is, always in
-    one order; on rank 0."""
+    """Of the last call, by metric, the values of all questions whose mean it is, always in one order; on rank
+    0."""
 
     @abstractmethod
     def __call__(self, model: BiEncoder) -> Metrics:
         """The metrics of ``model``, each by its full name, e.g. ``eval/nll_loss``. Any of them can be
         ``train.best_metric``."""
 
-    def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
-        """A short run before training, which shows that the validation works; the values are discarded, the
-        names are not.
-
-        ``num_pools``: how many pools of each dev set are enough. Override it if a whole validation takes
-        long.
-        """
-        return self(model)
-
     def at_start(self, model: BiEncoder) -> Metrics:
         """The metrics before the first step; with them, under names like ``eval/<set>/bm25/ndcg@10``, what
         stands beside them."""
         return self(model)
-
-    def num_texts(self, model: BiEncoder) -> int:
-        """How many texts a call encodes, by which its cost is judged beforehand; 0 where it is not known. All
-        ranks call it together."""
-        return 0
 
     def is_due(self, epoch: int) -> bool:
         """Whether a validation in ``epoch`` (counted from 0) includes this one."""
@@ -81,45 +54,20 @@ class Validation(ABC):
         run compares it, and chooses its best checkpoint anew where it has changed."""
         return {}
 
-    def higher_is_better(self, name: str) -> bool | None:
-        """Whether more is better of a metric of this validation; None where it is another's, or left to
-        ``train.best_is_highest``."""
-        return None
+    def lower_is_better(self, name: str) -> bool:
+        """Whether less is better of a metric of this validation, as of a loss or a rank."""
+        return False
 
 
 def higher_is_better(validations: Sequence[Validation], name: str) -> bool:
-    """Whether one of the validations says so of the metric ``name``."""
-    return any(validation.higher_is_better(name) for validation in validations)
-
-
-def guard_limits(validations: Sequence[Validation], start: Metrics) -> dict[str, tuple[float, bool]]:
-    """By guarded metric, what it may not pass, and whether more is better."""
-    limits = {}
-    for each in validations:
-        for name in each.judged_by[:1]:
-            if each.guard is not None and name in start:
-                is_highest = bool(each.higher_is_better(name))
-                limits[name] = (
-                    start[name] - each.guard if is_highest else start[name] + each.guard,
-                    is_highest,
-                )
-    return limits
-
-
-def broken_guard(limits: Mapping[str, tuple[float, bool]], metrics: Metrics) -> str | None:
-    """The first guarded metric that passes its limit, or was not measured."""
-    for name, (limit, is_highest) in limits.items():
-        value = metrics.get(name, math.nan)
-        if not (value >= limit if is_highest else value <= limit):
-            return name
-    return None
+    """Whether more is better of a metric of these validations."""
+    return not any(validation.lower_is_better(name) for validation in validations)
 
 
 def run_validations(
-    validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0, at_start: bool = False
+    validations: Sequence[Validation], model: BiEncoder, *, at_start: bool = False
 ) -> Metrics:
-    """The metrics of all ``validations``; with ``num_pools`` those of their trials, ``at_start`` with what
-    stands beside them.
+    """The metrics of all ``validations``; ``at_start`` with what stands beside them.
 
     Raises:
         ConfigError: two of them use one name, a name does not start with ``eval/``, or a value is not a
@@ -127,20 +75,13 @@ def run_validations(
     """
     metrics: Metrics = {}
     for validation in validations:
-        metrics_of = (
-            validation.trial(model, num_pools)
-            if num_pools
-            else validation.at_start(model)
-            if at_start
-            else validation(model)
-        )
+        found = validation.at_start(model) if at_start else validation(model)
         kind = type(validation).__name__
-        if not isinstance(metrics_of, dict):
+        if not isinstance(found, dict):
             raise ConfigError(
-                f"the validation {kind} returned a {type(metrics_of).__name__}; expected a dict of names and"
-                " numbers"
+                f"the validation {kind} returned a {type(found).__name__}; expected a dict of names and numbers"
             )
-        for name, value in metrics_of.items():
+        for name, value in found.items():
             if not (isinstance(name, str) and name.startswith("eval/")):
                 raise ConfigError(
                     f"the validation {kind} returned the metric {name!r}; expected a name that starts with"

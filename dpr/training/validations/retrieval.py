@@ -1,49 +1,194 @@
-"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, or their estimates, with
-the present model."""
+"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, with the
+present model."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from dpr.core import retired
 from dpr.core.batch import TokenBatch
-from dpr.core.distributed import current_ranks, from_main, on_main, sum_over_ranks
-from dpr.core.errors import InputError
+from dpr.core.distributed import (
+    current_ranks,
+    from_main,
+    gather_rows,
+    largest_over_ranks,
+    on_main,
+    sum_over_ranks,
+)
+from dpr.core.errors import ConfigError, InputError, LostRankError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.core.seeding import generator_for
-from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
-from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, Settings, flat_values, listed, setting
+from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, encode_tokens, usual_tokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
 from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
-from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.results import finest
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import SearchResult, fuse_linear, to_rankings
+from dpr.indexer.exact import RunningSearch
+from dpr.indexer.ranking import RunningTopK, SearchResult, fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.indexer.vectors import check_finite
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.checksums import cache_root, content_sha256, shared_content
-from dpr.storage.durable import durable_folder, read_manifest
-from dpr.storage.outputs import cache_key, ensure_built
+from dpr.storage.checksums import shared_content
 from dpr.training.metrics import Metrics
-from dpr.training.validations.corpus_pass import QuerySet, search_corpus
 from dpr.training.validations.protocol import Validation
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 
 logger = get_logger(__name__)
 
+KIND = "retrieval"
 NUM_DOCS = 100  # passages of each question
-_PASSAGES = "passages.jsonl"
-_DRAWN = 97  # keeps these random numbers apart from others
+BLOCK_ROWS = 8192
+_MERGED_ROWS = 4096
 _MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
+_NO_TOKENS = TokenBatch.from_lists([])
+
+
+@dataclass
+class RetrievalValidationSettings(Settings):
+    """Questions that are searched in a whole corpus with the present model."""
+
+    corpus: str = setting("", on_resume=CONTENT, path="input")
+    """Passages: TSV (id, text, title), BEIR's corpus.jsonl or Parquet."""
+    questions: str = setting("", on_resume=CONTENT, path="input")
+    """Questions: TSV (question, answers), JSON lines, or BEIR's queries.jsonl."""
+    qrels: str | None = setting(None, on_resume=CONTENT, path="input")
+    """Relevance judgements, BEIR's TSV or TREC's four columns."""
+    match: str = setting("auto", choices=("auto", "string", "regex", "qrels"), on_resume=IDENTITY)
+    """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where
+    given, else string."""
+    name: str | None = setting(None, on_resume=NO_EFFECT)
+    """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
+    prompt: str | None = setting(None, on_resume=IDENTITY)
+    """Name of the model's prompt for these questions; absent = its query prompt."""
+    query_prefix: str | None = setting(None, on_resume=IDENTITY)
+    """Put before every question as it is, as in training; the model's own prompts need not be named."""
+    passage_prefix: str = setting("", on_resume=IDENTITY)
+    """The same before every passage."""
+
+    def check_together(self, prefix: str) -> None:
+        for key in ("corpus", "questions"):
+            if not getattr(self, key):
+                raise ConfigError(f"{prefix}{key} is not set; name a file")
+        for key in ("corpus", "questions", "qrels"):
+            file = getattr(self, key)
+            if file and not Path(file).is_file():
+                raise ConfigError(f"{prefix}{key}={file} is not a file")
+        if self.match == "qrels" and not self.qrels:
+            raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
+
+
+def is_built_in(entry: Any) -> bool:
+    """Whether an entry names a kind."""
+    return isinstance(entry, Mapping) and "kind" in entry
+
+
+def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSettings:
+    """The settings of such an entry; ``number`` counts the entries from 0.
+
+    Raises:
+        ConfigError: another kind, an unknown key, a wrong value, or a file that is not there.
+    """
+    key = f"train.validation[{number}]"
+    if entry["kind"] != KIND:
+        raise ConfigError(
+            f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use:"
+            " module:Class"
+        )
+    for name in entry:
+        if sentence := retired.SETTINGS.get(f"train.validation.{name}"):
+            raise ConfigError(f"{key}.{name} is gone: {sentence}")
+    return RetrievalValidationSettings.from_mapping(
+        {name: value for name, value in entry.items() if name != "kind"}, f"{key}."
+    )
+
+
+def search_corpus(
+    model: BiEncoder, corpus: CorpusTokens, questions: TokenBatch, *, depth: int, precision: str
+) -> RunningTopK:
+    """What is found for the questions, on rank 0, in one pass over the corpus: each chunk is encoded, compared
+    with all questions, and dropped. All ranks call it together.
+
+    Chunk k belongs to rank k mod W. A rank keeps the best passages of each question that it has seen
+    (``RunningSearch``: products nominate, float64 decides), and the ranks' lists are merged at the end. So the
+    result has the same bits for any number of ranks, and memory grows with the questions, not with the corpus.
+
+    Raises:
+        InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
+        LostRankError: that happened on another rank.
+    """
+    ranks = current_ranks()
+    budget = usual_tokens(model.device)
+
+    def encoded(tokens: TokenBatch, encoder_type: str) -> np.ndarray:
+        return encode_tokens(
+            model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=precision
+        )
+
+    vectors = encoded(questions, "question")
+    check_finite(np.arange(len(vectors)).astype(bytes), vectors)
+    running = RunningSearch(vectors, depth, device=str(model.device), block_rows=BLOCK_ROWS)
+
+    # Chunks are joined into blocks, as a product of many rows is the faster one.
+    block: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def search_block() -> None:
+        if block:
+            ids, vectors = zip(*block, strict=True)
+            running.add(np.concatenate(ids), np.concatenate(vectors))
+            block.clear()
+
+    mine = list(range(ranks.rank, corpus.num_chunks, ranks.world_size))
+    chunks = corpus.read(mine)
+    # The ranks meet after every chunk, so that one that fails is noticed soon.
+    for turn in range(-(-corpus.num_chunks // ranks.world_size)):
+        failure = None
+        chunk: TokenChunk | None = None
+        try:
+            chunk = next(chunks) if turn < len(mine) else None
+        except Exception as error:  # told to the other ranks first, which would wait for this one for ever
+            failure = error
+        if largest_over_ranks(int(failure is not None)):
+            raise failure or LostRankError(
+                "another rank stopped while it read the corpus; its message says why"
+            )
+        # a sharded model encodes on all ranks together
+        vectors = encoded(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")
+        if chunk is not None:
+            if sum(len(ids) for ids, _ in block) + len(chunk.ids) > BLOCK_ROWS:
+                search_block()
+            block.append((chunk.ids, vectors))
+    search_block()
+    return merged_on_main(running.best, len(questions))
+
+
+def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
+    """The best of all ranks on rank 0, elsewhere nothing more than this rank's; a list travels as 4 bytes and
+    an id a passage."""
+    ranks = current_ranks()
+    if ranks.world_size == 1:
+        return best
+    width = largest_over_ranks(best.part(slice(0, 0))[1].dtype.itemsize)
+    for first in range(0, num_questions, _MERGED_ROWS):
+        scores, ids, counts = best.part(slice(first, first + _MERGED_ROWS))
+        text = torch.from_numpy(ids.astype(f"S{width}").view(np.uint8).reshape(*ids.shape, width).copy())
+        sent = torch.from_numpy(scores.copy()), text, torch.from_numpy(counts.copy())
+        parts = zip(*(gather_rows(part[None]).unbind(0) for part in sent), strict=True)
+        for rank, (others, letters, held) in enumerate(parts):
+            if ranks.is_main and rank:
+                keys = np.ascontiguousarray(letters.numpy()).view(f"S{width}")[..., 0]
+                best.add_part(first, others.numpy(), keys, held.numpy())
+    return best
 
 
 def evaluator_of(options: RetrievalValidationSettings) -> Evaluator:
@@ -89,8 +234,7 @@ def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
 
 
 class RetrievalValidation(Validation):
-    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus, or over a sample of it, among
-    which they are optimistic.
+    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus.
 
     The same bits for any number of ranks.
     """
@@ -100,9 +244,7 @@ class RetrievalValidation(Validation):
     ) -> None:
         options.check("train.validation.")
         self.options = options
-        self.name = options.set_name()
-        self.every = options.every
-        self.guard = options.guard
+        self.name = options.name or Path(options.questions).name.partition(".")[0]
         self.evaluator = evaluator_of(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision = precision
@@ -113,9 +255,6 @@ class RetrievalValidation(Validation):
         """The metrics by their full names."""
         return [f"eval/{self.name}/{kind}" for kind in self.evaluator.names(validated_names())]
 
-    def higher_is_better(self, name: str) -> bool | None:
-        return True if name.startswith(f"eval/{self.name}/") else None
-
     def content(self) -> dict[str, Any]:
         files = flat_values(self.options, (CONTENT,))
         return flat_values(self.options, (IDENTITY,)) | {
@@ -124,10 +263,6 @@ class RetrievalValidation(Validation):
 
     def __call__(self, model: BiEncoder) -> Metrics:
         return self._measured(model)
-
-    def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
-        """Over the first chunk of the corpus for each rank."""
-        return self._measured(model, num_chunks=current_ranks().world_size, is_trial=True)
 
     def at_start(self, model: BiEncoder) -> Metrics:
         """Beside the model BM25, and the hybrid of both with the usual weight; not for large corpora."""
@@ -139,22 +274,24 @@ class RetrievalValidation(Validation):
             )
         return self._measured(model, with_others=not is_large)
 
-    def num_texts(self, model: BiEncoder) -> int:
-        return self.corpus_of(model).num_passages + len(self.evaluator.questions)
-
-    def _measured(
-        self,
-        model: BiEncoder,
-        *,
-        num_chunks: int | None = None,
-        is_trial: bool = False,
-        with_others: bool = False,
-    ) -> Metrics:
+    def _measured(self, model: BiEncoder, *, with_others: bool = False) -> Metrics:
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
-        depth = min(NUM_DOCS, corpus.num_passages)
-        asked = QuerySet(len(questions), lambda rows: self._tokens(model, rows), depth)
-        hits, seconds = search_corpus(model, corpus, asked, precision=self._precision, num_chunks=num_chunks)
+        start = time.perf_counter()
+        hits = search_corpus(
+            model,
+            corpus,
+            self._question_tokens(model),
+            depth=min(NUM_DOCS, corpus.num_passages),
+            precision=self._precision,
+        )
+        logger.info(
+            "%s: %d passages encoded and searched for %d questions in %.1f s",
+            self.name,
+            corpus.num_passages,
+            len(questions),
+            time.perf_counter() - start,
+        )
         kinds = self.evaluator.names(validated_names())
         ways = ("", "bm25/", "hybrid/") if with_others else ("",)
         means = torch.zeros(len(ways), len(kinds), dtype=torch.float64)
@@ -176,29 +313,17 @@ class RetrievalValidation(Validation):
             self.values = found
 
         on_main(judge)
-        if not is_trial:
-            logger.info(
-                "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s (%.1f %% of it)",
-                self.name,
-                corpus.num_passages,
-                seconds.encoding,
-                asked.count,
-                seconds.searching,
-                100 * seconds.searching / max(seconds.encoding, 1e-9),
-            )
         names = [f"eval/{self.name}/{way}{kind}" for way in ways for kind in kinds]
         return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
 
-    def _tokens(self, model: BiEncoder, rows: range) -> TokenBatch:
-        texts = [self.evaluator.questions[row].text for row in rows]
-        prefix = model.tensorizer.text.agreed_prefix(
-            self.options.query_prefix,
-            model.tensorizer.text.question_prompt(self.options.prompt),
-            key="query_prefix",
+    def _question_tokens(self, model: BiEncoder) -> TokenBatch:
+        tensorizer = model.tensorizer
+        prompt = self.options.prompt
+        prefix = tensorizer.text.agreed_prefix(
+            self.options.query_prefix, tensorizer.text.question_prompt(prompt), key="query_prefix"
         )
-        return TokenBatch.from_lists(
-            model.tensorizer.question_tokens(texts, prompt=self.options.prompt, prefix=prefix)
-        )
+        texts = [question.text for question in self.evaluator.questions]
+        return TokenBatch.from_lists(tensorizer.question_tokens(texts, prompt=prompt, prefix=prefix))
 
     def corpus_of(self, model: BiEncoder) -> CorpusTokens:
         """The corpus, counted and checked when it is first asked for; all ranks call it together.
@@ -223,44 +348,8 @@ class RetrievalValidation(Validation):
                     )
 
             on_main(count)
-            source = with_store(source)
-            if self.options.sample:
-                source, counted[0] = self._sampled(source, from_main(counted[0]))
-            source = source.agreed(model.tensorizer.text)
+            source = with_store(source).agreed(model.tensorizer.text)
             self._corpus = CorpusTokens(
                 source, from_main(counted[0]), model.tensorizer, chunk_size=self._chunk_size
             )
         return self._corpus
-
-    def _sampled(self, source: PassageSource, num_passages: int) -> tuple[PassageSource, int]:
-        """The passages judged relevant and those drawn from the others, as a corpus of its own in the cache,
-        and how many there are; rank 0 writes it, and all ranks call this together."""
-        options = self.options
-        relevant = self.evaluator.relevant()
-        parts = [content_sha256(source.file), options.sample, 0]
-        folder = (
-            cache_root(None)
-            / f"sample-{cache_key([Path(options.questions), Path(str(options.qrels))], parts)}"
-        )
-
-        def build(target: Path) -> None:
-            num_others = num_passages - sum(passage.id in relevant for passage in source.read())
-            size = min(options.sample, num_others)
-            drawn = set(
-                generator_for(_DRAWN, 0).choice(num_others, size, replace=False, shuffle=False).tolist()
-            )
-            number = itertools.count()
-            kept = (passage for passage in source.read() if passage.id in relevant or next(number) in drawn)
-            metadata: dict[str, Any] = {"kind": "sample", "cache": target.name}
-            with durable_folder(target, overwrite=True, metadata=metadata) as temporary:
-                metadata["passages"] = write_passages(temporary / _PASSAGES, kept)
-
-        on_main(lambda: ensure_built(folder, build))
-        size = read_manifest(folder)["metadata"]["passages"]
-        if current_ranks().is_main:
-            message = (
-                "%s: %d of %d passages are searched, all relevant ones among them: its metrics are"
-                " optimistic; sample=0 searches all"
-            )
-            logger.warning(message, self.name, size, num_passages)
-        return PassageSource(folder / _PASSAGES, source.name, passage_prefix=source.passage_prefix), size

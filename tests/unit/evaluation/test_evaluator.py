@@ -20,8 +20,7 @@ from dpr.evaluation.ranking_metrics import METRICS, Metric
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_questions
 from dpr.formats.results import read_metrics
-from dpr.training.validations.retrieval import RetrievalValidation
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 from tests.helpers.jobs import compare, evaluate, retrieve
 from tests.helpers.tiny import encoder_folder, tiny_model
 

@@ -54,7 +54,6 @@ RETRIEVAL = {"kind": "retrieval", "corpus": "missing.tsv", "questions": "missing
     ("values", "message"),
     [
         ({"output_dir": "{folder}/train.json/run"}, r"cannot be written \(.*train.json is not a folder\)"),
-        ({"train__metrics": ["nowhere:metric"]}, "train.metrics=nowhere:metric: nowhere cannot be imported"),
         ({"train__callbacks": ["json:nothing"]}, "train.callbacks=json:nothing: json has no nothing"),
         (
             {"train__best_metric": "eval/acc"},

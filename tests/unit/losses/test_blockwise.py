@@ -66,7 +66,7 @@ def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])
-@pytest.mark.parametrize("max_scores", [1, 7, 16, 100, NUM_QUESTIONS * NUM_CONTEXTS - 1])
+@pytest.mark.parametrize("max_scores", [1, 7, NUM_QUESTIONS * NUM_CONTEXTS - 1])
 def test_blocks_of_any_size_give_the_loss_and_its_gradients(candidates: str, max_scores: int) -> None:
     whole = results(candidates, NUM_QUESTIONS * NUM_CONTEXTS)
     for part, expected in zip(results(candidates, max_scores), whole, strict=True):

@@ -14,9 +14,9 @@ from dpr.core.errors import ConfigError
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import MOST_WITHOUT, kl_divergence, margin_mse
+from dpr.losses.terms import kl_divergence, margin_mse
+from dpr.training.assembly import make_loss
 from dpr.training.settings import LossSettings
-from dpr.training.user_classes import make_loss
 from tests.helpers.pools import make_pool
 
 NAN = math.nan
@@ -81,16 +81,8 @@ def test_margins_count_only_where_the_positive_has_a_score() -> None:
     assert float(margin_mse(rows([1.0, 2.0, 3.0]), rows([NAN, 1.0, 2.0]), scored, torch.tensor([0]))) == 0
 
 
-def test_batches_without_scores_have_a_loss_of_zero_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_batches_without_scores_have_a_loss_of_zero() -> None:
     assert not loss_of(None, nll_weight=0.0, kl_weight=1.0).any()
-    objective = Objective(ObjectiveSettings(kl_weight=1.0))
-    pool = make_pool(torch.randn(6, 2), torch.tensor([0, 3]))
-    for teacher in (*[None] * (MOST_WITHOUT - 1), torch.ones(6), *[None] * (MOST_WITHOUT - 1)):
-        objective(torch.eye(2), pool, batch_of(teacher))
-    assert not caplog.text, "data sets with and without scores alternate"
-    for _ in range(MOST_WITHOUT):
-        objective(torch.eye(2), pool, batch_of(None))
-    assert caplog.text.count("no passage of 10 batches in a row has a teacher score") == 1
 
 
 def test_a_teacher_that_is_too_sure_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -149,7 +149,7 @@ def passages_of(slots: list[tuple[str | None, str]]) -> list[int]:
     return first
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_equal_texts_under_different_ids_are_one_passage_on_every_rank(seed: int) -> None:
     rng = random.Random(seed)
 

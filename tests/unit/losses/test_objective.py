@@ -14,17 +14,16 @@ from torch.utils._pytree import tree_leaves
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError
-from dpr.core.records import WHOLE_DOCUMENT, Passage
+from dpr.core.records import Passage
 from dpr.data.collator import judgement_identity
 from dpr.formats.vector_shards import VectorShardWriter
-from dpr.losses.guide import Guide
 from dpr.losses.objective import Objective
 from dpr.losses.protocol import Pool, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import own_candidates
+from dpr.losses.terms import Guide
+from dpr.training.assembly import make_loss
 from dpr.training.settings import LossSettings
 from dpr.training.teacher import read_vectors
-from dpr.training.user_classes import make_loss
 from tests.helpers.pools import make_pool
 from tests.helpers.tiny import tiny_model
 
@@ -207,11 +206,3 @@ def test_what_is_gathered_follows_from_the_terms() -> None:
     assert needs() == {"contexts"}
     assert needs(nll_weight=0.0, kl_weight=1.0) == set()
     assert needs(nll_weight=0.0, symmetric_weight=1.0) == {"questions", "known_positives"}
-
-
-def test_a_passage_of_a_document_that_is_known_whole_is_no_negative_of_its_own_question() -> None:
-    batch = batch_of(2, 3)
-    ids = torch.tensor([[5, 0], [5, 1], [6, 0], [7, 0], [8, 0], [5, 2]])
-    known = torch.tensor([[[5, WHOLE_DOCUMENT]], [[7, 0]]])
-    candidates = own_candidates(replace(batch, context_ids=ids, known_positive_ids=known), "distinct")
-    assert candidates.masked.tolist() == [[3, 1, 3], [3, 3, 3]]

@@ -152,7 +152,6 @@ def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(
     again = [
         *common,
         f"model_file={tmp_path / 'first'}",
-        "init=weights",
         *table,
         f"output_dir={tmp_path / 'run'}",
     ]

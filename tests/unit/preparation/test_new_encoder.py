@@ -13,12 +13,10 @@ import pytest
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
-from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder
-from dpr.models.settings import EncoderSettings, TowerSettings
+from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, reserved_tokens, train_vocabulary
 from dpr.storage.durable import verify_folder
-from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.jobs import new_encoder as main
 
 
@@ -97,17 +95,6 @@ def test_the_folder_loads_as_an_encoder_with_its_tokenizer(corpus: Path, tmp_pat
     pair = tokenizer("A", "b")["input_ids"]
     assert [vocabulary[token] for token in pair] == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
     assert tokenizer.decode(tokenizer("CAF\u00c9!")["input_ids"], skip_special_tokens=True) == "cafe!"
-
-
-def test_weights_that_are_asked_for_and_absent_are_refused(corpus: Path, tmp_path: Path) -> None:
-    make(corpus, tmp_path / "encoder")
-    config = BiEncoderTrainConfig(
-        init="weights", encoder=TowerSettings(pretrained_model_cfg=str(tmp_path / "encoder"))
-    )
-    with pytest.raises(
-        ConfigError, match=r"init=weights, but encoder.pretrained_model_cfg=.*encoder has none"
-    ):
-        build_model(config)
 
 
 def test_unused_slots_take_special_tokens(corpus: Path, tmp_path: Path) -> None:

@@ -34,8 +34,10 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ({"device": "cuda"}, "there is no setting device; did you mean model=model.to(device)?"),
         ({"batchsize": 8}, "there is no setting batchsize; did you mean batch_size"),
         ({"symmetric_weight": 0.5}, "it is one of loss: loss=LossSettings(symmetric_weight=...)"),
-        ({"metrics": [len]}, "metrics is of type list; give functions of (scores, labels) by their names"),
-        ({"callbacks": [Callback]}, "callbacks holds what is the class Callback, not an object of it"),
+        (
+            {"callbacks": [Callback]},
+            "one of callbacks is of type type; give an object of a subclass of dpr.Callback",
+        ),
         ({"output_dir": None}, "output_dir is of type NoneType; give the folder of the run"),
         ({"train_sets": []}, "train_sets is empty; give a file, a list of dictionaries, or a data set"),
         ({"loss": "nll"}, "loss is of type str; give an object of a class that implements dpr.Loss"),

@@ -160,15 +160,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_from_scratch_from_weights_and_on_with_a_run(folder: Path) -> None:
-    scratch = started(folder, config_of(folder, init="scratch", output_dir=str(folder / "scratch")))
-    pretrained = started(folder, config_of(folder, init="weights"))
+    new = config_of(folder, output_dir=str(folder / "scratch"))
+    new.encoder.pretrained = False
+    scratch = started(folder, new)
+    pretrained = started(folder, config_of(folder))
     name = "question_model.backbone.encoder.layer.0.output.dense.weight"
     assert not torch.equal(scratch.model.weights()[name], pretrained.model.weights()[name])
     pretrained.train()
-    assert started(folder, config_of(folder, init="weights")).resume().step == 3, "the same command goes on"
-    assert started(folder, config_of(folder, init="resume")).resume().step == 3
-    with pytest.raises(ConfigError, match=r"init=resume, but .* holds no run"):
-        started(folder, config_of(folder, init="resume", output_dir=str(folder / "elsewhere"))).train()
+    assert started(folder, config_of(folder)).resume().step == 3, "the same command goes on"
 
 
 def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> None:
@@ -176,7 +175,7 @@ def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> 
     first.train()
     second = started(
         folder,
-        config_of(folder, init="weights", model_file=str(folder / "run"), output_dir=str(folder / "second")),
+        config_of(folder, model_file=str(folder / "run"), output_dir=str(folder / "second")),
     )
     assert all(
         torch.equal(tensor, second.model.weights()[name]) for name, tensor in first.model.weights().items()
@@ -185,16 +184,3 @@ def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> 
     second.forward_backward(next(second.micro_batches()), 0)
     second.update()
     assert second.learning_rate == pytest.approx(1e-5), "the first of two warm-up steps"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"init": "nowhere"}, "init=nowhere is not known"),
-        ({"init": "scratch", "model_file": "x"}, "init=scratch and model_file are mutually exclusive"),
-        ({"init": "resume", "resume": "fresh"}, "init=resume and resume=fresh are mutually exclusive"),
-    ],
-)
-def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config_of(tmp_path, **changes)

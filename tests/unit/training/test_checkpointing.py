@@ -41,7 +41,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def test_a_kill_at_any_moment_of_the_start_does_not_stop_the_next_start(tmp_path: Path) -> None:
     for number in range(40):
         folder = tmp_path / f"run-{number}"
-        first = CheckpointFolder(folder, "dpr_biencoder")
+        first = CheckpointFolder(folder)
         with pytest.MonkeyPatch.context() as patch:
             kill_at(patch, number)
             try:
@@ -49,7 +49,7 @@ def test_a_kill_at_any_moment_of_the_start_does_not_stop_the_next_start(tmp_path
                 done = True
             except Killed:
                 done = False
-        again = CheckpointFolder(folder, "dpr_biencoder")
+        again = CheckpointFolder(folder)
         again.prepare()
         again.lock.release()
         assert {path.name for path in folder.iterdir()} <= {"run.lock"}
@@ -59,7 +59,7 @@ def test_a_kill_at_any_moment_of_the_start_does_not_stop_the_next_start(tmp_path
 
 
 def start_and_tell(folder: Path, together: Any, reported: Any) -> None:
-    checkpoints = CheckpointFolder(folder, "dpr_biencoder")
+    checkpoints = CheckpointFolder(folder)
     together.wait()
     try:
         checkpoints.prepare()

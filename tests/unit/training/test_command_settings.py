@@ -35,8 +35,6 @@ def test_defaults_pass() -> None:
         ("loss.temperature", 0.0, "above 0"),
         ("train.precision", "fp8", "fp32, bf16, fp16"),
         ("train.batch_size", 0, "at least 1"),
-        ("train.adam_betas", "0.9", "two numbers"),
-        ("train.adam_betas", "(0.9, 1.5)", "[0, 1)"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(key: str, value: Any, expected: str) -> None:
@@ -51,11 +49,6 @@ def test_settings_that_contradict_are_refused_together() -> None:
     config.encoder.fix_ctx_encoder = True
     with pytest.raises(ConfigError, match=r"encoder\.shared=true and encoder\.fix_ctx_encoder=true"):
         config.check()
-
-
-def test_betas_are_read_as_dpr_writes_them() -> None:
-    assert with_value("train.adam_betas", "(0.9, 0.98)").train.betas() == (0.9, 0.98)
-    assert with_value("train.adam_betas", "[0.8,0.999]").train.betas() == (0.8, 0.999)
 
 
 def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:

@@ -23,7 +23,6 @@ from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks.usual import ReportPage
 from dpr.training.command_settings import BiEncoderTrainConfig
-from dpr.training.identity import _narrowed
 from dpr.training.settings import LossSettings, TrainSettings
 from tests.helpers.tiny import encoder_folder, make_samples, sentence
 
@@ -117,7 +116,7 @@ def test_a_changed_file_of_a_validation_is_told_and_its_best_forgotten(
 
 
 ENCODER = {
-    "config.json": (None, '"relu"', r"encoder_config\[0\]\.hidden_act was None, is now relu \(and 1 more\)"),
+    "config.json": (None, '"relu"', r"encoder_config\[0\]\.hidden_act was None, is now relu \(and 2 more\)"),
     "model.safetensors": (
         "1",
         "2",
@@ -148,9 +147,9 @@ def test_another_setting_of_a_validation_is_told_but_a_copy_of_its_files_is_the_
     job(folder).train()
     (folder / "copy.tsv").write_bytes((folder / "corpus.tsv").read_bytes())
     with caplog.at_level(logging.WARNING, "dpr"):
-        assert job(folder, corpus=str(folder / "copy.tsv"), every=2).resume().best_checkpoint is not None
+        assert job(folder, corpus=str(folder / "copy.tsv")).resume().best_checkpoint is not None
         assert BEST not in caplog.text
-        assert job(folder, sample=20).resume().best_checkpoint is None
+        assert job(folder, query_prefix="ba ").resume().best_checkpoint is None
 
 
 def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) -> None:
@@ -168,20 +167,6 @@ def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) 
     for loss in (LossSettings(guide=guide("other", 1)), LossSettings()):
         with pytest.raises(CheckpointError, match=r"different run: loss\.guide\.content was"):
             job(folder, loss=loss).resume()
-
-
-@pytest.mark.parametrize(
-    ("was", "now", "told"),
-    [
-        (["a", "b", "c"], ["a", "x", "c"], ("k[1]", "b", "x")),
-        ([{"p": 1, "q": 2}], [{"p": 1, "q": 3}], ("k[0].q", 2, 3)),
-        (["a", "b"], ["a", "b", "c"], ("k", "2 entries", ["c"])),
-        ({"p": 1}, {"p": 1, "q": None, "r": 0}, ("k.r", None, 0)),
-        (1, [1], ("k", 1, [1])),
-    ],
-)
-def test_of_long_values_the_part_that_differs_is_told(was: Any, now: Any, told: tuple[str, Any, Any]) -> None:
-    assert _narrowed("k", was, now) == told
 
 
 def test_another_run_in_the_folder_names_the_set_that_differs(folder: Path) -> None:

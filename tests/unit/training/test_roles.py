@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dpr.core.errors import CheckpointError
 from dpr.core.records import TrainingSample
@@ -30,7 +29,6 @@ from tests.helpers.tiny import encoder_folder, make_samples
 SETTINGS = settings(BiEncoderTrainConfig)
 HERE = "tests.unit.training.test_roles"
 CHANGED: dict[str, Any] = {
-    "init": "resume",
     "compat": "dpr",
     "train_sampling_rates": [2.0],
     "loss_scale_factors": [2.0],
@@ -38,7 +36,6 @@ CHANGED: dict[str, Any] = {
     "loss.candidates": "dpr",
     "loss.terms": {"use": "dpr.losses.nll:BiEncoderNllLoss", "weight": 0.5},
     "loss.temperature": 0.5,
-    "train.metrics": [f"{HERE}:a_metric"],
     "train.callbacks": f"{HERE}:ACallback",
     "train.sampling.temperature": 2.0,
     "train.gradient_accumulation_steps": 3,
@@ -56,10 +53,6 @@ IN_EFFECT = {
 
 class ACallback(Callback):
     pass
-
-
-def a_metric(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return scores.argmax(dim=1) == labels
 
 
 def other(entry: Setting) -> Any:
@@ -143,7 +136,7 @@ SOME = (
     "train.gradient_accumulation_steps train.augment.crop_tokens train.sampling.temperature "
     "loss.name loss.candidates loss.temperature loss.terms loss.kl_weight encoder.pooling "
     "encoder.sequence_length encoder.query_prompt encoder.fix_ctx_encoder train.learning_rate "
-    "train.precision train.max_steps train.metrics train.callbacks train.ema_decay "
+    "train.precision train.max_steps train.callbacks "
     "train.grad_cache_tokens encoder.dropout encoder.packed"
 ).split()
 """Of every way from a setting to the identity of a run, one or two."""
@@ -171,7 +164,7 @@ def test_a_changed_setting_is_refused_or_warned_about(
     "key",
     [
         "train.keep_last",
-        "init",
+        "train.num_workers",
     ],
 )
 def test_a_setting_without_effect_is_changed_without_a_word(

@@ -111,7 +111,7 @@ def test_passages_that_nothing_reads_are_not_encoded_and_change_nothing(folder: 
         run.model.ctx_model.register_forward_pre_hook(hook)
         run.train()
     several = [step for step, size in sorted(encoded[0].items()) if size > 1]
-    assert several == [1, 10, 20, 24], "the first is watched for a collapse, the others are logged"
+    assert several == [1, 10, 20, 24], "the first is what a collapse is compared with, the others are logged"
     assert min(encoded[1].values()) > 4 and watching.num_distinct > 4
     weights, rounding = watched.model.weights(), 1e-5 if tokens else 0.0  # of other chunks
     assert all(

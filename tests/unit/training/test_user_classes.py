@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dpr.core.errors import ConfigError
-from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.assembly import Named, user_data
+from dpr.training.callbacks import Callback
 from dpr.training.callbacks.usual import EarlyStopping
 from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainSettings
-from dpr.training.user_classes import user_callbacks, user_data, user_metrics
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -41,20 +41,10 @@ class Mine(Callback):
 class Stranger:
     pass
 
-def look(trainer):
-    pass
-
-def mrr(scores, labels):
-    return scores[:, 0]
-
-def alone():
-    pass
-
 class Raises(Callback):
     def __init__(self):
         raise RuntimeError("no luck")
 
-in_batch_acc = mrr
 number = 3
 
 class Half(TrainingData):
@@ -73,6 +63,10 @@ class Data(TrainingData):
 """
 
 
+def user_callbacks(entries: Any) -> Any:
+    return Named.of(TrainingSettings.of(None, callbacks=entries)).callbacks
+
+
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
@@ -83,13 +77,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("user_module", None)
 
 
-def test_classes_and_functions_become_callbacks_in_order() -> None:
-    mine, again, function = user_callbacks(
-        ["user_module:Mine", {"use": "user_module:Mine", "size": 5}, {"use": "user_module:look", "every": 2}],
+def test_classes_become_callbacks_in_order() -> None:
+    mine, again = user_callbacks(
+        ["user_module:Mine", {"use": "user_module:Mine", "size": 5}],
     )
     assert (mine.size, again.size) == (1, 5)  # type: ignore[attr-defined]
-    assert isinstance(function, FunctionCallback)
-    assert function.state_key == "look"
     assert user_callbacks(None) == []
     assert len(user_callbacks("user_module:Mine")) == 1
 
@@ -101,12 +93,9 @@ def test_classes_and_functions_become_callbacks_in_order() -> None:
         ("no_such_module:Mine", "no_such_module cannot be imported"),
         ("user_module:Mime", "has no Mime; did you mean Mine"),
         ("user_module:Stranger", "not a subclass of dpr.training.run.Callback"),
-        ("user_module:number", "neither a class nor a function"),
+        ("user_module:number", "is not a class"),
         ({"use": "user_module:Mine", "sice": 5}, "unexpected keyword argument 'sice'"),
-        ({"use": "user_module:look", "when": "lunch"}, "when=lunch is not a moment"),
-        ("os:system", "os:system does not accept the trainer"),
-        ("builtins:len", "does not accept the trainer"),
-        ("user_module:alone", "does not accept the trainer"),
+        ("os:system", "os:system is not a class"),
         ("user_module:Raises", "raised RuntimeError: no luck"),
         ("broken_module:Mine", "importing broken_module raised SyntaxError"),
         (3, "has no import path"),
@@ -116,16 +105,6 @@ def test_classes_and_functions_become_callbacks_in_order() -> None:
 def test_a_wrong_callback_is_reported_by_what_is_wrong(entry: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         user_callbacks([entry])
-
-
-def test_metrics_are_functions_with_names_of_their_own() -> None:
-    assert list(user_metrics(["user_module:mrr"])) == ["mrr"]
-    for path, message in [
-        ("user_module:Stranger", "not a function"),
-        ("user_module:in_batch_acc", "the metric in_batch_acc exists already"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            user_metrics([path])
 
 
 def test_a_data_set_class_gets_its_files_and_has_what_training_asks_for() -> None:
@@ -146,7 +125,6 @@ def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Pa
     train = TrainSettings(
         callbacks={"use": "user_module:Mine", "size": 5},
         validation="user_module:Constant",
-        metrics=["user_module:mrr"],
         early_stopping=EarlyStoppingSettings(patience=2),
         best_metric="eval/one",
     )
@@ -169,19 +147,6 @@ def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Pa
     assert next(vars(each) for each in trainer.callbacks if type(each).__name__ == "Mine") == {"size": 5}
     trainer.train()
     assert type(trainer.loss).__name__ == "Doubled"
-    assert trainer.progress.last_metrics["eval/one"] == 1.0 and "eval/mrr" in trainer.progress.last_metrics
+    assert trainer.progress.last_metrics["eval/one"] == 1.0
     stopping = next(each for each in trainer.callbacks if isinstance(each, EarlyStopping))
     assert (stopping.patience, stopping.state_dict()["watched"]) == (2, "eval/one")
-
-
-def test_a_metric_given_and_named_is_refused(tmp_path: Path) -> None:
-    settings = TrainingSettings(train=TrainSettings(metrics=["user_module:mrr"]))
-    with pytest.raises(ConfigError, match="the metric mrr exists already"):
-        make_trainer(
-            tiny_model(tmp_path / "encoder"),
-            [ListSource(make_samples(8))],
-            [],
-            tmp_path / "run",
-            settings=settings,
-            metrics={"mrr": lambda scores, labels: scores[:, 0]},
-        )

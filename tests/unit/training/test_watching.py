@@ -10,11 +10,11 @@ import torch
 
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.callbacks import Callback
 from dpr.training.dry_run import dry_run
-from dpr.training.metrics import Metrics, TowerCost, matrix_peak
+from dpr.training.metrics import Metrics
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import Calling, make_trainer
 
 
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
@@ -26,37 +26,9 @@ def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: An
 
 def logged(folder: Path, *callbacks: Callback, **options: Any) -> list[Metrics]:
     logs: list[Metrics] = []
-    note = FunctionCallback(lambda trainer, metrics: logs.append(dict(metrics)), when="log")
+    note = Calling("on_log", lambda trainer, metrics: logs.append(dict(metrics)))
     trainer(folder, *callbacks, note, **options).train()
     return logs
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_the_arithmetic_counted_is_that_of_torchs_counter(tmp_path: Path, pooling: str) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from dpr.core.batch import TokenBatch
-
-    folder = encoder_folder(
-        tmp_path / "encoder", hidden_size=64, num_attention_heads=4, intermediate_size=128
-    )
-    model = tiny_model(folder, dtype=torch.float32, pooling=pooling)
-    lengths = [20, 20, 20]
-    batch = TokenBatch(torch.full((60,), 12), torch.tensor(lengths), torch.zeros(3, dtype=torch.int64))
-    model.train()
-    # The fused kernel of the CPU is not known to the counter.
-    with (
-        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-        FlopCounterMode(display=False) as counter,
-    ):
-        model.question_model(batch).sum().backward()
-    own = TowerCost(model.question_model).of(batch.lengths)
-    # Computed on the way and not used: queries of all 60 tokens, keys and values of the 3 that are read,
-    # forward only.
-    unused = 2 * 64 * 64 * (60 + 2 * 3) if pooling == "cls" else 0
-    assert own + unused == counter.get_total_flops()
-    model.question_model.requires_grad_(False)
-    assert TowerCost(model.question_model).of(batch.lengths) == pytest.approx(own / 3)
 
 
 def test_a_log_line_has_all_metrics_and_they_are_plausible(
@@ -64,7 +36,6 @@ def test_a_log_line_has_all_metrics_and_they_are_plausible(
 ) -> None:
     with caplog.at_level("INFO", logger="dpr"):
         last = logged(tmp_path)[-1]
-    assert 0 < last["perf/mfu"] < 1
     assert 0.05 < last["perf/mem_gb"] < 64
     assert last["perf/eta_s"] == 0
     line = next(message for message in caplog.messages if "step 6/6" in message)
@@ -76,12 +47,10 @@ def test_a_log_line_has_all_metrics_and_they_are_plausible(
         "questions/s",
         "tokens/s",
         "padding",
-        "peak share",
         "memory",
         "left",
     ):
         assert word in line
-    assert matrix_peak(torch.device("cpu"), torch.float32) > 1e8
 
 
 class Spoiled(Callback):
@@ -109,10 +78,11 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
                 trainer.step.scaler.load_state_dict({**trainer.step.scaler.state_dict(), "scale": 2.0**100})
 
     weights: list[dict[str, torch.Tensor]] = []
-    keep = FunctionCallback(
+    keep = Calling(
+        "on_step_end",
         lambda trainer: weights.append(
             {name: tensor.clone() for name, tensor in trainer.model.weights().items()}
-        )
+        ),
     )
     scales = [
         log["optim/loss_scale"] for log in logged(tmp_path, keep, Overflow(), precision="fp16", max_steps=4)
@@ -127,9 +97,9 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
 
 def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:
     found = dry_run(trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2))
-    assert (found.num_steps, found.num_validations) == (12, 4)
+    assert (found.num_steps, found.num_validations) == (12, 5)
     assert found.num_checkpoints == 4  # two, the best, and one that is being written
-    assert found.total_s == pytest.approx(12 * found.step_s + 4 * found.validation_s)
+    assert found.total_s == pytest.approx(12 * found.step_s + 5 * found.validation_s)
     assert not (tmp_path / "aside").exists()
     job = trainer(tmp_path, name="real", num_train_epochs=1)
     job.train()
@@ -140,7 +110,7 @@ def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "validations", "checkpoints"),
-    [({"eval_at_start": True}, 5, 4), ({"keep": "better"}, 5, 5)],
+    [({"eval_at_start": False}, 4, 4), ({"keep": "better"}, 5, 5)],
 )
 def test_a_dry_run_counts_the_start(
     tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int
@@ -168,14 +138,5 @@ def test_a_dry_run_from_the_command_line_writes_nothing(
     )
     assert main(arguments.split()) == 0
     out = capsys.readouterr().out
-    assert "15 steps" in out and "5 times" in out and "GiB" in out and "GB are free" in out
+    assert "15 steps" in out and "6 times" in out and "GiB" in out and "GB are free" in out
     assert not Path("run").exists()
-
-
-def test_frozen_weights_under_adapters_have_no_gradient_to_compute(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    lengths = torch.tensor([9, 4])
-    plain = tiny_model(tmp_path, pooling="mean").question_model
-    adapted = tiny_model(tmp_path, pooling="mean", adapter="lora", lora_rank=1, shared=True).question_model
-    share = TowerCost(adapted).of(lengths) / TowerCost(plain).of(lengths)
-    assert 0.6 < share < 0.85, "two passes of three, attention in full, and the adapters themselves"
