@@ -161,15 +161,6 @@ def append_jsonl(path: Path, obj: Any) -> None:
         file.write(line)
 
 
-@contextmanager
-def appended(path: Path) -> Iterator[IO[bytes]]:
-    """A log open for appending, unbuffered. It is written in place, since nobody can say when it is
-    complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_own(path, "ab", buffering=0) as file:
-        yield file
-
-
 def read_json(path: Path) -> Any:
     """The value in a JSON file.
 

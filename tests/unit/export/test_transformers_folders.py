@@ -16,8 +16,7 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.export.folders import check, edge_cases, export_folder, format_of
 from dpr.models.biencoder import BiEncoder
-from dpr.models.settings import EncoderSettings
-from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
+from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared
 from tests.helpers.jobs import export as main
 
 WITHOUT_PROJECTION = [
@@ -135,17 +134,6 @@ def test_edge_cases_are_what_they_say(tmp_path: Path) -> None:
         for passage in texts.passages
     )
     assert any("\u2019" in text for text in texts.questions)
-
-
-def test_an_exported_static_encoder_comes_back_as_one(tmp_path: Path) -> None:
-    model = static(
-        tmp_path / "made_of", pooling="mean", shared=True, plain_apostrophes=False, question_length=0
-    )
-    export_folder(model, tmp_path / "out", "transformers", source="model")
-    again = BiEncoder.load(tmp_path / "out", settings=EncoderSettings(pooling="mean", sequence_length=24))
-    assert type(again.question_model.backbone) is type(model.question_model.backbone)
-    texts = edge_cases(model.tensorizer).passages
-    np.testing.assert_allclose(again.encode_passages(texts), model.encode_passages(texts), atol=1e-6)
 
 
 def test_without_the_library_the_folder_is_written_unchecked(
