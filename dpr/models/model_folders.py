@@ -396,6 +396,9 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
         settings.check_values("")
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
+    if settings.projection_activation not in ("none", "tanh"):
+        found = f"projection_activation is {settings.projection_activation[:40]}"
+        raise CheckpointError(found, file=file, expected="none or tanh")
     for key, value in known.items():
         if isinstance(value, int) and value > _LARGEST:  # such a projection would take all memory
             raise CheckpointError(f"{key} is {value}", file=file, expected=f"at most {_LARGEST}")

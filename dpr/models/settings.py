@@ -106,7 +106,7 @@ class EncoderSettings(VectorSettings, TextSettings):
     """Adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: str = "all"
     """Linear layers that have an adapter: all, or names with commas between (q_proj,v_proj)."""
-    projection_activation: str = setting("none", choices=("none", "tanh"))
+    projection_activation: str = "none"
     """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
 
     def as_dict(self) -> dict[str, Any]:

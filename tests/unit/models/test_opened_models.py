@@ -54,7 +54,7 @@ def restate(folder: Path, **values: Any) -> None:
     [
         ({"pooling": "nonsense"}, "pooling=nonsense is not known"),
         ({"pooling": 1}, "pooling=1 is not a text"),
-        ({"projection_activation": "relu"}, "projection_activation=relu is not known"),
+        ({"projection_activation": "relu"}, "projection_activation is relu"),
         ({"normalize": 1}, "normalize=1 is not true or false"),
         ({"projection_dim": True}, "projection_dim=True is not a whole number"),
         ({"projection_dim": -1}, "projection_dim=-1 is out of range"),
