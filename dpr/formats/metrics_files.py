@@ -10,8 +10,7 @@ from typing import Any, TypeGuard
 from dpr.core.errors import InputError
 from dpr.formats.json_records import is_finite_number
 from dpr.storage.durable import durable_file, json_text, read_json
-from dpr.storage.inside import inside
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe, inside
 
 RESULTS = "results.json"
 """Of a whole evaluation, in its output folder."""

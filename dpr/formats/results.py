@@ -14,7 +14,7 @@ from dpr.formats.corpora import durable_text, require_word
 from dpr.formats.json_records import indented_record, iter_json_objects
 from dpr.formats.text_input import iter_lines, located
 from dpr.formats.training_records import checked_id, checked_text, title_of
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.storage.durable import read_json, write_json
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 TOKEN_FREQUENCIES_FILE = "token_frequencies.json"
 

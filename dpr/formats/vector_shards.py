@@ -45,7 +45,7 @@ from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, recalled, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
 from dpr.storage.steps import CLAIM, RECORDS, Steps
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
 _DECODED_ROWS = 8192

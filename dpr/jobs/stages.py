@@ -36,9 +36,9 @@ from dpr.storage.durable import (
     remove_folder,
     write_json,
 )
-from dpr.storage.inside import inside
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import LOCK_FILE, held, require_writable
+from dpr.storage.untrusted import inside
 
 logger = get_logger(__name__)
 

@@ -25,7 +25,7 @@ from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.machine import no_downloads, overlapping, reading
 from dpr.data.tokenizer_files import check_files, check_numbers
 from dpr.storage.durable import MANIFEST, read_json, read_manifest
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 CONFIG = "config.json"
 HINT = (

@@ -60,7 +60,7 @@ from dpr.models.sentence_transformers import (
     tokenizer_length,
 )
 from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 WEIGHTS = "adapter_model.safetensors"
 NAME = "base_model.model.{layer}.{kind}.weight"

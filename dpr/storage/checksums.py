@@ -30,7 +30,7 @@ from dpr.storage.durable import (
     verify_folder,
 )
 from dpr.storage.leftovers import remove_leftovers
-from dpr.storage.strict_json import parsed
+from dpr.storage.untrusted import parsed
 
 _NOTES = "contents"
 _DAY_S = 86_400

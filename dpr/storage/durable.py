@@ -22,9 +22,8 @@ from typing import IO, Any
 from dpr.core.errors import InputError, OutputError
 from dpr.core.paths import CHECKSUM as CHECKSUM
 from dpr.core.version import __version__
-from dpr.storage.inside import is_below
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
-from dpr.storage.strict_json import parsed
+from dpr.storage.untrusted import is_below, parsed
 
 MANIFEST = "manifest.json"
 SCHEMA = 1

@@ -18,7 +18,7 @@ from dpr.formats.column_names import require_distinct
 from dpr.formats.json_records import JsonRecord, iter_json_records
 from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, chosen_split, parsed_row
 from dpr.storage.durable import read_json
-from dpr.storage.inside import inside
+from dpr.storage.untrusted import inside
 
 _BATCH_ROWS = 256
 _SPLIT_FILE = "dataset_dict.json"
