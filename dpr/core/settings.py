@@ -277,11 +277,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value of a settings object, and its default."""
+    """One value of a settings object, its default and its rule."""
 
     owner: Settings
     name: str
     default: Any
+    rule: Rule
 
     @property
     def value(self) -> Any:
@@ -297,7 +298,7 @@ def leaves(settings: Settings, prefix: str = "") -> dict[str, Leaf]:
             by_key |= leaves(value, f"{prefix}{item.name}.")
         else:
             default = item.default if item.default_factory is MISSING else item.default_factory()
-            by_key[prefix + item.name] = Leaf(settings, item.name, default)
+            by_key[prefix + item.name] = Leaf(settings, item.name, default, rule_of(item))
     return by_key
 
 
@@ -367,12 +368,9 @@ def _check_paths(settings: Settings, prefix: str) -> None:
 
 def _stated_paths(settings: Settings, role: str, prefix: str) -> Iterator[tuple[str, str]]:
     """Key and text of every path that the settings of a role name."""
-    for item in fields(settings):
-        value = getattr(settings, item.name)
-        if isinstance(value, Settings):
-            yield from _stated_paths(value, role, f"{prefix}{item.name}.")
-        elif rule_of(item).path == role:
-            yield from ((prefix + item.name, text) for text in texts_in(value))
+    for key, leaf in leaves(settings, prefix).items():
+        if leaf.rule.path == role:
+            yield from ((key, text) for text in texts_in(leaf.value))
 
 
 _type_hints = cache(get_type_hints)
@@ -428,17 +426,10 @@ def store_name(key: str, value: str) -> str:
     return value
 
 
-def flat_values(settings: Any, roles: Collection[str] = ROLES, prefix: str = "") -> dict[str, Any]:
+def flat_values(settings: Settings, roles: Collection[str] = ROLES, prefix: str = "") -> dict[str, Any]:
     """The values of the settings whose role is one of ``roles``, nested ones included, by their dotted
     keys."""
-    by_key: dict[str, Any] = {}
-    for item in fields(settings):
-        value = getattr(settings, item.name)
-        if is_dataclass(value):
-            by_key |= flat_values(value, roles, f"{prefix}{item.name}.")
-        elif rule_of(item).on_resume in roles:
-            by_key[prefix + item.name] = value
-    return by_key
+    return {key: leaf.value for key, leaf in leaves(settings, prefix).items() if leaf.rule.on_resume in roles}
 
 
 def type_name(kind: Any) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 from dpr.core.errors import ConfigError, DprError
 from dpr.core.settings import split_entry, suggestion
 
+_OPERATORS = ("__call__", "__len__", "__getitem__", "__iter__")
+
 
 def import_object(path: str, *, setting: str) -> Any:
     """The object that ``module:name`` names. Modules in the working directory are found too.
@@ -57,14 +59,21 @@ def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
 
 
 def check_class(given: Any, contract: type[Any], *, path: str, setting: str) -> type[Any]:
-    """``found``, checked as ``load_class`` does."""
+    """``given``, checked as ``load_class`` does."""
+    name = f"{contract.__module__}.{contract.__qualname__}"
     if not inspect.isclass(given):
-        hint = "" if _violation(type(given), contract) else f"; name its class {type(given).__qualname__}"
-        raise ConfigError(
-            f"{setting}={path} is not a class, expected one that implements {_public_name(contract)}{hint}"
-        )
-    if violation := _violation(given, contract):
-        raise ConfigError(f"{setting}={path} {violation}")
+        raise ConfigError(f"{setting}={path} is not a class, expected one that implements {name}")
+    if not getattr(contract, "_is_protocol", False):
+        if not issubclass(given, contract):
+            raise ConfigError(f"{setting}={path} is not a subclass of {name}")
+        return given
+    bases = [base for base in contract.__mro__ if getattr(base, "_is_protocol", False)]
+    required = {name for base in bases for name, member in vars(base).items() if inspect.isfunction(member)}
+    required = {name for name in required if not name.startswith("_") or name in _OPERATORS}
+    # Not hasattr: every class has a __call__, that of its metaclass.
+    missing = sorted(name for name in required if not any(name in vars(base) for base in given.__mro__))
+    if missing:
+        raise ConfigError(f"{setting}={path} does not implement {name}: it has no {', '.join(missing)}")
     return given
 
 
@@ -85,43 +94,13 @@ def call(
     make: Callable[..., Any], *values: Any, path: str, setting: str, arguments: Mapping[str, Any]
 ) -> Any:
     """``make(*values, **arguments)``; ConfigError if ``make`` does not accept them or raises."""
-    given = ", ".join(arguments) or "none"
-    try:
-        if inspect.isclass(make) and inspect.isabstract(make):
-            raise TypeError(f"it leaves {', '.join(sorted(vars(make)['__abstractmethods__']))} undefined")
-        inspect.signature(make).bind(*values, **arguments)
-    except (TypeError, ValueError) as error:  # ValueError: a built-in without a signature
-        raise ConfigError(f"{setting}={path}: {error}; arguments given: {given}") from None
     try:
         return make(*values, **arguments)
     except DprError:
         raise
     except Exception as error:  # user code may raise anything
+        given = ", ".join(arguments) or "none"
         raise ConfigError(f"{setting}={path} raised {_one_line(error)}; arguments given: {given}") from error
-
-
-def _violation(given: type, contract: type) -> str:
-    """How a class fails to fulfil ``contract``; empty if it does."""
-    if not getattr(contract, "_is_protocol", False):
-        return "" if issubclass(given, contract) else f"is not a subclass of {_public_name(contract)}"
-    bases = [base for base in contract.__mro__ if getattr(base, "_is_protocol", False)]
-    names = {name for base in bases for name, member in vars(base).items() if inspect.isfunction(member)}
-    required = {
-        name
-        for name in names
-        if not name.startswith("_") or name in ("__call__", "__len__", "__getitem__", "__iter__")
-    }
-    # Not hasattr: every class has a __call__, that of its metaclass.
-    missing = sorted(name for name in required if not any(name in vars(base) for base in given.__mro__))
-    return f"does not implement {_public_name(contract)}: it has no {', '.join(missing)}" if missing else ""
-
-
-def _public_name(contract: type) -> str:
-    """The import path as the documentation writes it: from the package where the package exports the
-    class."""
-    package = contract.__module__.rpartition(".")[0]
-    is_exported = getattr(sys.modules.get(package), contract.__name__, None) is contract
-    return f"{package if is_exported else contract.__module__}.{contract.__qualname__}"
 
 
 def _one_line(error: BaseException) -> str:

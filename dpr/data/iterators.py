@@ -60,13 +60,11 @@ class Sampling(SamplingSettings):
                     f"{name}: {rows:,} rows do not fill a single pool, which is a batch of every process;"
                     f" {hint}"
                 )
-        if self.weights is None and self.temperature is None and not self.epoch_pools:
+        if self.weights is None and self.temperature is None:
             rates = self.rates or [1.0] * len(num_pools)
             counts = tuple(int(pools * rate) for pools, rate in zip(num_pools, rates, strict=True))
         else:
-            total = self.epoch_pools or sum(
-                pools for pools, share in zip(num_pools, shares, strict=True) if share > 0
-            )
+            total = sum(pools for pools, share in zip(num_pools, shares, strict=True) if share > 0)
             counts = largest_remainder(total, shares)
         return _checked(counts, shares, names)
 
@@ -81,9 +79,7 @@ class Sampling(SamplingSettings):
         rows = sum(
             count * rate for count, rate, share in zip(num_rows, rates, shares, strict=True) if share > 0
         )
-        return _checked(
-            largest_remainder((self.epoch_pools or int(rows) // pool_size) * pool_size, shares), shares, names
-        )
+        return _checked(largest_remainder(int(rows) // pool_size * pool_size, shares), shares, names)
 
     def _shares(self, num_rows: Sequence[int]) -> np.ndarray:
         """Shares of the sets, summing to 1."""
@@ -121,8 +117,7 @@ def _checked(counts: tuple[int, ...], shares: np.ndarray, names: Sequence[str]) 
     for count, share, name in zip(counts, shares, names, strict=True):
         if share > 0 and count == 0:
             logger.warning(
-                "%s is left out, since its share of an epoch is less than one pool; see"
-                " train.sampling.epoch_pools",
+                "%s is left out, since its share of an epoch is less than one pool; give it a larger weight",
                 name,
             )
     return counts

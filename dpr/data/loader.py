@@ -1,13 +1,16 @@
 """Batches for a rank, made ahead of the model in worker processes, always in the order the iterators
-state."""
+state; and what rows are grouped by words with, so that in-batch negatives are near the positive."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -16,6 +19,7 @@ from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, DprError
+from dpr.core.records import CutPassage, StoredSample, TrainingSample, text_hash
 from dpr.core.seeding import generator_for
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, one_encoder_type
@@ -28,9 +32,10 @@ from dpr.data.iterators import (
     Sampling,
     ShardedDataIterator,
 )
-from dpr.data.order import PAIRS
+from dpr.data.order import PAIRS, WORDS
 from dpr.data.settings import DataSetSettings
 from dpr.data.training_data import OpenedSets, SampleSource, is_drawn, known_document
+from dpr.data.words import words_of
 
 Item = TypeVar("Item")
 
@@ -94,8 +99,6 @@ def cut_into_pools(
     num_rows, names = [len(source) for source in sources], [source.name for source in sources]
     features = None
     if sampling.group_by_words:
-        from dpr.data.word_groups import row_words  # most runs do not group by words
-
         features = [row_words(source) for source in sources]
     share: dict[str, Any] = {
         "global_batch_size": global_batch_size,
@@ -220,3 +223,58 @@ def pool_loader(
     return WorkerLoader(
         dataset, sampler=order, num_workers=num_workers, prefetch_factor=ahead, pin_memory=pin_memory
     )
+
+
+_WIDTH = WORDS["vector"].shape[0]
+_PLACES = 8
+_LENGTH = 4080
+"""Of a vector before its numbers are rounded, which adds 12 at most (half of the root of ``_WIDTH``)."""
+_WEIGHT = 64
+"""Weights of words are whole numbers, too: this many times what they are, rounded."""
+
+
+def row_words(source: SampleSource) -> np.ndarray:
+    """What a set's rows are grouped by words with, (N,) of ``WORDS``.
+
+    A row's vector is made of the words of its question and of its first positive: rare words weigh more (the
+    root of the logarithm of 1 + rows / rows with the word), and each word has a few random places and signs (a
+    sparse random projection), drawn from the word itself. All sums are of whole numbers, so groups are the same
+    on every machine, with any number of threads or processes.
+
+    Of stored tokens they are those of the text; of pairs cut from passages those of one pair each, and a
+    positive is the same where the document is. Reads every row twice; 1 kB of memory a row.
+    """
+    text: SampleSource = getattr(source, "text", source) if isinstance(source[0], StoredSample) else source
+    counts: Counter[str] = Counter()
+    for _, sides in _rows(text):
+        counts.update(frozenset().union(*sides))
+    numbers = {word: number for number, word in enumerate(counts)}
+    weights = np.rint(_WEIGHT * np.sqrt(np.log1p(len(text) / np.array([*counts.values()], dtype=np.float64))))
+    drawn = b"".join(
+        blake2b(word.encode(errors="surrogatepass"), digest_size=2 * _PLACES).digest() for word in counts
+    )
+    draws = np.frombuffer(drawn, dtype="<u2").reshape(-1, _PLACES)
+    places, values = draws % _WIDTH, np.where(draws >> 15, 1.0, -1.0) * weights[:, None]
+    features = np.zeros(len(text), dtype=WORDS)
+    for row, (positive, sides) in enumerate(_rows(text)):
+        found = ([numbers[word] for word in words] for words in sides)
+        sums = (np.bincount(places[own].ravel(), values[own].ravel(), minlength=_WIDTH) for own in found)
+        features[row] = _scaled(np.sum([_scaled(each) for each in sums], axis=0)), positive
+    return features
+
+
+def _rows(text: SampleSource) -> Iterator[tuple[int, tuple[frozenset[str], ...]]]:
+    """Of each row a number that stands for its first positive, and the words of its question and of that."""
+    for row in range(len(text)):
+        sample = text[row]
+        assert isinstance(sample, TrainingSample)
+        passage = sample.positives[0]
+        whole = f"{passage.title}\n{passage.text}"
+        positive = passage.identity[0] if isinstance(passage, CutPassage) else text_hash(whole) - (1 << 63)
+        yield positive, (words_of(sample.question), words_of(whole))
+
+
+def _scaled(vector: np.ndarray) -> np.ndarray:
+    """A vector of whole numbers at ``_LENGTH``, in whole numbers again; zeros stay."""
+    length = np.sqrt(vector @ vector)
+    return np.rint(_LENGTH / length * vector) if length else vector

@@ -142,8 +142,6 @@ class SamplingSettings(Settings):
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """T: a set's share is proportional to rows ** (1/T). 1 = as many as there are, large = all sets alike."""
-    epoch_pools: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
-    """Pools of an epoch; 0 = as many as the sets have together."""
     mixed: bool = setting(False, on_resume=IDENTITY)
     """Draw every pool from all sets together; false: every pool from one set."""
     group_by_words: bool = setting(False, on_resume=IDENTITY)
@@ -153,13 +151,11 @@ class SamplingSettings(Settings):
         """Raises ConfigError where several settings determine the sets' shares, or no share is above 0."""
         if rates is None:
             return
-        others = {"temperature": self.temperature, "epoch_pools": self.epoch_pools}
-        for name, value in others.items():
-            if value:
-                raise ConfigError(
-                    f"train_sampling_rates and train.sampling.{name} are mutually exclusive, both determine what"
-                    " a set gives; leave one of them out"
-                )
+        if self.temperature is not None:
+            raise ConfigError(
+                "train_sampling_rates and train.sampling.temperature are mutually exclusive, both determine what"
+                " a set gives; leave one of them out"
+            )
         if min(rates, default=0) < 0 or not any(rates):
             raise ConfigError(
                 f"train_sampling_rates={list(rates)}: expected numbers of at least 0, one of them above"

@@ -19,8 +19,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.machine import reading
 from dpr.core.settings import listed
 from dpr.storage.durable import read_json
-from dpr.storage.inside import inside, leads_inside
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe, inside, leads_inside
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "config.json"

@@ -83,28 +83,8 @@ class _Stored:
         rows = np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist()
         return all(self._row_equals(row, tensorizer, options) for row in rows)
 
-    def _row_equals(self, row: int, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-        raise NotImplementedError
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.text, self._folder, self._facts))
-
-
-class StoredTokens(_Stored):
-    """A training set whose rows come as tokens."""
-
-    text: TrainingSet
-
     def __getitem__(self, row: int) -> StoredSample:
         return self._store[row]
-
-    def known_positives(self, row: int) -> tuple[StoredPassage, ...]:
-        """As the text's; passages that several rows list may occur more than once."""
-        return tuple(
-            passage
-            for other in (row, *self.text.rows_with_same_question(row))
-            for passage in self._store[other].positives
-        )
 
     def _row_equals(self, row: int, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
         sample, text = self[row], self.text[row]
@@ -121,6 +101,23 @@ class StoredTokens(_Stored):
             ]:
                 return False
         return True
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.text, self._folder, self._facts))
+
+
+class StoredTokens(_Stored):
+    """A training set whose rows come as tokens."""
+
+    text: TrainingSet
+
+    def known_positives(self, row: int) -> tuple[StoredPassage, ...]:
+        """As the text's; passages that several rows list may occur more than once."""
+        return tuple(
+            passage
+            for other in (row, *self.text.rows_with_same_question(row))
+            for passage in self._store[other].positives
+        )
 
     @staticmethod
     def add_rows(
@@ -220,12 +217,6 @@ class StoredPairs(_Stored):
 
     def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
         return (known_document(self[row]),)
-
-    def _row_equals(self, row: int, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-        ours, theirs = self[row], self.text[row]
-        return tensorizer.question_tokens([ours.question]) == tensorizer.question_tokens(
-            [theirs.question]
-        ) and tensorizer.passage_tokens(ours.positives) == tensorizer.passage_tokens(theirs.positives)
 
     @staticmethod
     def add_rows(

@@ -34,7 +34,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.trials import pad_id
 from dpr.storage.durable import read_json
-from dpr.storage.inside import inside
+from dpr.storage.untrusted import inside
 
 SERVING = "serving.json"
 FORMAT_VERSION = 1

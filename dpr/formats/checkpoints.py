@@ -42,8 +42,7 @@ from dpr.storage.durable import (
     verify_folder,
     write_json,
 )
-from dpr.storage.inside import inside, is_below
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe, inside, is_below
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -40,7 +40,7 @@ from dpr.formats.json_records import iter_json_objects
 from dpr.formats.text_input import has_lone_surrogate, located
 from dpr.formats.training_records import checked_text, id_of, title_in
 from dpr.storage.durable import durable_file
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 """Types of a field of metadata."""

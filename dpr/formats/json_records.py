@@ -22,7 +22,7 @@ from dpr.formats.text_input import (
     iter_raw_lines,
     open_input,
 )
-from dpr.storage.strict_json import STRICT, TooDeepError, describe, require_shallow
+from dpr.storage.untrusted import STRICT, TooDeepError, describe, require_shallow
 
 _WINDOW = 2**20
 _JSON_SPACE = b" \t\r\n"

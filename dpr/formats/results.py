@@ -17,8 +17,7 @@ from dpr.formats.json_records import indented_record, is_finite_number, iter_jso
 from dpr.formats.text_input import iter_lines, located
 from dpr.formats.training_records import checked_id, checked_text, title_of
 from dpr.storage.durable import durable_file, json_text, read_json
-from dpr.storage.inside import inside
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe, inside
 
 RESULTS = "results.json"
 """Of a whole evaluation, in its output folder."""

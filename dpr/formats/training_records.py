@@ -16,7 +16,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, keys_of, name_in, require_name
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")
 """Where a passage has a teacher's score, the first that is there."""

@@ -41,10 +41,10 @@ from dpr.formats.arrays import (
     pack_ids,
 )
 from dpr.formats.text_input import matching_paths
-from dpr.storage.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
+from dpr.storage.checksums import file_state, folder_problems, recalled, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
 from dpr.storage.steps import CLAIM, RECORDS, Steps
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
 _DECODED_ROWS = 8192
@@ -308,12 +308,12 @@ def _require_unique_ids(shards: Sequence[VectorShard]) -> None:
     """Raises InputError if an id occurs twice. What was proved once for the same files is not proved
     again."""
     proved = [shard.ids_sha256() for shard in shards]
-    if is_remembered("unique ids", proved):
+    if recalled("unique ids", proved):
         return
     if (duplicate := first_duplicate([shard.id_chunks for shard in shards])) is not None:
         shown = ", ".join(str(shard.path) for shard in shards[:4])
         raise InputError(f"the passage id {duplicate!r} occurs twice in these vectors", file=shown)
-    remember("unique ids", proved)
+    remember("unique ids", proved, "unique")
 
 
 def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:

@@ -29,7 +29,7 @@ from dpr.indexer.ranking import HeldIds, SearchResult, decode_ids, is_among
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import durable_file
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 _STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these"

@@ -24,7 +24,7 @@ from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
-from dpr.storage.inside import inside
+from dpr.storage.untrusted import inside
 from dpr.training.command_settings import BiEncoderTrainConfig
 
 RESULT = "adapted.json"

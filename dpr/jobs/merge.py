@@ -25,10 +25,10 @@ from dpr.models.settings import EncoderSettings
 from dpr.retrieval.suites import read_suite
 from dpr.storage.checksums import cache_root
 from dpr.storage.durable import flush, writing
-from dpr.storage.inside import inside
 from dpr.storage.leftovers import remove, temporary_beside
 from dpr.storage.outputs import output
 from dpr.storage.steps import CLAIM, Steps
+from dpr.storage.untrusted import inside
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 

@@ -53,7 +53,7 @@ from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST
 from dpr.storage.leftovers import remove
 from dpr.storage.outputs import held, lock_of
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 Side = DenseRetriever | LexicalRetriever
 Record = str | Mapping[str, Any] | Passage

@@ -22,7 +22,11 @@ from dpr.core.logs import get_logger
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
 from dpr.formats.checkpoints import RUN_FILE
-from dpr.storage.durable import read_json, remove_folder, write_json
+from dpr.storage.durable import (
+    read_json,
+    remove_folder,
+    write_json,
+)
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import LOCK_FILE, held, require_writable
 

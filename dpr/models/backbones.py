@@ -25,7 +25,7 @@ from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.machine import no_downloads, overlapping, reading
 from dpr.data.tokenizer_files import check_files, check_numbers
 from dpr.storage.durable import MANIFEST, read_json, read_manifest
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 CONFIG = "config.json"
 HINT = (
@@ -135,9 +135,7 @@ def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], 
     limits |= {"num_hidden_layers": len(shapes) or 1000, "max_position_embeddings": max(most, _MAX_POSITIONS)}
     for name, limit in limits.items():
         value = getattr(config, name, 1)
-        # a static encoder (dpr.models.static)
-        least = 0 if name == "num_hidden_layers" and config.model_type == "openai-gpt" else 1
-        if value is not None and (type(value) is not int or not least <= value <= limit):
+        if value is not None and (type(value) is not int or not 1 <= value <= limit):
             limited = ", the size of the weights" if shapes else ""
             raise InputError(f"{name} is {describe(value)}", file=file, expected=f"1 to {limit}{limited}")
 
@@ -284,13 +282,11 @@ def load_backbone(
     if not pretrained or is_without_weights(Path(name_or_folder)):
         return backbone_from_config(config, dropout=dropout)
     set_dropout(config, dropout)
-    from dpr.models.static import static_if_layerless
-
     backbone: nn.Module = load_weights(
         auto_class(config), name_or_folder, config, **_without_pooler(type(config))
     )
     _switch_off_dropout(backbone, dropout)
-    return static_if_layerless(backbone)
+    return backbone
 
 
 def is_without_weights(folder: Path) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from dpr.core.batch import plan_token_batches
 from dpr.core.compute_settings import autocast
-from dpr.core.errors import CheckpointError, InputError, first_line
+from dpr.core.errors import CheckpointError, first_line
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, text_sha256
 from dpr.data.tokenizer_files import load_tokenizer
@@ -109,15 +109,10 @@ class CrossEncoder:
                 expected=EXPECTED,
             )
         check_safetensors(path)
-        try:
-            model = load_weights(
-                AutoModelForSequenceClassification, path, read_config(path), use_safetensors=True
-            )
-            tokenizer = load_tokenizer(path)
-        except InputError as error:
-            raise CheckpointError(
-                error.found, file=error.file, expected=error.expected or EXPECTED
-            ) from error
+        model = load_weights(
+            AutoModelForSequenceClassification, path, read_config(path), use_safetensors=True
+        )
+        tokenizer = load_tokenizer(path)
         if tokenizer.pad_token_id is None:
             raise CheckpointError("its tokenizer has no padding token", file=path, expected=EXPECTED)
         check_vocabulary(tokenizer, model, path)

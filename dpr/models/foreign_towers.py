@@ -29,26 +29,22 @@ from dpr.models.backbones import (
     check_safetensors,
     distinct_weights,
     load_backbone,
+    load_weights,
     read_config,
     read_object,
-    refuse_impossible_sizes,
-    weight_shapes,
 )
 from dpr.models.encoder import ModelParts, present
 from dpr.models.settings import EncoderSettings
 from dpr.models.static import StaticConfig
 from dpr.models.trials import longest_sequence
 from dpr.storage.durable import read_json
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 QUESTION, CTX = "question_encoder", "ctx_encoder"
 DPR_PAIR = (
     f"a folder that holds both: the folder of the question encoder as {QUESTION}, that of the context encoder"
     f" as {CTX}"
 )
-# In files of earlier versions: a pooler that no vector passes, and a table of numbers that the model makes
-# itself.
-_UNUSED = ("pooler.", "embeddings.position_ids")
 # Keys of a config that two towers may state differently, since they change no vector.
 _NO_MATTER = re.compile(
     r"_?name_or_path|architectures|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|.*drop.*|.*_token_id|problem_type"
@@ -127,38 +123,26 @@ def dpr_towers(folder: Path) -> tuple[ForeignTower, ForeignTower]:
 
 
 def _dpr_tower(folder: Path, name: str) -> ForeignTower:
-    from transformers import BertConfig
+    from transformers import BertConfig, DPRContextEncoder, DPRQuestionEncoder
 
     check_files(folder, within=folder.parent)
     check_safetensors(folder)
-    given, shapes = read_config(folder), weight_shapes(folder)
-    refuse_impossible_sizes(given, shapes, folder / CONFIG)
-    prefix = f"{name}.bert_model."
-    if not any(weight.startswith(prefix) for weight in shapes):
-        kind = ", ".join(sorted({weight.partition(".")[0] for weight in shapes}))[:100] or "no weights"
-        raise CheckpointError(
-            f"holds {kind}", file=folder, expected=f"{name}; is it the folder of the other encoder?"
-        )
-    values: dict[str, Any] = given.to_dict()
-    width = values.pop("projection_dim", 0) or 0
-    config = BertConfig.from_dict(
-        {key: value for key, value in values.items() if key not in ("model_type", "architectures")}
-    )
-    weights = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        for weight, tensor in checkpoints.read_tensors(folder, file.name).items():
-            own = weight.replace(prefix, "backbone.").replace(f"{name}.", "")
-            if not own.removeprefix("backbone.").startswith(_UNUSED):
-                weights[own] = tensor.float()
-    if not isinstance(width, int):
-        raise InputError("projection_dim is no number", file=folder / CONFIG)
+    model_class = DPRQuestionEncoder if name == QUESTION else DPRContextEncoder
+    encoder = getattr(load_weights(model_class, folder, read_config(folder)), name)
+    weights = {f"backbone.{key}": tensor for key, tensor in distinct_weights(encoder.bert_model).items()}
+    if encoder.projection_dim:
+        weights |= {f"encode_proj.{key}": value for key, value in encoder.encode_proj.state_dict().items()}
+    values = encoder.config.to_dict()
+    for key in ("model_type", "architectures", "projection_dim"):
+        values.pop(key, None)
+    config = BertConfig.from_dict(values)
     return ForeignTower(
         folder,
         config,
         _dpr_tokenizer(folder),
         weights,
         config.max_position_embeddings,
-        settings={"projection_dim": width},
+        settings={"projection_dim": encoder.projection_dim},
     )
 
 

@@ -59,8 +59,8 @@ from dpr.models.sentence_transformers import (
     stated_length,
     tokenizer_length,
 )
-from dpr.models.settings import POOLINGS, EncoderSettings, GivenTextSettings, TowerOptions
-from dpr.storage.strict_json import describe
+from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
+from dpr.storage.untrusted import describe
 
 WEIGHTS = "adapter_model.safetensors"
 NAME = "base_model.model.{layer}.{kind}.weight"
@@ -77,6 +77,7 @@ _OTHERS = (
     "trainable_token_indices",
     "layer_replication",
 )
+_LARGEST = 1 << 20
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 
 
@@ -165,12 +166,6 @@ TOWERS = ("question_model", "ctx_model")
 OVERRIDE = "encoder.pretrained_model_cfg=<local folder with config.json and the tokenizer's files>"
 
 
-def _toolkit_name(name: str) -> str:
-    """The toolkit's name of one of the file's weights."""
-    tower, _, rest = name.partition(".")
-    return name if tower not in TOWERS or rest.startswith("encode_proj.") else f"{tower}.backbone.{rest}"
-
-
 def read_model_parts(
     path: Path,
     *,
@@ -198,13 +193,16 @@ def read_model_parts(
         )
     config, tensorizer = _backbone_parts(path, stored, pretrained_model_cfg, special_tokens)
     settings = EncoderSettings(
-        projection_dim=_projection_dim(path, stored),
+        projection_dim=len(stored.weights.get("question_model.encode_proj.weight", ())),
         sequence_length=stored.sequence_length,
         dpr_trailing_sep=trailing_sep,
     )
-    return ModelParts(
-        settings, config, tensorizer, {_toolkit_name(name): tensor for name, tensor in stored.weights.items()}
-    )
+    weights = {}
+    for name, tensor in stored.weights.items():
+        tower, _, rest = name.partition(".")
+        of_backbone = tower in TOWERS and not rest.startswith("encode_proj.")
+        weights[f"{tower}.backbone.{rest}" if of_backbone else name] = tensor
+    return ModelParts(settings, config, tensorizer, weights)
 
 
 def _backbone_parts(
@@ -221,21 +219,6 @@ def _backbone_parts(
             special_tokens=special_tokens,
         )
     return config, tensorizer
-
-
-def _projection_dim(path: Path, stored: DprCheckpoint) -> int:
-    """The width of the projection in the weights; CheckpointError if the settings of the file differ."""
-    widths = {
-        int(tensor.shape[0])
-        for name, tensor in stored.weights.items()
-        if name.endswith(".encode_proj.weight")
-    }
-    stated = stored.settings.get("projection_dim") or 0
-    if len(widths) > 1 or (widths and stated not in (0, *widths)) or (stated and not widths):
-        raise CheckpointError(
-            f"projection_dim is {stated}, but encode_proj has {sorted(widths) or 'no weights'}", file=path
-        )
-    return widths.pop() if widths else 0
 
 
 def file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
@@ -402,26 +385,23 @@ def _temperature(value: Any, file: Path) -> float | None:
 
 
 def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
-    """The stored settings with their types checked; unknown ones, of newer versions, are left out."""
+    """The stored settings, checked; unknown ones, of newer versions, are left out."""
     if stored.get("pool_prompts") is False:
         raise CheckpointError(
             "its vectors leave the tokens of prompts out, which this version does not", file=file
         )
     known = {key: value for key, value in stored.items() if key in EncoderSettings.__dataclass_fields__}
-    for key, value in known.items():
-        default = getattr(EncoderSettings(), key)
-        is_valid = type(value) is type(default) and (not isinstance(value, int) or 0 <= value <= 1 << 20)
-        is_known = not is_valid or key != "pooling" or is_user_defined(value) or value in POOLINGS
-        is_known &= key != "projection_activation" or value in ("none", "tanh")
-        if not is_valid or not is_known or (key == "sequence_length" and value < 3):
-            raise CheckpointError(
-                f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}"
-            )
     settings = replace(EncoderSettings(), **known)
     try:
-        settings.part(TextSettings).check()
+        settings.check_values("")
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
+    if settings.projection_activation not in ("none", "tanh"):
+        found = f"projection_activation is {settings.projection_activation[:40]}"
+        raise CheckpointError(found, file=file, expected="none or tanh")
+    for key, value in known.items():
+        if isinstance(value, int) and value > _LARGEST:  # such a projection would take all memory
+            raise CheckpointError(f"{key} is {value}", file=file, expected=f"at most {_LARGEST}")
     return settings
 
 

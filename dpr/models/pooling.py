@@ -147,26 +147,15 @@ class RootIdfPooling(IdfPooling):
     token's weight, so that their product holds its idf once.
     """
 
-    def counted(self, counts: Tensor, lengths: Tensor) -> Tensor:
-        """How often a token that occurs ``counts`` times in a text of ``lengths`` tokens counts in the
-        mean."""
-        return counts.sqrt()
-
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         same = (tokens[:, :, None] == tokens[:, None, :]) & mask[:, None, :]
-        counts, lengths = (
-            same.sum(2).clamp_min(1).to(hidden.dtype),
-            mask.sum(1, keepdim=True).to(hidden.dtype),
-        )
-        return super().padded(
-            hidden * (self.counted(counts, lengths) / counts)[:, :, None], tokens, mask, position
-        )
+        counts = same.sum(2).clamp_min(1).to(hidden.dtype)
+        return super().padded(hidden * (counts.sqrt() / counts)[:, :, None], tokens, mask, position)
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        held, inverse, repeated = repeats(tokens, lengths, len(self.token_weights))
+        _, inverse, repeated = repeats(tokens, lengths, len(self.token_weights))
         counts = repeated.to(hidden.dtype)
-        each = self.counted(counts, lengths[held // len(self.token_weights)].to(hidden.dtype)) / counts
-        return super().packed(hidden * each[inverse][:, None], tokens, lengths, position)
+        return super().packed(hidden * (counts.sqrt() / counts)[inverse][:, None], tokens, lengths, position)
 
 
 def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:

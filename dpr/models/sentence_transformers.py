@@ -20,8 +20,7 @@ from dpr.formats.checkpoints import write_json_file
 from dpr.models.backbones import CONFIG, read_object
 from dpr.models.settings import POOLINGS, EncoderSettings
 from dpr.storage.durable import read_json
-from dpr.storage.inside import inside
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe, inside
 
 logger = get_logger(__name__)
 

@@ -20,7 +20,7 @@ from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.retrievers import QuestionForm
 from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import CHECKSUM, MANIFEST, read_json, write_json
-from dpr.storage.inside import leads_inside
+from dpr.storage.untrusted import leads_inside
 
 logger = get_logger(__name__)
 

@@ -30,10 +30,11 @@ from dpr.storage.durable import (
     verify_folder,
 )
 from dpr.storage.leftovers import remove_leftovers
-from dpr.storage.strict_json import parsed
+from dpr.storage.untrusted import parsed
 
-_CONTENTS, _PROVED = "contents", "proved"
-_DAY_S, _STALE_DAYS = 86_400, 60
+_NOTES = "contents"
+_DAY_S = 86_400
+_STALE_DAYS = 60
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
 
 
@@ -95,21 +96,17 @@ def _cached_sha256(path: Path) -> str:
     if kind := odd_kind(path):
         raise InputError(f"is {kind}", file=path, expected="a file")
     with open(path, "rb") as file:
-        start, seen = time.time_ns(), _identity(file.fileno())
-        note = cache_root(None) / _CONTENTS / text_sha256(seen)[:32]
-        with suppress(OSError, ValueError):
-            found, check = _read_note(note).split()
-            if check == text_sha256(seen + found):  # otherwise the note is damaged, or of another file
-                return found
+        start, seen = time.time_ns(), _stated(os.fstat(file.fileno()))
+        if found := recalled("content", [seen]):
+            return found
         found = hashlib.file_digest(file, "sha256").hexdigest()
         status = os.fstat(file.fileno())
-        if _identity(file.fileno()) != seen:
+        if _stated(status) != seen:
             raise InputError(
                 "changed while it was read", file=path, hint="rerun the same command when it is complete"
             )
     if start - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
-        with suppress(OSError), durable_file(note) as out:  # without a cache the file is read again next time
-            out.write(f"{found} {text_sha256(seen + found)}\n")
+        remember("content", [seen], found)
     return found
 
 
@@ -128,53 +125,46 @@ def folder_problems(folder: Path) -> list[str]:
         raise InputError(
             f"cannot be read: {error.strerror or error}", file=error.filename or folder
         ) from None
-    if is_remembered("verified", seen):
+    if recalled("verified", seen):
         return []
     problems = verify_folder(folder)
     if not problems and start - last > _SETTLED_NS:
-        remember("verified", seen)
+        remember("verified", seen, "whole")
     return problems
 
 
-def is_remembered(fact: str, about: Sequence[str]) -> bool:
-    """Whether ``remember`` was called with the same arguments by any process with this cache."""
+def recalled(fact: str, about: Sequence[str]) -> str:
+    """The value that ``remember`` was given for the same arguments by any process with this cache; empty for
+    none, and where its note is damaged or of something else."""
     note, check = _note_of(fact, about)
     with suppress(OSError, ValueError):
-        return _read_note(note) == check
-    return False
+        value, stated = note.read_text("ascii").split()
+        if stated == text_sha256(check + value):
+            if time.time() - note.stat().st_mtime > _DAY_S:
+                os.utime(note)  # it is in use
+            return value
+    return ""
 
 
-def remember(fact: str, about: Sequence[str]) -> None:
-    """Keeps in the cache that a fact was proved. Without a cache it will have to be proved again."""
+def remember(fact: str, about: Sequence[str], value: str) -> None:
+    """Keeps a word in the cache that was found out. Without a cache it will have to be found out again."""
     note, check = _note_of(fact, about)
     with suppress(OSError, InputError), durable_file(note) as out:
-        out.write(check)
+        out.write(f"{value} {text_sha256(check + value)}\n")
 
 
 def _note_of(fact: str, about: Sequence[str]) -> tuple[Path, str]:
     check = text_sha256(json.dumps([fact, *about]))
-    return cache_root(None) / _PROVED / check[:32], check
-
-
-def _read_note(note: Path) -> str:
-    text = note.read_text("ascii")
-    if time.time() - note.stat().st_mtime > _DAY_S:
-        os.utime(note)  # it is in use
-    return text
+    return cache_root(None) / _NOTES / check[:32], check
 
 
 def remove_stale_notes(cache: Path) -> None:
     """Removes notes that were not read for so long that their files are probably gone, and what killed
     writers of notes left."""
-    for folder in (cache / _CONTENTS, cache / _PROVED):
-        remove_leftovers(folder)
-        for note in folder.glob("*") if folder.is_dir() else ():
-            if time.time() - note.lstat().st_mtime > _STALE_DAYS * _DAY_S:
-                note.unlink(missing_ok=True)
-
-
-def _identity(descriptor: int) -> str:
-    return _stated(os.fstat(descriptor))
+    remove_leftovers(cache / _NOTES)
+    for note in (cache / _NOTES).glob("*"):
+        if time.time() - note.lstat().st_mtime > _STALE_DAYS * _DAY_S:
+            note.unlink(missing_ok=True)
 
 
 def _stated(status: os.stat_result) -> str:

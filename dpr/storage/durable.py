@@ -22,9 +22,8 @@ from typing import IO, Any
 from dpr.core.errors import InputError, OutputError
 from dpr.core.paths import CHECKSUM as CHECKSUM
 from dpr.core.version import __version__
-from dpr.storage.inside import is_below
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
-from dpr.storage.strict_json import parsed
+from dpr.storage.untrusted import is_below, parsed
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -159,15 +158,6 @@ def append_jsonl(path: Path, obj: Any) -> None:
             if file.read(1) != b"\n":
                 line = b"\n" + line
         file.write(line)
-
-
-@contextmanager
-def appended(path: Path) -> Iterator[IO[bytes]]:
-    """A log open for appending, unbuffered. It is written in place, since nobody can say when it is
-    complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_own(path, "ab", buffering=0) as file:
-        yield file
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import stat
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,15 +136,6 @@ def _in_a_name(host: str) -> str:
 def _start_of(pid: int) -> int | None:
     """When a process of this machine started, in clock ticks; 0 where that is unavailable, None if it has
     ended."""
-    if sys.platform == "win32":  # where os.kill would end it
-        import ctypes
-
-        synchronize, kernel = 0x100000, ctypes.windll.kernel32
-        if not (handle := kernel.OpenProcess(synchronize, False, pid)):
-            return None
-        has_ended = kernel.WaitForSingleObject(handle, 0) == 0
-        kernel.CloseHandle(handle)
-        return None if has_ended else 0
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] == "Z" else int(fields[19])

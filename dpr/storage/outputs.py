@@ -40,7 +40,7 @@ from dpr.storage.leftovers import (
     temporary_beside,
     this_process,
 )
-from dpr.storage.strict_json import parsed
+from dpr.storage.untrusted import parsed
 
 LOCK_FILE = "run.lock"
 # a killed writer may have left less than all

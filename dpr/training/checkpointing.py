@@ -19,7 +19,6 @@ from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
-from dpr.storage.inside import inside
 from dpr.storage.leftovers import (
     HOST_BYTES,
     ProcessName,
@@ -27,6 +26,7 @@ from dpr.storage.leftovers import (
     this_process,
 )
 from dpr.storage.outputs import RunLock
+from dpr.storage.untrusted import inside
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, StoredRun, checkpoint_name
 from dpr.training.settings import TrainingSettings

@@ -19,7 +19,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.storage.durable import CHECKSUM, MANIFEST, write_manifest
-from dpr.storage.inside import inside
+from dpr.storage.untrusted import inside
 
 SECRET = "secretword"
 ASKED = f"which {SECRET} river is long"

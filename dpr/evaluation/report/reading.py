@@ -23,8 +23,7 @@ from dpr.formats.checkpoints import (
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.results import MetricsFile
 from dpr.storage.durable import read_json
-from dpr.storage.inside import is_below, leads_inside
-from dpr.storage.strict_json import parsed
+from dpr.storage.untrusted import is_below, leads_inside, parsed
 
 _CATALOGUES = ("datasets", "ctx_sources")
 _SECRET_KEY = re.compile(

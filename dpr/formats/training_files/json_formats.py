@@ -27,7 +27,7 @@ from dpr.formats.training_records import (
     text_of,
     title_of,
 )
-from dpr.storage.strict_json import describe
+from dpr.storage.untrusted import describe
 
 _DPR_KEYS = ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 

@@ -181,6 +181,6 @@ def _root_bags(backbone: Any, batch: TokenBatch, pooling: RootIdfPooling, length
         * pooling.token_weights[distinct][:, None]
     )
     starts = torch.searchsorted(held, torch.arange(len(lengths), device=held.device) * vocab_size)
-    counted = pooling.counted(counts.to(rows.dtype), lengths[held // vocab_size].to(rows.dtype))
+    counted = counts.to(rows.dtype).sqrt()
     sums = nn.functional.embedding_bag(inverse, rows, starts, mode="sum", per_sample_weights=counted)
     return sums / lengths[:, None]

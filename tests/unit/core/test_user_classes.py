@@ -66,7 +66,7 @@ def test_a_class_that_has_the_methods_of_the_protocol_is_taken() -> None:
     [
         ("slot_module:Half", r"loss.name=slot_module:Half does not implement .*Slot: it has no gather"),
         ("slot_module:Silent", "it has no __call__"),
-        ("slot_module:whole", "is not a class, expected one that implements .*Slot; name its class Whole"),
+        ("slot_module:whole", "is not a class, expected one that implements .*Slot"),
         ("os:getcwd", "is not a class"),
         (
             {"use": "slot_module:Whole", "sise": 4},

@@ -86,7 +86,6 @@ WAYS = pytest.mark.parametrize(
         {"weights": [1, 2, 1]},
         {"temperature": 3.0},
         {"rates": [0.5, 2, 1]},
-        {"epoch_pools": 7},
         {"group_by_words": True},
     ],
     ids=lambda value: next(iter(value), "natural"),
@@ -119,7 +118,7 @@ def test_weights_say_the_shares_of_an_epoch() -> None:
         counted = Counter(dataset for dataset, _ in rows_of(found, [epoch]))
         assert counted == {0: 16 * POOL, 1: 33 * POOL, 2: 16 * POOL}
     assert mixed(weights=[1, 2, 1]).counts == (132, 264, 132)  # of 530 rows 66 whole pools
-    assert one_set_a_pool(weights=[1, 1, 0], epoch_pools=10).counts == (5, 5, 0)
+    assert one_set_a_pool(weights=[1, 1, 0]).counts == (31, 30, 0)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_weights_say_the_shares_of_an_epoch() -> None:
 )
 def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[float, ...]) -> None:
     for found, unit in (
-        (one_set_a_pool(temperature=temperature, epoch_pools=600), 1),
+        (one_set_a_pool(temperature=temperature), 1),
         (mixed(temperature=temperature), POOL),
     ):
         total = sum(found.counts)
@@ -139,12 +138,11 @@ def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[floa
 def test_drawn_pools_have_the_shares_that_the_temperature_states(made: Made) -> None:
     """Not only in sum: early and late in an epoch, and in the first place of a pool as in the last.
     Chi-square of 2 degrees of freedom."""
-    found = made(temperature=2.0, epoch_pools=400)
+    found = made(temperature=2.0)
     shares = np.sqrt(SIZES) / np.sqrt(SIZES).sum()
-    places = np.array([dataset for epoch in range(3) for dataset, _ in rows_of(found, [epoch])]).reshape(
-        3, 400, POOL
-    )
-    for part in (places[0, :100, 0], places[1, 300:, POOL - 1], places[:, ::7, 3].ravel()):
+    places = np.array([dataset for epoch in range(20) for dataset, _ in rows_of(found, [epoch])])
+    places = places.reshape(20, found.pools_per_epoch, POOL)
+    for part in (places[:10, :10, 0].ravel(), places[10:, -10:, POOL - 1].ravel(), places[:, ::7, 3].ravel()):
         expected = shares * part.size
         statistic = float(((np.bincount(part, minlength=3) - expected) ** 2 / expected).sum())
         assert statistic < 13.8, "would happen once in a thousand seeds"
@@ -164,22 +162,22 @@ def test_natural_shares_take_every_row_once_an_epoch(grouped: dict[str, Any]) ->
 
 @BOTH
 def test_a_large_set_is_continued_in_the_next_epoch(made: Made) -> None:
-    found = made(weights=[1, 1, 1], epoch_pools=30)
-    by_epoch = [[row for dataset, row in rows_of(found, [epoch]) if dataset == 0] for epoch in range(5)]
-    assert all(len(rows) == 10 * POOL == len(set(rows)) for rows in by_epoch)
-    assert len({row for rows in by_epoch for row in rows}) == 5 * 10 * POOL, (
+    found = made(weights=[1, 1, 1])
+    by_epoch = [[row for dataset, row in rows_of(found, [epoch]) if dataset == 0] for epoch in range(2)]
+    assert all(len(rows) == 22 * POOL == len(set(rows)) for rows in by_epoch)
+    assert len({row for rows in by_epoch for row in rows}) == 2 * 22 * POOL, (
         "no row twice before all had their turn"
     )
 
 
 @BOTH
 def test_a_small_set_is_passed_over_again_in_another_order(made: Made) -> None:
-    found = made(weights=[1, 0, 1], epoch_pools=12)
+    found = made((40, 90, 30), weights=[1, 0, 3])
     rows = [row for dataset, row in rows_of(found, [0]) if dataset == 2]
     assert len(rows) == 48 and 1 < max(Counter(rows).values()) <= 2 and found.laps()[2] > 1
     laps = [
         (row, lap)
-        for pool in range(12)
+        for pool in range(found.pools_per_epoch)
         for dataset, row, lap in zip(*(part.tolist() for part in found.pool(0, pool)), strict=True)
         if dataset == 2
     ]
@@ -187,7 +185,7 @@ def test_a_small_set_is_passed_over_again_in_another_order(made: Made) -> None:
 
 
 def test_laps_follow_each_other_in_new_orders() -> None:
-    found = MixedDataIterator([16], global_batch_size=8, seed=4, sampling=Sampling(mixed=True, epoch_pools=6))
+    found = MixedDataIterator([16], global_batch_size=8, seed=4, sampling=Sampling(mixed=True, rates=[3.0]))
     counted = Counter(row for _, row in rows_of(found, [0]))
     assert counted == dict.fromkeys(range(16), 3)
     single = ShardedDataIterator(16, global_batch_size=8, seed=4)
@@ -288,11 +286,6 @@ def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
             (8, 8),
             r"train_sampling_rates and train\.sampling\.temperature are mutually exclusive",
         ),
-        (
-            {"rates": [1, 2], "epoch_pools": 2},
-            (8, 8),
-            r"train_sampling_rates and train\.sampling\.epoch_pools are mutually exclusive",
-        ),
     ],
 )
 def test_impossible_mixtures_are_refused(
@@ -310,7 +303,7 @@ def test_small_sets_can_be_mixed_and_all_together_must_fill_a_pool() -> None:
 
 def test_a_share_too_small_for_a_pool_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert one_set_a_pool((400, 8), weights=[99, 1], epoch_pools=10).counts == (10, 0)
+        assert one_set_a_pool((400, 8), weights=[999, 1]).counts == (51, 0)
     assert "data set 1 is left out" in caplog.text
 
 

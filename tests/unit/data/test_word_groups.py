@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from dpr.core.records import Passage, TrainingSample
+from dpr.data.loader import row_words
 from dpr.data.pairs import PseudoPairs
 from dpr.data.training_data import TrainingData
-from dpr.data.word_groups import row_words
 
 ROWS = [
     ("what causes dry mouth", "dry mouth may be caused by medicines", "Mouth"),
@@ -66,7 +66,7 @@ def test_products_are_exact_in_float32_in_any_order() -> None:
 def test_another_process_that_orders_sets_of_words_otherwise_finds_the_same() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_word_groups as t,"
-        " dpr.data.word_groups as w, hashlib;"
+        " dpr.data.loader as w, hashlib;"
     )
     code += "print(hashlib.sha256(w.row_words(t.Rows()).tobytes()).hexdigest())"
     outputs = {

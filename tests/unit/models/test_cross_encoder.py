@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, InputError
 from dpr.core.records import Passage
 from dpr.models.cross_encoder import CrossEncoder
 from tests.helpers.tiny import encoder_folder, sentence
@@ -115,7 +115,7 @@ def _own_code(folder: Path) -> None:
 def test_folders_that_cannot_be_trusted_are_refused(tmp_path: Path, spoil: Any, message: str) -> None:
     folder = classifier_folder(tmp_path / "classifier")
     spoil(folder)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(InputError, match=message):
         CrossEncoder.load(folder)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import OutputError
-from dpr.storage.durable import append_jsonl, appended, durable_file, durable_folder
+from dpr.storage.durable import append_jsonl, durable_file, durable_folder
 from dpr.storage.leftovers import open_own, temporary_beside
 from dpr.storage.outputs import ensure_built, held, lock_of, output, require_writable
 
@@ -41,17 +41,11 @@ def build_cache(out: Path) -> None:
     ensure_built(out, lambda folder: folder.mkdir())
 
 
-def log(out: Path) -> None:
-    with appended(out) as file:
-        file.write(b"x")
-
-
 REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None]]] = {
     "lock of an output": (lock_of, write_output),
     "lock of a run": (lambda out: out / "run.lock", hold_run),
     "lock of a cache": (lock_of, build_cache),
     "metrics": (lambda out: out, lambda out: append_jsonl(out, {})),
-    "log": (lambda out: out, log),
 }
 
 
@@ -63,7 +57,7 @@ def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(
     out = tmp_path / "shared" / "out"
     place = REFUSED[name][0](out)
     place.parent.mkdir(parents=True)
-    if kind == "hard" and name in ("metrics", "log", "lock of a cache"):
+    if kind == "hard" and name in ("metrics", "lock of a cache"):
         pytest.skip("what is there already is appended to, or left alone")
     make = {
         "soft": lambda: place.symlink_to(precious),

@@ -12,7 +12,7 @@ import pytest
 
 from dpr.core.errors import CheckpointError, InputError, OutputError
 from dpr.storage import leftovers, outputs
-from dpr.storage.checksums import is_remembered, remember, verify_file
+from dpr.storage.checksums import recalled, remember, verify_file
 from dpr.storage.durable import durable_file, durable_folder
 from dpr.storage.leftovers import ProcessName
 from dpr.storage.outputs import ensure_built, held, lock_of, output, require_writable
@@ -139,7 +139,7 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
     file = tmp_path / "file"
     file.write_text("content")
     os.utime(file, (1e9, 1e9))
-    for name in ("contents", "proved"):
+    for name in ("contents",):
         (cache / name).mkdir()
         for age in (1, 61):
             (cache / name / f"of {age} days").touch()
@@ -149,7 +149,6 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
         ensure_built(cache / "new", lambda folder: folder.mkdir())
         assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == [
             "held.lock",
-            "of 1 days",
             "of 1 days",
         ]
     with pytest.raises(KeyError):
@@ -167,8 +166,8 @@ def test_a_killed_build_leaves_no_lock_beside_what_is_whole(tmp_path: Path) -> N
 
 def test_a_note_that_is_read_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path))
-    remember("fact", ["a"])
-    (note,) = (tmp_path / "proved").iterdir()
+    remember("fact", ["a"], "so")
+    (note,) = (tmp_path / "contents").iterdir()
     os.utime(note, (1e9, 1e9))
-    assert is_remembered("fact", ["a"])
+    assert recalled("fact", ["a"]) == "so"
     assert time.time() - note.stat().st_mtime < 60

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from dpr.core.errors import InputError
 from dpr.formats import json_records
 from dpr.formats.json_records import iter_json_records, parse_object
-from dpr.storage import strict_json
+from dpr.storage import untrusted
 from dpr.storage.durable import read_json
-from dpr.storage.strict_json import MAX_DEPTH, TooDeepError, parsed, require_shallow
+from dpr.storage.untrusted import MAX_DEPTH, TooDeepError, parsed, require_shallow
 
 TEXT = st.text(st.sampled_from('[]{}"\\,: a\u00e9'), max_size=8)
 VALUES = st.recursive(
@@ -46,7 +46,7 @@ def test_what_is_deeper_than_the_limit_is_refused_and_nothing_else(
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strict_json, "MAX_DEPTH", limit)
+        patch.setattr(untrusted, "MAX_DEPTH", limit)
         if depth_of(value) <= limit:
             assert parsed(text) == value
         else:
