@@ -14,7 +14,6 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.errors import InputError
-from dpr.jobs.stages import trained_files
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
@@ -277,13 +276,3 @@ def test_what_is_no_name_inside_a_folder(name: Any, tmp_path: Path) -> None:
     assert inside(tmp_path / "folder", "a/b", stated_in="x.json") == tmp_path / "folder/a/b"
     with pytest.raises(InputError, match=r"x\.json: names"):
         inside(tmp_path / "folder", name, stated_in="x.json")
-
-
-@pytest.mark.parametrize("key", ["best_checkpoint", "last_checkpoint"])
-def test_a_stage_removes_no_checkpoint_elsewhere(key: str, tmp_path: Path) -> None:
-    """Of a half-finished dpr adapt, whose trials' checkpoints are removed by the names in run.json."""
-    folder = tmp_path / "trial"
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({key: "../precious"}))
-    with pytest.raises(InputError, match=r"run\.json: names"):
-        trained_files(folder)
