@@ -27,6 +27,8 @@ _SAMPLE = (
     "sample=N searches the relevant passages and N others; its metrics are optimistic, and estimate nothing"
 )
 _BEST = "train.best_metric chooses the best checkpoint and ends the run"
+_SWEEP = "one command is one job; put the values into a loop of the shell (docs/training.md)"
+_SERVE = "the limits of dpr serve are fixed (docs/serving.md); a proxy in front can set lower ones"
 SETTINGS = {
     "indexer.lists": 'indexer.factory="IVF4096,SQ8" says how many lists, and what they hold',
     "indexer.train_vectors": "an index is learned from 64 vectors for each of its lists, at least 16,384",
@@ -53,7 +55,6 @@ SETTINGS = {
         "rows of a static encoder begin with random numbers, which were better after training on two of three"
         " collections (docs/without_labels.md)"
     ),
-    "init=continue": _ROUNDS,
     "workers": "dpr serve is one process; start it again on other ports, behind any proxy (docs/serving.md)",
     "open_timeout": "dpr serve waits until its indexes are open, and /readyz says when they are",
     "to=parquet": _OTHER_STORES,
@@ -82,7 +83,7 @@ SETTINGS = {
     "indexer.block_rows": "exact search compares 65,536 passages at a time",
     "indexer.buffer_size": "vectors are added to an index of faiss 50,000 at a time",
     "indexer.target_recall": "a build searches as many lists as reach 0.95; indexer.probes=N says another number",
-    "hybrid_normalisation": "hybrid=linear takes min-max normalised scores, which lose least; hybrid=rrf takes ranks",
+    "hybrid_normalisation": "hybrid=linear takes min-max normalised scores, which lose least",
     "token_store": "dpr embed tokenises ahead of the model and keeps nothing; leave it out",
     "loss.hardness": "no gain was measured; dpr mine chooses hard negatives",
     "loss.false_negative_margin": "loss.guide masks negatives that another model takes for the positive",
@@ -96,7 +97,7 @@ SETTINGS = {
     "train.overfit_batches": "train on a file of some ten rows for many epochs",
     "train.sanity_validation": "two pools of each dev set are always tried",
     "train.export": "dpr export model_file=RUN to=FORMAT out=FOLDER writes the best checkpoint",
-    "tracking.trackio": "tracking.tensorboard, wandb and mlflow stay; train.callbacks takes a tracker of your own",
+    "tracking.trackio": "tracking.tensorboard and wandb stay; train.callbacks takes a tracker of your own",
     "train.sampling.group_by_length": (
         "packed towers compute no padding; train.sampling.group_by_words=true groups by words (docs/training.md)"
     ),
@@ -110,14 +111,52 @@ SETTINGS = {
     "heads": "a new encoder has about 64 numbers a head; from Python, EncoderShape(num_heads=...)",
     "most_suspects": "200 labels are listed at most, the most doubtful first",
     "serve": "dpr serve FOLDER metadata=file opens the page",
-    "max_k": "1,000 passages per question; max_passages bounds an answer",
-    "max_question": "8,192 characters; max_body bounds a request",
-    "to=pyserini": "to=transformers is what Pyserini's AutoQueryEncoder opens (docs/interop.md)",
+    "max_k": "1,000 passages per question and 100,000 in an answer",
+    "max_question": "8,192 characters; a request holds 2 MiB",
+    "to=pyserini": "to=sentence-transformers is what Pyserini's AutoQueryEncoder opens (docs/interop.md)",
     "precisions": "onnxruntime makes smaller graphs itself (docs/interop.md)",
     "onnx": 'sentence-transformers makes the graph itself: backend="onnx"; or to=onnx (docs/interop.md)',
     "check_texts": "encode them with both, as README.md of the exported folder says",
     "trec_runs": "TREC files are always written",
     "license": "write license: into the head of README.md",
+    "-m": _SWEEP,
+    "multirun": _SWEEP,
+    "max_concurrent": _SERVE,
+    "max_queries": _SERVE,
+    "max_passages": _SERVE,
+    "max_body": _SERVE,
+    "pick": "training draws from the mined negatives of a row anew in every epoch; per_question=N mines more",
+    "near_duplicate": "passages that share 80 % of their words are the same",
+    "keep_answers": "passages that hold an answer are no negatives",
+    "absolute_margin": "max_relative_score=0.95 leaves out what scores near the positive",
+    "margin": "max_relative_score=0.95 leaves out what scores near the positive",
+    "veto_above": "a cross-encoder leaves out what it gives a probability of 0.5 or more",
+    "tune_metric": "tune_hybrid_weight=true maximises MRR@10, or top-20 accuracy where answers judge",
+    "hybrid=rrf": "hybrid=linear loses least of all ways of fusing (docs/evaluation.md)",
+    "to=transformers": "to=sentence-transformers writes what AutoModel and AutoTokenizer open, too (docs/interop.md)",
+    "query_prefix": "encoder.query_prompt=TEXT, in dpr embed too",
+    "passage_prefix": "encoder.passage_prompt=TEXT, in dpr embed too",
+    "k1": "BM25 of mining has k1=0.9 and b=0.4",
+    "b": "BM25 of mining has k1=0.9 and b=0.4",
+    "cluster": "dpr embed cluster=ray shares embedding; what reads vectors once runs on one machine",
+    "indexer.candidates": "indexer=small scores 400 candidates again, or four times n_docs",
+    "results": "write figures into README.md of the exported folder",
+    "encoder.lora_alpha": "it is twice encoder.lora_rank; from Python, EncoderSettings(lora_alpha=...)",
+    "encoder.lora_targets": "all linear layers have an adapter; from Python, EncoderSettings(lora_targets=...)",
+    "encoder.lora_dropout": "adapters have no dropout of their own",
+    "cluster.cpus": "a worker has one CPU; cluster.workers limits how many work at a time",
+    "cluster.gpus": "a worker has a GPU where the cluster has any; device=cpu takes none",
+    "train.sampling.epoch_pools": (
+        "an epoch has as many pools as its sets; train.max_steps and train.eval_every_steps count steps"
+    ),
+    "tracking.mlflow": "a callback with on_log and on_validate_end sends metrics anywhere (docs/training.md)",
+    "tracking.project": "WANDB_PROJECT in the environment names it",
+    "train.validation.every": "every validation includes it",
+    "train.metrics": "train.validation=module:Class measures what you like (docs/training.md)",
+    "train.best_is_highest": "more is better, except of losses and ranks; Validation.lower_is_better says otherwise",
+    "train.early_stopping.min_delta": "from Python, callbacks=[dpr.EarlyStopping(min_delta=...)]",
+    "init": "the weights of model_file, else as encoder.pretrained says; the same command resumes a run",
+    "out_dtype=binary": "out_dtype=int8 loses less; indexer.factory with RaBitQ makes codes of bits",
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
 FILES = "version 0.1.0 may have written it, which commit 3ac8be9 reads"
