@@ -94,7 +94,9 @@ def dry_run(trainer: Trainer) -> DryRun:
     validations += train.eval_at_start
     beside = int(train.keep == "better")  # the start
     weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
-    moments = sum(2 * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
+    fields = 3 if train.ema_decay else 2
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    moments = sum(fields * parameter.nbytes for parameter in trained)
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
         step_s=elapsed,

@@ -108,6 +108,10 @@ class OptimizerSettings(Settings):
     make NaN of weights whose gradient is 0."""
     max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
+    ema_decay: float = setting(0.0, least=0, below=1, on_resume=WARNED)
+    """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each
+    counts ema_decay times as much as the next (0.999: about the last thousand); training goes on from the
+    weights themselves (docs/training.md)."""
 
     def warmup(self, total_steps: int) -> int:
         """The steps of the warm-up in a run of ``total_steps``."""

@@ -169,7 +169,8 @@ class Trainer(Run):
 
     def _restore(self, stored: StoredRun) -> None:
         progress = stored.progress
-        self._state.read(stored.folder)
+        with self.optimizer.averaged():
+            self._state.read(stored.folder)
         logger.info(
             "%s %s at step %d of %d",
             "finished:" if progress.step >= self.last_step else "resuming from",
@@ -219,6 +220,7 @@ class Trainer(Run):
                 self.checkpoints.note_stop(self.progress.step)
             raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
         self.checkpoints.require_saved(self.progress.step)
+        self.optimizer.swap()
         self.emit("on_train_end")
 
     def _write_summary(self) -> None:
@@ -282,7 +284,8 @@ class Trainer(Run):
         due = [each for each in self.validations if each.is_due(self.epoch)]
         if not due:
             return {}
-        metrics = run_validations(due, self.model)
+        with self.optimizer.averaged():
+            metrics = run_validations(due, self.model)
         name, highest = self.best_by(metrics)
         if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
             folder = checkpoint_name(self.progress.step)
@@ -314,8 +317,9 @@ class Trainer(Run):
         progress = replace(
             self.progress, **self._better, unlogged=self.metrics.settled(), skipped=self.guard.num_skipped
         )
-        write = self._state.collect()
-        folder = self.checkpoints.save(progress, write, asdict(self.identity), self.config)
+        with self.optimizer.averaged():
+            write = self._state.collect()
+            folder = self.checkpoints.save(progress, write, asdict(self.identity), self.config)
         if folder is not None:
             self.saved_step = self.progress.step
             self._commit_best()
