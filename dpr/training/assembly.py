@@ -66,6 +66,11 @@ class Named:
         for number, entry in enumerate(listed(train.validation)):
             if is_built_in(entry):
                 options = read_entry(entry, number)
+                if options.guard is not None and train.eval_at_start is False:
+                    key = f"train.validation[{number}].guard={options.guard:g}"
+                    raise ConfigError(
+                        f"{key} has no effect with train.eval_at_start=false; leave one of them out"
+                    )
                 validations.append(RetrievalValidation(options, precision=train.precision))
             else:
                 validations.append(create_object(entry, Validation, setting="train.validation"))

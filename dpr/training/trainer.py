@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -35,7 +36,13 @@ from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import clip_gradients
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
-from dpr.training.validations.protocol import Validation, higher_is_better, run_validations
+from dpr.training.validations.protocol import (
+    Validation,
+    broken_guard,
+    guard_limits,
+    higher_is_better,
+    run_validations,
+)
 
 logger = get_logger(__name__)
 
@@ -287,7 +294,8 @@ class Trainer(Run):
         with self.optimizer.averaged():
             metrics = run_validations(due, self.model)
         name, highest = self.best_by(metrics)
-        if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
+        is_improved = name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest)
+        if is_improved and self._keeps_guards(metrics):
             folder = checkpoint_name(self.progress.step)
             self._better = {"best_metric": name, "best_value": metrics[name], "best_checkpoint": folder}
             if self.saved_step == self.progress.step:  # a callback has saved this step already
@@ -302,6 +310,20 @@ class Trainer(Run):
         self.progress.last_metrics = metrics
         self.emit("on_validate_end", metrics)
         return metrics
+
+    def _keeps_guards(self, metrics: Metrics) -> bool:
+        """Whether a checkpoint of these metrics may be the best."""
+        limits = guard_limits(self.validations, self.progress.start_metrics)
+        broken = broken_guard(self.validations, limits, metrics)
+        if broken is not None:
+            logger.warning(
+                "step %d cannot be the best checkpoint: the guard of %s is %.4f, it has %.4f",
+                self.progress.step,
+                broken,
+                limits[broken],
+                metrics.get(broken, math.nan),
+            )
+        return broken is None
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         default = "eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"

@@ -25,7 +25,7 @@ from dpr.core.distributed import (
 from dpr.core.errors import ConfigError, InputError, LostRankError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, Settings, flat_values, listed, setting
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, flat_values, listed, setting
 from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, encode_tokens, usual_tokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
@@ -69,6 +69,9 @@ class RetrievalValidationSettings(Settings):
     given, else string."""
     name: str | None = setting(None, on_resume=NO_EFFECT)
     """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
+    guard: float | None = setting(None, least=0, on_resume=WARNED)
+    """A checkpoint whose nDCG@10 (without judgements top-20) is more than this below that of step 0 is never
+    the best; absent = none."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""
     query_prefix: str | None = setting(None, on_resume=IDENTITY)
@@ -245,6 +248,7 @@ class RetrievalValidation(Validation):
         options.check("train.validation.")
         self.options = options
         self.name = options.name or Path(options.questions).name.partition(".")[0]
+        self.guard = options.guard
         self.evaluator = evaluator_of(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision = precision
