@@ -16,7 +16,7 @@ import torch
 from benchmarks import profiling, sides
 from benchmarks.measuring import Figures, table, take_turns
 from benchmarks.page import Ratio, Section
-from benchmarks.tower_cost import TowerCost
+from dpr.training.metrics import TowerCost
 from benchmarks.workload import load_texts, write_encoder
 from dpr.models.encoder import Encoder
 

@@ -18,7 +18,7 @@ from benchmarks.gpu.workload import (
     start_memory,
 )
 from benchmarks.measuring import synchronize, take_turns
-from benchmarks.tower_cost import TowerCost
+from dpr.training.metrics import TowerCost
 from dpr.models.biencoder import BiEncoder
 
 MOST_SECONDS = 150

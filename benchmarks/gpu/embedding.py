@@ -24,7 +24,7 @@ from benchmarks.gpu.workload import (
     write_bert,
 )
 from benchmarks.measuring import take_turns
-from benchmarks.tower_cost import TowerCost
+from dpr.training.metrics import TowerCost
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard

@@ -27,7 +27,7 @@ from benchmarks.gpu.workload import (
     write_bert,
 )
 from benchmarks.measuring import Figures, synchronize, take_turns
-from benchmarks.tower_cost import TowerCost
+from dpr.training.metrics import TowerCost
 from dpr.core.compute_settings import autocast
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData

@@ -277,8 +277,8 @@ class Trainer(Run):
         self.emit("on_after_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
 
-    def take_metrics(self) -> Metrics:
-        metrics = self.metrics.take()
+    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
+        metrics = self.metrics.take(peak=peak)
         if not self.loss.reads_passages:
             metrics = {name: value for name, value in metrics.items() if not name.endswith("/in_batch_acc")}
         metrics |= {"optim/lr": self.learning_rate, "optim/grad_norm": float(self.grad_norm)}

@@ -36,6 +36,7 @@ def test_a_log_line_has_all_metrics_and_they_are_plausible(
 ) -> None:
     with caplog.at_level("INFO", logger="dpr"):
         last = logged(tmp_path)[-1]
+    assert 0 < last["perf/mfu"] < 1
     assert 0.05 < last["perf/mem_gb"] < 64
     assert last["perf/eta_s"] == 0
     line = next(message for message in caplog.messages if "step 6/6" in message)
@@ -47,6 +48,7 @@ def test_a_log_line_has_all_metrics_and_they_are_plausible(
         "questions/s",
         "tokens/s",
         "padding",
+        "peak share",
         "memory",
         "left",
     ):
