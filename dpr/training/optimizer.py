@@ -22,7 +22,6 @@ from dpr.core.errors import CheckpointError
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import OptimizerSettings
 
-ADAM_BETAS = (0.9, 0.999)
 _FRESH_STATE = "model_file=<checkpoint> with another output_dir starts with fresh optimizer state"
 
 
@@ -214,7 +213,7 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAd
         ],
         lr=settings.learning_rate,
         eps=settings.adam_eps,
-        betas=ADAM_BETAS,
+        betas=settings.betas(),
         fused=True,
         decay=settings.ema_decay,
     )

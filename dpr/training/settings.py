@@ -106,12 +106,27 @@ class OptimizerSettings(Settings):
     adam_eps: float = setting(1e-8, least=1e-30, on_resume=WARNED)
     """AdamW's epsilon, added to the root of the mean squared gradient; one that float32 rounds to 0 would
     make NaN of weights whose gradient is 0."""
+    adam_betas: str = setting("(0.9, 0.999)", on_resume=WARNED)
+    """A string, as in DPR: two numbers in brackets."""
     max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
     ema_decay: float = setting(0.0, least=0, below=1, on_resume=WARNED)
     """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each
     counts ema_decay times as much as the next (0.999: about the last thousand); training goes on from the
     weights themselves (docs/training.md)."""
+
+    def betas(self) -> tuple[float, float]:
+        """``adam_betas`` as two numbers."""
+        parts = self.adam_betas.strip().strip("()[]").split(",")
+        try:
+            first, second = (float(part) for part in parts)
+        except ValueError:
+            raise ConfigError(
+                f'train.adam_betas={self.adam_betas!r} is not two numbers, expected "(0.9, 0.999)"'
+            ) from None
+        if not (0 <= first < 1 and 0 <= second < 1):
+            raise ConfigError(f"train.adam_betas={self.adam_betas!r} is out of range; both must be in [0, 1)")
+        return first, second
 
     def warmup(self, total_steps: int) -> int:
         """The steps of the warm-up in a run of ``total_steps``."""
@@ -200,6 +215,11 @@ class DevSetSettings(Settings):
     """Hard negatives of each dev question in the average-rank pool."""
     val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Other negatives of each dev question in the average-rank pool."""
+    val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
+    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the
+    average rank."""
+    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
+    """Dev questions used for the average rank, over all ranks."""
 
 
 @dataclass
@@ -227,6 +247,7 @@ class TrainSettings(
         return None if self.token_store in ("auto", "off") else self.token_store
 
     def check_together(self, prefix: str) -> None:
+        self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
         if self.sharding != "none" and self.compile:
             raise ConfigError(

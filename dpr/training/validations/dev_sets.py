@@ -25,9 +25,7 @@ from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
 
-MOST_RANKED = 10_000  # questions whose average rank is taken, as in DPR's recipes
 QUESTIONS_AT_ONCE = 32  # read and tokenised, with their passages, for the average rank
-SEQUENCES_AT_ONCE = 128  # encoded, and scored by the average rank
 QUESTION_BLOCK = 1024
 _LOWER_IS_BETTER = ("nll_loss", "avg_rank", "avg_rank_low", "avg_rank_high")
 
@@ -38,7 +36,7 @@ class DevSetValidation(Validation):
 
     ``candidates`` is the candidate rule, "" that of the settings. ``compat=dpr`` validates on the questions
     that the original did: it read batches of ``train.dev_batch_size``, left out the last one if it was not
-    full, and ended the average rank with the batch that exceeded ``MOST_RANKED``.
+    full, and ended the average rank with the batch that exceeded ``train.val_av_rank_max_qs``.
     """
 
     kinds: Sequence[str]
@@ -107,7 +105,7 @@ class DevSetValidation(Validation):
         return batch, questions, contexts[batch.context_row]
 
     def _encode(self, model: BiEncoder, tokens: TokenBatch, encoder_type: str) -> Tensor:
-        budget = SEQUENCES_AT_ONCE * model.settings.sequence_length
+        budget = self.settings.train.val_av_rank_bsz * model.settings.sequence_length
         with autocast(model.device, self.settings.train.precision):
             return model.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=budget)
 
@@ -229,8 +227,8 @@ class AverageRankValidation(DevSetValidation):
         gold_scores = (queries * torch.cat(golds).double()).sum(1).float()
         higher = torch.zeros(len(queries), dtype=torch.float64, device=model.device)
         ties = torch.zeros_like(higher)
-        for start in range(0, int(gather_uneven_rows(torch.tensor([len(own)])).max()), SEQUENCES_AT_ONCE):
-            part = slice(start, start + SEQUENCES_AT_ONCE)
+        for start in range(0, int(gather_uneven_rows(torch.tensor([len(own)])).max()), train.val_av_rank_bsz):
+            part = slice(start, start + train.val_av_rank_bsz)
             block_columns = gather_uneven_rows(columns[part])
             block = gather_uneven_rows(own[part]).double()
             for row in range(0, len(queries), QUESTION_BLOCK):
@@ -245,9 +243,9 @@ class AverageRankValidation(DevSetValidation):
         return sum_over_ranks(sums), gather_uneven_rows(rank).cpu()
 
     def _num_questions(self, source: SampleSource) -> int:
-        most = MOST_RANKED
+        most = self.settings.train.val_av_rank_max_qs
         if self.settings.as_dpr:
-            most = (MOST_RANKED // self.pool_size + 1) * self.pool_size
+            most = (most // self.pool_size + 1) * self.pool_size
         return min(super()._num_questions(source), most)
 
 
