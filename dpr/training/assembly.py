@@ -166,6 +166,8 @@ class BiEncoderTrainer(Trainer):
             validations = [*named.validations, *validations]
             callbacks = usual_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
         opened_dev = opened_for_run(dev_sets, "dev", settings, model)
+        if named is not None and len(validations) == len(named.validations):
+            named.check_metric_names(settings, [source.name for source, _ in opened_dev])
         if opened_dev:
             of_dev_sets = dev_validations(opened_dev, settings, candidates=loss.candidates)
             validations = [*of_dev_sets, *validations]

@@ -178,8 +178,9 @@ class Periods(Settings):
     """Validations per epoch; 0 = none but those of eval_every_steps."""
     eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
-    eval_at_start: bool = setting(True, on_resume=NO_EFFECT)
-    """Validate before the first step too, and at the end compare with that."""
+    eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT)
+    """Validate before the first step too, and at the end compare with that; absent = where the run starts
+    from weights, unless it would encode more than a fifth of what training does."""
     best_metric: str | None = setting(None, on_resume=WARNED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
     val_av_rank_start_epoch."""
@@ -254,7 +255,7 @@ class TrainSettings(
                 f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one"
                 " of them out"
             )
-        if self.keep == "better" and not self.eval_at_start:
+        if self.keep == "better" and self.eval_at_start is False:
             raise ConfigError(
                 f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
                 " the start; leave one of them out"

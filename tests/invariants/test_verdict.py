@@ -51,6 +51,7 @@ def trainer(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) -> 
         "validation": [entry(folder)],
         "learning_rate": 1.0,
         "global_batch_size": 6,
+        "eval_at_start": True,
         "max_steps": 9,
     }
     sets = [ListSource(make_samples(30))], [ListSource(SAMPLES, "dev")]

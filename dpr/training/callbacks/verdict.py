@@ -25,6 +25,9 @@ from dpr.training.validations.protocol import (
 
 logger = get_logger(__name__)
 
+MOST_SHARE = 0.2
+"""The start is not measured where that would cost a larger share of what training does."""
+_PASSES = 3  # of a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _START = "start"
 Values = Mapping[str, Sequence[float]]
@@ -78,11 +81,10 @@ class Verdict(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.progress.step < run.last_step:  # that of an earlier end
             on_main(lambda: (run.output_dir / VERDICT_FILE).unlink(missing_ok=True))
-        ahead = validations_ahead(run)
         is_new = not run.progress.step and not run.progress.start_metrics
-        if not (ahead and is_new and run.settings.train.eval_at_start):
+        if not (is_new and is_start_measured(run)):
             return
-        metrics = run_validations(ahead, run.model, at_start=True)
+        metrics = run_validations(validations_ahead(run), run.model, at_start=True)
         name, _ = run.best_by(metrics)
         if name not in metrics:
             raise ConfigError(
@@ -179,6 +181,29 @@ def validations_ahead(run: Run) -> list[Validation]:
     """Those that the run will reach."""
     epochs = range(-(-run.last_step // run.steps_per_epoch))
     return [each for each in run.validations if any(map(each.is_due, epochs))]
+
+
+def is_start_measured(run: Run) -> bool:
+    """Whether ``train.eval_at_start``, ``keep`` or a guard asks for it or, where the first is absent, the
+    start has weights and measuring it is cheap beside training. All ranks call it together."""
+    train = run.settings.train
+    ahead = validations_ahead(run)
+    if not ahead:
+        return False
+    if train.eval_at_start or train.keep == "better" or any(each.guard is not None for each in ahead):
+        return True
+    if train.eval_at_start is False or run.model.is_random:
+        return False
+    num_texts = sum(each.num_texts(run.model) for each in ahead)
+    is_cheap = num_texts <= MOST_SHARE * _PASSES * run.plan.num_texts()
+    if not is_cheap:
+        logger.info(
+            "the start is not measured: %d texts would be encoded, more than %.0f %% of what training does;"
+            " train.eval_at_start=true measures it",
+            num_texts,
+            100 * MOST_SHARE,
+        )
+    return is_cheap
 
 
 def _compared(run: Run, metrics: Metrics) -> Values:

@@ -22,6 +22,7 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Pool
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
+from dpr.training.plan import negatives_per_question
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
 
@@ -76,6 +77,20 @@ class DevSetValidation(Validation):
     def lower_is_better(self, name: str) -> bool:
         return name.rpartition("/")[2] in _LOWER_IS_BETTER
 
+    def num_texts(self, model: BiEncoder) -> int:
+        drawn = self._collator(model)
+        count = 0
+        for source, _ in self.dev_sets:
+            negatives, _ = negatives_per_question(
+                [source], num_hard=drawn.num_hard, num_other=drawn.num_other
+            )
+            count += self._num_questions(source) * (2 + negatives)
+        return count
+
+    @abstractmethod
+    def _collator(self, model: BiEncoder) -> Collator:
+        """What makes pools of dev questions."""
+
     @abstractmethod
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
@@ -119,11 +134,14 @@ class NllValidation(DevSetValidation):
     def is_due(self, epoch: int) -> bool:
         return not self.settings.uses_average_rank(epoch)
 
+    def _collator(self, model: BiEncoder) -> Collator:
+        train = self.settings.train
+        return Collator(model.tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives)
+
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
-        train = self.settings.train
-        collator = Collator(model.tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives)
+        collator = self._collator(model)
         ranks = current_ranks()
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
         values = [torch.zeros(0, dtype=torch.float64)]
@@ -172,13 +190,17 @@ class AverageRankValidation(DevSetValidation):
     def is_due(self, epoch: int) -> bool:
         return self.settings.uses_average_rank(epoch)
 
+    def _collator(self, model: BiEncoder) -> Collator:
+        train = self.settings.train
+        return Collator(
+            model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg
+        )
+
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
         train = self.settings.train
-        collator = Collator(
-            model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg
-        )
+        collator = self._collator(model)
         ranks = current_ranks()
         num_questions = self._num_questions(source)
         mine = range(num_questions)[rank_slice(num_questions, ranks.rank, ranks.world_size)]

@@ -49,6 +49,11 @@ class Validation(ABC):
         stands beside them."""
         return self(model)
 
+    def num_texts(self, model: BiEncoder) -> int:
+        """How many texts a call encodes, by which its cost is judged beforehand; 0 where it is not known. All
+        ranks call it together."""
+        return 0
+
     def is_due(self, epoch: int) -> bool:
         """Whether a validation in ``epoch`` (counted from 0) includes this one."""
         return True

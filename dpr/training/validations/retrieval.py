@@ -291,6 +291,9 @@ class RetrievalValidation(Validation):
             )
         return self._measured(model, with_others=not is_large)
 
+    def num_texts(self, model: BiEncoder) -> int:
+        return self.corpus_of(model).num_passages + len(self.evaluator.questions)
+
     def _measured(self, model: BiEncoder, *, with_others: bool = False) -> Metrics:
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions

@@ -178,6 +178,7 @@ def test_the_best_is_the_highest(folder: Path, tmp_path: Path, monkeypatch: pyte
         "validation": [entry(folder)],
         "best_metric": "eval/own/mrr@10",
         "num_train_epochs": 3,
+        "eval_at_start": True,
         "learning_rate": 1e-2,
     }
 
