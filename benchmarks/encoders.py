@@ -16,9 +16,9 @@ import torch
 from benchmarks import profiling, sides
 from benchmarks.measuring import Figures, table, take_turns
 from benchmarks.page import Ratio, Section
-from benchmarks.tower_cost import TowerCost
 from benchmarks.workload import load_texts, write_encoder
 from dpr.models.encoder import Encoder
+from dpr.training.metrics import TowerCost
 
 OURS, LONGEST, PADDED = "dpr (packed)", "plain, padded to the longest", "plain, padded to 256"
 RIVAL = "sentence-transformers"

@@ -18,8 +18,8 @@ from benchmarks.gpu.workload import (
     start_memory,
 )
 from benchmarks.measuring import synchronize, take_turns
-from benchmarks.tower_cost import TowerCost
 from dpr.models.biencoder import BiEncoder
+from dpr.training.metrics import TowerCost
 
 MOST_SECONDS = 150
 """After them, no larger batch is tried."""

@@ -25,9 +25,9 @@ from benchmarks.gpu.workload import (
     vocabulary,
 )
 from benchmarks.measuring import take_turns
-from benchmarks.tower_cost import TowerCost
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
+from dpr.training.metrics import TowerCost
 
 
 def part(record: Record, sizes: Sizes) -> None:

@@ -24,7 +24,6 @@ from benchmarks.gpu.workload import (
     write_bert,
 )
 from benchmarks.measuring import take_turns
-from benchmarks.tower_cost import TowerCost
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
@@ -33,6 +32,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.models.biencoder import BiEncoder
+from dpr.training.metrics import TowerCost
 
 WIKIPEDIA = 21_015_324
 """Passages of DPR's corpus."""

@@ -27,13 +27,13 @@ from benchmarks.gpu.workload import (
     write_bert,
 )
 from benchmarks.measuring import Figures, synchronize, take_turns
-from benchmarks.tower_cost import TowerCost
 from dpr.core.compute_settings import autocast
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData
 from dpr.models.encoder import compile_towers
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
+from dpr.training.metrics import TowerCost
 from dpr.training.run import Run
 
 # Kernels by words of their names; the first kind that one names. Attention comes first, since its kernels

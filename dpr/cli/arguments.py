@@ -195,6 +195,7 @@ _BY_REASON = {
         "train.train_rolling_loss_step"
     ),
     "it never had an effect": "multi_q_encoder",
+    "checkpoints are called dpr_biencoder.step<N>": "checkpoint_file_name",
     "files are memory-mapped, and all ranks shuffle all rows": "local_shards_dataloader",
     "model_file gives a new run its weights alone; a run found in output_dir goes on as it was": (
         "ignore_checkpoint_offset ignore_checkpoint_optimizer ignore_checkpoint_lr"

@@ -66,6 +66,11 @@ class Named:
         for number, entry in enumerate(listed(train.validation)):
             if is_built_in(entry):
                 options = read_entry(entry, number)
+                if options.guard is not None and train.eval_at_start is False:
+                    key = f"train.validation[{number}].guard={options.guard:g}"
+                    raise ConfigError(
+                        f"{key} has no effect with train.eval_at_start=false; leave one of them out"
+                    )
                 validations.append(RetrievalValidation(options, precision=train.precision))
             else:
                 validations.append(create_object(entry, Validation, setting="train.validation"))
@@ -161,6 +166,8 @@ class BiEncoderTrainer(Trainer):
             validations = [*named.validations, *validations]
             callbacks = usual_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
         opened_dev = opened_for_run(dev_sets, "dev", settings, model)
+        if named is not None and len(validations) == len(named.validations):
+            named.check_metric_names(settings, [source.name for source, _ in opened_dev])
         if opened_dev:
             of_dev_sets = dev_validations(opened_dev, settings, candidates=loss.candidates)
             validations = [*of_dev_sets, *validations]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dpr.core.errors import DivergedError
 from dpr.training.callbacks.usual import ValidateAndSave, duration
-from dpr.training.callbacks.verdict import validations_ahead
+from dpr.training.callbacks.verdict import is_start_measured, validations_ahead
 from dpr.training.metrics import peak_memory_gb, wait_for
 from dpr.training.trainer import Trainer
 from dpr.training.validations.protocol import run_validations
@@ -91,10 +91,12 @@ def dry_run(trainer: Trainer) -> DryRun:
     validations, saves = (sum(times) for times in zip(*due))
     train = trainer.settings.train
     kept = trainer.checkpoints.keep_last
-    validations += train.eval_at_start
+    validations += is_start_measured(trainer)
     beside = int(train.keep == "better")  # the start
     weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
-    moments = sum(2 * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
+    fields = 3 if train.ema_decay else 2
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    moments = sum(fields * parameter.nbytes for parameter in trained)
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
         step_s=elapsed,

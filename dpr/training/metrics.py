@@ -1,4 +1,5 @@
-"""Training metrics between two log lines, and the memory that training takes."""
+"""Training metrics between two log lines, the arithmetic and memory that training takes, and what the device
+could do."""
 
 from __future__ import annotations
 
@@ -6,14 +7,17 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder
+from dpr.models.trials import layers_of
 
 Metrics = dict[str, float]
 
@@ -36,7 +40,7 @@ class StepResult(NamedTuple):
 
 
 class TrainingMetrics:
-    """Sums of loss, correct answers, questions and tokens since the last ``take``; a micro-batch
+    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a micro-batch
     whose loss is NaN or infinite does not count. Of several train sets ``names``, each has its own metrics
     beside the total.
 
@@ -48,15 +52,16 @@ class TrainingMetrics:
         self._names = names
         towers = {"question": model.question_model, "ctx": model.ctx_model}
         self._packed = {side: tower.is_packed for side, tower in towers.items()}
+        self._cost = {side: TowerCost(tower) for side, tower in towers.items()}
         self.begin()
 
     def begin(self, stored: Sequence[float] = ()) -> None:
         """Begins anew, or with what ``settled`` gave of the steps before a checkpoint."""
         self._sums = torch.zeros(max(len(self._names), 1), 3, dtype=torch.float64, device=self._device)
-        self._questions = self._tokens = self._computed = 0.0
+        self._questions = self._tokens = self._computed = self._flops = 0.0
         self._start = time.perf_counter()
-        if len(stored) == self._sums.numel() + 3 and current_ranks().is_main:
-            *sums, self._questions, self._tokens, self._computed = stored
+        if len(stored) == self._sums.numel() + 4 and current_ranks().is_main:
+            *sums, self._questions, self._tokens, self._computed, self._flops = stored
             self._sums += torch.tensor(sums, dtype=torch.float64).view_as(self._sums).to(self._device)
 
     def settled(self) -> list[float]:
@@ -69,7 +74,9 @@ class TrainingMetrics:
 
     def _totals(self) -> list[float]:
         counts = torch.tensor(
-            [self._questions, self._tokens, self._computed], dtype=torch.float64, device=self._device
+            [self._questions, self._tokens, self._computed, self._flops],
+            dtype=torch.float64,
+            device=self._device,
         )
         totals: list[float] = sum_over_ranks(torch.cat([self._sums.flatten(), counts])).tolist()
         return totals
@@ -91,10 +98,15 @@ class TrainingMetrics:
         for side, tokens in (("question", batch.questions), ("ctx", batch.contexts)):
             tower = batch.encoder_type or side
             self._computed += tokens.tokens.shape[0] if self._packed[tower] else tokens.padded_size
+            self._flops += self._cost[tower].of(tokens.lengths)
 
-    def take(self) -> Metrics:
-        """Metrics over all ranks since the last call. All ranks must call it together."""
-        *sums, questions, tokens, computed = self._totals()
+    def take(self, *, peak: float = 0.0) -> Metrics:
+        """Metrics over all ranks since the last call. All ranks must call it together.
+
+        ``peak``: operations per second that a device could do; ``perf/mfu`` is the share of it that the
+        model's arithmetic took.
+        """
+        *sums, questions, tokens, computed, flops = self._totals()
         of_sets = [sums[start : start + 3] for start in range(0, len(sums), 3)]
         loss, correct, judged = map(sum, zip(*of_sets, strict=True))
         elapsed = max(time.perf_counter() - self._start, 1e-9)
@@ -108,6 +120,8 @@ class TrainingMetrics:
             "perf/tokens_per_s": tokens / elapsed,
             "perf/padding_share": 1.0 - tokens / computed,
         }
+        if peak:
+            metrics["perf/mfu"] = flops / elapsed / (peak * current_ranks().world_size)
         for name, (loss_of_set, correct_of_set, size) in zip(self._names, of_sets, strict=False):
             if size and len(of_sets) > 1:
                 own = {
@@ -117,6 +131,70 @@ class TrainingMetrics:
                 }
                 metrics |= {f"train/{name}/{kind}": value for kind, value in own.items()}
         return metrics
+
+
+class TowerCost:
+    """Floating-point operations of one training pass of a tower over real tokens.
+
+    Two for each weight of a linear layer and token, and the two products of attention (over the whole
+    sequence); backward is twice forward, once for weights that are frozen under trained ones, and a frozen
+    tower has none. In a last layer that is read at one token, the other tokens need only keys and values.
+    Work that no vector needs, or that is repeated to save memory, is not counted.
+    """
+
+    def __init__(self, tower: Encoder) -> None:
+        is_trained = any(parameter.requires_grad for parameter in tower.parameters())
+        frozen = _linear_weights(tower.backbone, trained=False) / max(_linear_weights(tower.backbone), 1)
+        passes = 3 - frozen if is_trained else 1
+        layers = int(getattr(tower.config, "num_hidden_layers", 0))
+        width = int(tower.config.hidden_size)
+        of_tokens = _linear_weights(tower.backbone)
+        of_sequences = 0
+        if tower.fast.prunes_last_layer:
+            of_sequences = _linear_weights(layers_of(tower.backbone)[-1]) - 2 * width * width
+            of_tokens += 2 * width - of_sequences  # attention of the one token to all
+            layers -= 1
+        self._per_token = passes * 2.0 * of_tokens
+        self._per_sequence = passes * 2.0 * of_sequences
+        self._per_pair = (3 if is_trained else 1) * 4.0 * layers * width
+
+    def of(self, lengths: Tensor) -> float:
+        """The operations for sequences with these lengths (N,)."""
+        exact = lengths.to(torch.float64)
+        return (
+            self._per_token * float(exact.sum())
+            + self._per_sequence * len(lengths)
+            + self._per_pair * float(exact.square().sum())
+        )
+
+
+def _linear_weights(module: nn.Module, *, trained: bool | None = None) -> int:
+    """Weights of linear layers: all, or those that are ``trained`` or not."""
+    weights = (part.weight for part in module.modules() if isinstance(part, nn.Linear))
+    return sum(weight.numel() for weight in weights if trained in (None, weight.requires_grad))
+
+
+@cache
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a large matrix product on ``device``, measured once within hundredths of a
+    second."""
+    is_cuda = device.type == "cuda"
+    size = 4096 if is_cuda else 1024 if dtype == torch.float32 else 512
+    repeats = 20 if is_cuda else 2
+    left = torch.ones(size, size, device=device, dtype=dtype)
+    right = torch.ones_like(left)
+    best = float("inf")
+    for _ in range(3):  # the first warms up
+        wait_for(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            left @ right
+        wait_for(device)
+        best = min(best, time.perf_counter() - start)
+    if is_cuda:
+        del left, right
+        torch.cuda.reset_peak_memory_stats(device)
+    return repeats * 2.0 * size**3 / best
 
 
 def wait_for(device: torch.device) -> None:

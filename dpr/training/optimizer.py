@@ -1,4 +1,4 @@
-"""AdamW, learning-rate schedules as pure functions of the step, and optimizer
+"""AdamW with means of the weights, learning-rate schedules as pure functions of the step, and optimizer
 state by parameter name.
 
 A table of words can learn by rows: a step costs the rows that were read, whatever the size of the vocabulary.
@@ -9,19 +9,19 @@ joined over ranks and summed once per update, and the update changes these rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpr.core.distributed import placed_like
+from dpr.core.distributed import local_shard, placed_like
 from dpr.core.errors import CheckpointError
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import OptimizerSettings
 
-ADAM_BETAS = (0.9, 0.999)
 _FRESH_STATE = "model_file=<checkpoint> with another output_dir starts with fresh optimizer state"
 
 
@@ -127,7 +127,71 @@ def _adamw(group: dict[str, Any], of_rows: Sequence[Tensor], gradient: Tensor) -
     return weights, mean, square, step
 
 
-def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> RowAdamW:
+class AveragingAdamW(RowAdamW):
+    """``RowAdamW`` that, with ``decay`` above 0, keeps a mean of every weight over its updates: one counts
+    ``decay`` times as much as the next. An update that is skipped does not count, and each row of a table
+    that learns by rows has the mean over its own updates.
+
+    The means are a field of its state, ``twin``, so they are sharded, stored and restored like the moments.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, decay: float = 0.0, **options: Any) -> None:
+        super().__init__(groups, **options)
+        self.decay = decay
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of the weights, then of their means."""
+        if not self.decay:
+            return super().step(closure)
+        before = {
+            parameter: state["step"].clone() for parameter, state in self.state.items() if state["step"].dim()
+        }
+        super().step(closure)
+        share: Tensor | None = None
+        for parameter, state in self.state.items():
+            weights = local_shard(parameter)
+            counts = state["step"]
+            mean = local_shard(state.setdefault("twin", parameter.detach().clone()))
+            if counts.dim():
+                rows = (counts != before.get(parameter, 0)).nonzero()[:, 0]
+                share_of_row = self._share(counts[rows])[:, None].to(mean.dtype)
+                mean[rows] = mean[rows].lerp_(weights[rows], share_of_row)
+            else:  # all others are updated together
+                if share is None:
+                    share = self._share(counts)
+                mean.lerp_(weights, share.to(mean.dtype))
+
+    def _share(self, counts: Tensor) -> Tensor:
+        """What the last of so many updates counts of their mean, on the device."""
+        skipped = getattr(self, "found_inf", None)
+        share = (1 - self.decay) / (1 - self.decay ** counts.double().clamp(min=1))
+        return share if skipped is None else share * (1 - skipped.double())
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchanges weights and means, if there are means."""
+        for parameter, state in self.state.items():
+            if "twin" in state:
+                held = parameter.detach().clone()
+                parameter.copy_(state["twin"])
+                state["twin"].copy_(held)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """A block in which the model has the means. State that is restored in it is that of a model that had
+        them too."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+            if not self.decay:
+                for state in self.state.values():
+                    state.pop("twin", None)
+
+
+def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAdamW:
     """AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and scalars
     (fewer than two axes)."""
     embeddings = {id(table) for table in model.token_embeddings()}
@@ -137,7 +201,7 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> RowAdamW:
             decay = settings.weight_decay if parameter.dim() > 1 else 0.0
             factor = settings.embedding_lr_factor if id(parameter) in embeddings else 1.0
             groups.setdefault((decay, factor), []).append(parameter)
-    return RowAdamW(
+    return AveragingAdamW(
         [
             {
                 "params": parameters,
@@ -149,8 +213,9 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> RowAdamW:
         ],
         lr=settings.learning_rate,
         eps=settings.adam_eps,
-        betas=ADAM_BETAS,
+        betas=settings.betas(),
         fused=True,
+        decay=settings.ema_decay,
     )
 
 

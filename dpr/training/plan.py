@@ -38,6 +38,14 @@ class Plan:
     last_step: int
     """Where this start ends."""
 
+    def num_texts(self) -> int:
+        """How many texts all steps encode, about."""
+        drawn = self.dataset.collator
+        negatives, _ = negatives_per_question(
+            self.dataset.sources, num_hard=drawn.num_hard, num_other=drawn.num_other
+        )
+        return self.total_steps * self.accumulation * self.pool_size * (2 + negatives)
+
     def order_from(self, step: int) -> PoolOrder:
         """The pools of update ``step`` (counted from 0) and of all after it, epoch by epoch."""
         return PoolOrder(

@@ -112,8 +112,9 @@ class Run(Protocol):
     """Norm () of the last update's gradient before clipping, on the device: reading it waits for the
     device."""
 
-    def take_metrics(self) -> Metrics:
-        """Training metrics of all ranks since the last call, which all ranks make together."""
+    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
+        """Training metrics of all ranks since the last call, which all ranks make together; ``peak`` as in
+        ``TrainingMetrics.take``."""
         ...
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:

@@ -106,8 +106,27 @@ class OptimizerSettings(Settings):
     adam_eps: float = setting(1e-8, least=1e-30, on_resume=WARNED)
     """AdamW's epsilon, added to the root of the mean squared gradient; one that float32 rounds to 0 would
     make NaN of weights whose gradient is 0."""
+    adam_betas: str = setting("(0.9, 0.999)", on_resume=WARNED)
+    """A string, as in DPR: two numbers in brackets."""
     max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
+    ema_decay: float = setting(0.0, least=0, below=1, on_resume=WARNED)
+    """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each
+    counts ema_decay times as much as the next (0.999: about the last thousand); training goes on from the
+    weights themselves (docs/training.md)."""
+
+    def betas(self) -> tuple[float, float]:
+        """``adam_betas`` as two numbers."""
+        parts = self.adam_betas.strip().strip("()[]").split(",")
+        try:
+            first, second = (float(part) for part in parts)
+        except ValueError:
+            raise ConfigError(
+                f'train.adam_betas={self.adam_betas!r} is not two numbers, expected "(0.9, 0.999)"'
+            ) from None
+        if not (0 <= first < 1 and 0 <= second < 1):
+            raise ConfigError(f"train.adam_betas={self.adam_betas!r} is out of range; both must be in [0, 1)")
+        return first, second
 
     def warmup(self, total_steps: int) -> int:
         """The steps of the warm-up in a run of ``total_steps``."""
@@ -159,8 +178,9 @@ class Periods(Settings):
     """Validations per epoch; 0 = none but those of eval_every_steps."""
     eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
-    eval_at_start: bool = setting(True, on_resume=NO_EFFECT)
-    """Validate before the first step too, and at the end compare with that."""
+    eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT)
+    """Validate before the first step too, and at the end compare with that; absent = where the run starts
+    from weights, unless it would encode more than a fifth of what training does."""
     best_metric: str | None = setting(None, on_resume=WARNED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
     val_av_rank_start_epoch."""
@@ -196,6 +216,11 @@ class DevSetSettings(Settings):
     """Hard negatives of each dev question in the average-rank pool."""
     val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Other negatives of each dev question in the average-rank pool."""
+    val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
+    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the
+    average rank."""
+    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
+    """Dev questions used for the average rank, over all ranks."""
 
 
 @dataclass
@@ -223,13 +248,14 @@ class TrainSettings(
         return None if self.token_store in ("auto", "off") else self.token_store
 
     def check_together(self, prefix: str) -> None:
+        self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
         if self.sharding != "none" and self.compile:
             raise ConfigError(
                 f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one"
                 " of them out"
             )
-        if self.keep == "better" and not self.eval_at_start:
+        if self.keep == "better" and self.eval_at_start is False:
             raise ConfigError(
                 f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
                 " the start; leave one of them out"

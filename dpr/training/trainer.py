@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -35,7 +36,13 @@ from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import clip_gradients
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
-from dpr.training.validations.protocol import Validation, higher_is_better, run_validations
+from dpr.training.validations.protocol import (
+    Validation,
+    broken_guard,
+    guard_limits,
+    higher_is_better,
+    run_validations,
+)
 
 logger = get_logger(__name__)
 
@@ -169,7 +176,8 @@ class Trainer(Run):
 
     def _restore(self, stored: StoredRun) -> None:
         progress = stored.progress
-        self._state.read(stored.folder)
+        with self.optimizer.averaged():
+            self._state.read(stored.folder)
         logger.info(
             "%s %s at step %d of %d",
             "finished:" if progress.step >= self.last_step else "resuming from",
@@ -219,6 +227,7 @@ class Trainer(Run):
                 self.checkpoints.note_stop(self.progress.step)
             raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
         self.checkpoints.require_saved(self.progress.step)
+        self.optimizer.swap()
         self.emit("on_train_end")
 
     def _write_summary(self) -> None:
@@ -268,8 +277,8 @@ class Trainer(Run):
         self.emit("on_after_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
 
-    def take_metrics(self) -> Metrics:
-        metrics = self.metrics.take()
+    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
+        metrics = self.metrics.take(peak=peak)
         if not self.loss.reads_passages:
             metrics = {name: value for name, value in metrics.items() if not name.endswith("/in_batch_acc")}
         metrics |= {"optim/lr": self.learning_rate, "optim/grad_norm": float(self.grad_norm)}
@@ -282,9 +291,11 @@ class Trainer(Run):
         due = [each for each in self.validations if each.is_due(self.epoch)]
         if not due:
             return {}
-        metrics = run_validations(due, self.model)
+        with self.optimizer.averaged():
+            metrics = run_validations(due, self.model)
         name, highest = self.best_by(metrics)
-        if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
+        is_improved = name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest)
+        if is_improved and self._keeps_guards(metrics):
             folder = checkpoint_name(self.progress.step)
             self._better = {"best_metric": name, "best_value": metrics[name], "best_checkpoint": folder}
             if self.saved_step == self.progress.step:  # a callback has saved this step already
@@ -300,6 +311,20 @@ class Trainer(Run):
         self.emit("on_validate_end", metrics)
         return metrics
 
+    def _keeps_guards(self, metrics: Metrics) -> bool:
+        """Whether a checkpoint of these metrics may be the best."""
+        limits = guard_limits(self.validations, self.progress.start_metrics)
+        broken = broken_guard(self.validations, limits, metrics)
+        if broken is not None:
+            logger.warning(
+                "step %d cannot be the best checkpoint: the guard of %s is %.4f, it has %.4f",
+                self.progress.step,
+                broken,
+                limits[broken],
+                metrics.get(broken, math.nan),
+            )
+        return broken is None
+
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         default = "eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"
         name = self.settings.train.best_metric or default
@@ -314,8 +339,9 @@ class Trainer(Run):
         progress = replace(
             self.progress, **self._better, unlogged=self.metrics.settled(), skipped=self.guard.num_skipped
         )
-        write = self._state.collect()
-        folder = self.checkpoints.save(progress, write, asdict(self.identity), self.config)
+        with self.optimizer.averaged():
+            write = self._state.collect()
+            folder = self.checkpoints.save(progress, write, asdict(self.identity), self.config)
         if folder is not None:
             self.saved_step = self.progress.step
             self._commit_best()

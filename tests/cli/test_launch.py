@@ -284,6 +284,7 @@ class TestMistakes:
             ("train.batch_size=0", "at least 1"),
             ("train.learning_rate=fast", "train.learning_rate"),
             ("train.precision=fp8", "fp32, bf16, fp16"),
+            ("train.adam_betas=(0.9)", "two numbers"),
             ("encoder.shared=maybe", "encoder.shared"),
             ("train_sampling_rates=[a]", "train_sampling_rates"),
             ("seed=null", "seed does not accept null"),

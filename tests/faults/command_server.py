@@ -70,13 +70,15 @@ def _import_everything() -> None:
     import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
     from dpr.evaluation.report.page import curves_svg, versions
+    from dpr.training.metrics import matrix_peak
 
     for command in COMMANDS.values():
         command.settings_class()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     curves_svg("", {"": [(0, 0)]})  # imports and sets up matplotlib
-    versions()  # found out once in a process
+    versions()  # this and the next are found out once in a process
+    matrix_peak(torch.device("cpu"), torch.float32)
     gc.collect()
     gc.freeze()
 

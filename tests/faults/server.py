@@ -62,10 +62,12 @@ def _import_everything() -> None:
     import transformers.models.bert.tokenization_bert  # noqa: F401
 
     from dpr.evaluation.report.page import curves_svg, versions
+    from dpr.training.metrics import matrix_peak
 
     torch.set_num_threads(1)
     curves_svg("", {"": [(0, 0)]})  # imports and sets up matplotlib
-    versions()  # found out once in a process
+    versions()  # this and the next are found out once in a process
+    matrix_peak(torch.device("cpu"), torch.float32)
     gc.collect()
     gc.freeze()
 

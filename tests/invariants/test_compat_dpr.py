@@ -30,7 +30,6 @@ from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainSettings
-from dpr.training.validations import dev_sets
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
 
@@ -187,6 +186,7 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
         log_batch_step=1,
         eval_per_epoch=0,
         num_workers=0,
+        val_av_rank_max_qs=5,
         val_av_rank_hard_neg=2,
         val_av_rank_other_neg=2,
     )
@@ -262,8 +262,7 @@ def test_prefixes_belong_to_training(folder: Path) -> None:
     assert metrics[2] != metrics[3]
 
 
-def test_evaluation_gives_the_metrics_of_the_original(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dev_sets, "MOST_RANKED", 5)
+def test_evaluation_gives_the_metrics_of_the_original(folder: Path) -> None:
     run(config_of(folder, dev_datasets=[str(folder / "dev.json")]))
     metrics = json.loads((folder / "run" / "metrics.json").read_text())
     original, samples = Original(folder / "x.cp", folder / "bert"), samples_of(13, 4)

@@ -20,6 +20,7 @@ from dpr.formats import checkpoints
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.ranking import to_rankings
 from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import verdict
 from dpr.training.command_settings import BiEncoderTrainConfig
@@ -28,7 +29,7 @@ from dpr.training.settings import TrainSettings
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import lexical_search
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import ListSource, make_samples, tiny_model
+from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
 from tests.helpers.training import KilledAt, make_trainer
 from tests.unit.training.test_retrieval_validation import entry, write_retrieval_set
 
@@ -52,6 +53,7 @@ def trainer(
         "learning_rate": 1e-2,
         "global_batch_size": 6,
         "val_av_rank_start_epoch": 1,
+        "eval_at_start": True,  # so small a run would leave it out
     }
     sets = [ListSource(make_samples(24))], [ListSource(make_samples(9, seed=1), "dev")]
     return make_trainer(model, *sets, output_dir, *callbacks, **{**defaults, **options})
@@ -140,6 +142,36 @@ def test_other_validations_have_no_start(folder: Path, tmp_path: Path) -> None:
     assert job.progress.start_metrics == {}
 
 
+def test_only_a_start_with_weights_is_measured_unless_asked_for(folder: Path, tmp_path: Path) -> None:
+    sets = [ListSource(make_samples(24))], [ListSource(make_samples(9, seed=1), "dev")]
+    random, settings = tiny_model(folder / "encoder"), EncoderSettings(pooling="idf", shared=True)
+    static = BiEncoder.from_pretrained(str(static_folder(tmp_path / "static")), settings)
+    for number, (model, options, is_measured) in enumerate(
+        [
+            (random, {}, False),
+            (random, {"eval_at_start": True}, True),
+            (static, {}, True),
+            (BiEncoder.load(folder / "base"), {}, True),
+        ]
+    ):
+        job = make_trainer(model, *sets, tmp_path / str(number), max_steps=3, **options)
+        job.train()
+        assert bool(job.progress.start_metrics) == is_measured, number
+
+
+def test_a_start_that_costs_too_much_is_named_in_the_log(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    sets = [ListSource(make_samples(24))], [ListSource(make_samples(300, seed=1), "dev")]
+    job = make_trainer(BiEncoder.load(folder / "base"), *sets, tmp_path / "run")
+    job.train()
+    assert job.progress.start_metrics == {}
+    assert (
+        "the start is not measured: " in caplog.text and "train.eval_at_start=true measures it" in caplog.text
+    )
+
+
 def test_it_needs_a_validation() -> None:
-    config = BiEncoderTrainConfig(train_datasets="train.json", train=TrainSettings())
+    config = BiEncoderTrainConfig(train_datasets="train.json", train=TrainSettings(eval_at_start=True))
     assert "train.eval_at_start" in unused_keys(config)

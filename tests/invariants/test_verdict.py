@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from dpr.core.errors import ConfigError
+from dpr.core.records import TrainingSample
 from dpr.data.settings import DataSetSettings
 from dpr.evaluation.significance import paired_test
 from dpr.formats.checkpoints import read_tensors
+from dpr.formats.corpora import read_passages
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.validations.dev_sets import NllValidation
@@ -47,6 +51,7 @@ def trainer(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) -> 
         "validation": [entry(folder)],
         "learning_rate": 1.0,
         "global_batch_size": 6,
+        "eval_at_start": True,
         "max_steps": 9,
     }
     sets = [ListSource(make_samples(30))], [ListSource(SAMPLES, "dev")]
@@ -194,3 +199,62 @@ def test_the_verdict_is_that_of_any_number_of_ranks(folder: Path, tmp_path: Path
         for ours, theirs in zip(alone["comparisons"], several["comparisons"], strict=True):
             assert (ours["metric"], ours["num_questions"]) == (theirs["metric"], theirs["num_questions"])
             assert ours["before"] == pytest.approx(theirs["before"], rel=1e-6)
+
+
+def test_a_checkpoint_that_breaks_a_guard_is_never_the_best(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It learns its questions, the best by the NLL, and forgets how to search."""
+    questions, qrels = read_questions(folder / "questions.jsonl"), read_qrels(folder / "qrels.tsv")
+    texts = {str(passage.id): passage for passage in read_passages(folder / "corpus.tsv")}
+    searched = [TrainingSample(one.text, tuple(texts[key] for key in qrels[one.id])) for one in questions]
+    model = BiEncoder.load(folder / "base")
+    make_trainer(
+        model, [ListSource(searched)], [], tmp_path / "first", num_train_epochs=20, learning_rate=1e-2
+    ).train()
+    model.save(tmp_path / "base")
+
+    def learn(name: str, **options: Any) -> BiEncoderTrainer:
+        sets = [ListSource(make_samples(40, seed=9))], [ListSource(make_samples(40, seed=9), "dev")]
+        job = make_trainer(
+            BiEncoder.load(tmp_path / "base"),
+            *sets,
+            tmp_path / name,
+            learning_rate=1e-2,
+            **{"num_train_epochs": 4, **options},
+        )
+        job.train()
+        return job
+
+    free = learn("free", validation=[entry(folder)], eval_at_start=True)
+    assert free.progress.best_checkpoint is not None
+    fallen = free.progress.start_metrics["eval/own/ndcg@10"] - free.progress.last_metrics["eval/own/ndcg@10"]
+    wide = learn("wide", validation=[entry(folder, guard=1.0)])
+    assert wide.progress.best_value == free.progress.best_value
+    caplog.clear()
+    kept = learn(
+        "kept", validation=[entry(folder, guard=0.0), entry(folder, name="far", guard=0.0)], keep="better"
+    )
+    found = json.loads((tmp_path / "kept" / "verdict.json").read_text())
+    assert found["guards"].keys() == {"eval/own/ndcg@10", "eval/far/ndcg@10"}
+    assert kept.progress.start_metrics["eval/own/guard/ndcg@10"] == found["guards"]["eval/own/ndcg@10"]
+    checked = [json.loads(line) for line in (tmp_path / "kept" / "metrics.jsonl").read_text().splitlines()]
+    fine = [
+        line["step"]
+        for line in checked[1:]
+        if line.get("eval/own/ndcg@10", -1) >= found["guards"]["eval/own/ndcg@10"]
+    ]
+    if fine:
+        assert found["best_checkpoint"] in {f"dpr_biencoder.step{step}" for step in fine}
+    else:
+        assert found["verdict"] == "guards broken" and found["best_checkpoint"] is None
+        assert kept.progress.best_checkpoint == found["opens"] == "dpr_biencoder.step0"
+    assert fallen > 0 and "guard of eval/own/ndcg@10" in caplog.text, "or this tests nothing"
+
+
+def test_a_guard_needs_the_start(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"train\.validation\[0\]\.guard=0\.01 has no effect with train\.eval_at_start=false",
+    ):
+        trainer(folder, tmp_path, validation=[entry(folder, guard=0.01)], eval_at_start=False)

@@ -16,10 +16,18 @@ from dpr.formats.results import is_beside
 from dpr.storage.durable import read_json, write_json
 from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run, checkpoint_name
-from dpr.training.validations.protocol import Validation, higher_is_better, run_validations
+from dpr.training.validations.protocol import (
+    Validation,
+    guard_limits,
+    higher_is_better,
+    run_validations,
+)
 
 logger = get_logger(__name__)
 
+MOST_SHARE = 0.2
+"""The start is not measured where that would cost a larger share of what training does."""
+_PASSES = 3  # of a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _START = "start"
 Values = Mapping[str, Sequence[float]]
@@ -73,11 +81,10 @@ class Verdict(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.progress.step < run.last_step:  # that of an earlier end
             on_main(lambda: (run.output_dir / VERDICT_FILE).unlink(missing_ok=True))
-        ahead = validations_ahead(run)
         is_new = not run.progress.step and not run.progress.start_metrics
-        if not (ahead and is_new and run.settings.train.eval_at_start):
+        if not (is_new and is_start_measured(run)):
             return
-        metrics = run_validations(ahead, run.model, at_start=True)
+        metrics = run_validations(validations_ahead(run), run.model, at_start=True)
         name, _ = run.best_by(metrics)
         if name not in metrics:
             raise ConfigError(
@@ -86,7 +93,10 @@ class Verdict(Callback):
             )
         run.progress.start_metrics = metrics
         self._values[_START] = _compared(run, metrics)
-        shown = [name for name in metrics if not is_beside(name) or name in self._values[_START]]
+        limits = guard_limits(run.validations, metrics)
+        metrics |= {beside(name, "guard"): limit for name, limit in limits.items()}
+        named = {*self._values[_START], *(beside(name, "guard") for name in limits)}
+        shown = [name for name in metrics if not is_beside(name) or name in named]
         logger.info("step 0  %s", "  ".join(f"{name} {metrics[name]:.4f}" for name in shown))
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
@@ -97,45 +107,50 @@ class Verdict(Callback):
 
     def on_train_end(self, run: Run) -> None:
         progress = run.progress
-        name = progress.best_metric
+        name = progress.best_metric or run.best_by(progress.last_metrics)[0]
         best = progress.best_checkpoint
-        if name is None or best is None or name not in progress.start_metrics:
+        limits = guard_limits(run.validations, progress.start_metrics)
+        if name not in progress.start_metrics or not (best or limits):
             return
         before = progress.start_metrics[name]
         after = float(progress.best_value or 0)
         sign = 1 if higher_is_better(run.validations, name) else -1
-        is_ahead = math.isnan(before) or sign * after > sign * before
+        is_ahead = best is not None and (math.isnan(before) or sign * after > sign * before)
         if run.settings.train.keep == "better" and not is_ahead:
             start = checkpoint_name(0)
             if from_main((run.output_dir / start).is_dir()):
+                progress.best_metric = name
                 progress.best_value = before
                 progress.best_checkpoint = start
             else:
                 logger.warning("the start was not saved, so the best checkpoint stays %s", best)
-        on_main(lambda: self._write(run, name, best, after))
+        on_main(lambda: self._write(run, name, best, after, limits))
 
-    def _write(self, run: Run, name: str, best: str, after: float) -> None:
-        """All comparisons of the best checkpoint, that by which it was chosen first."""
-        start = self._values.get(_START, {})
-        made = self._values.get(best, {})
-        others = [other for other in made if other != name]
-        compared = [_compare(run, name, start, made, after=after)]
-        compared += [_compare(run, other, start, made) for other in others if other in start]
-        compared += [
-            _compare(run, other, start, made, against="BM25") for other in made if bm25_of(other) in start
-        ]
-        for each in compared:
-            logger.info("verdict: %s", each)
+    def _write(self, run: Run, name: str, best: str | None, after: float, limits: Metrics) -> None:
+        """All comparisons of the best checkpoint, that by which it was chosen first; or that there is none."""
         opens = run.progress.best_checkpoint
-        if opens != best or compared[0].verdict == "worse":
+        compared: list[Comparison] = []
+        if best is None:
+            verdict = "guards broken"
+            shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
+            lines = [f"no checkpoint keeps the guards ({shown})"]
+            opened = "the start" if opens else "the last checkpoint"
+        else:
+            compared = self._comparisons(run, name, best, after)
+            verdict = compared[0].verdict
+            lines = [str(each) for each in compared]
             opened = "the start" if opens != best else "it all the same (train.keep=best)"
+        for line in lines:
+            logger.info("verdict: %s", line)
+        if opens != best or verdict in ("worse", "guards broken"):
             logger.info("model_file=%s opens %s", run.output_dir, opened)
         found = {
             "best_checkpoint": best,
             "opens": opens,
             "step": run.progress.step,
-            "verdict": compared[0].verdict,
-            "line": str(compared[0]),
+            "guards": limits,
+            "verdict": verdict,
+            "line": lines[0],
             "comparisons": [asdict(each) for each in compared],
         }
         write_json(run.output_dir / VERDICT_FILE, found)
@@ -143,6 +158,17 @@ class Verdict(Callback):
         now = {**written, **run.progress.best()}
         if written != now:
             write_run(run.output_dir, now)
+
+    def _comparisons(self, run: Run, name: str, best: str, after: float) -> list[Comparison]:
+        start = self._values.get(_START, {})
+        made = self._values.get(best, {})
+        others = [other for other in made if other != name]
+        compared = [_compare(run, name, start, made, after=after)]
+        compared += [_compare(run, other, start, made) for other in others if other in start]
+        compared += [
+            _compare(run, other, start, made, against="BM25") for other in made if beside(other) in start
+        ]
+        return compared
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self._values} if self._values else {}
@@ -157,11 +183,34 @@ def validations_ahead(run: Run) -> list[Validation]:
     return [each for each in run.validations if any(map(each.is_due, epochs))]
 
 
+def is_start_measured(run: Run) -> bool:
+    """Whether ``train.eval_at_start``, ``keep`` or a guard asks for it or, where the first is absent, the
+    start has weights and measuring it is cheap beside training. All ranks call it together."""
+    train = run.settings.train
+    ahead = validations_ahead(run)
+    if not ahead:
+        return False
+    if train.eval_at_start or train.keep == "better" or any(each.guard is not None for each in ahead):
+        return True
+    if train.eval_at_start is False or run.model.is_random:
+        return False
+    num_texts = sum(each.num_texts(run.model) for each in ahead)
+    is_cheap = num_texts <= MOST_SHARE * _PASSES * run.plan.num_texts()
+    if not is_cheap:
+        logger.info(
+            "the start is not measured: %d texts would be encoded, more than %.0f %% of what training does;"
+            " train.eval_at_start=true measures it",
+            num_texts,
+            100 * MOST_SHARE,
+        )
+    return is_cheap
+
+
 def _compared(run: Run, metrics: Metrics) -> Values:
     """Of these metrics, the values of questions of those that are compared, and of BM25 beside them."""
     names = [run.best_by(metrics)[0], *(name for each in run.validations for name in each.judged_by)]
     values: dict[str, Sequence[float]] = {}
-    for name in dict.fromkeys([*names, *map(bm25_of, names)]):
+    for name in dict.fromkeys([*names, *map(beside, names)]):
         for each in run.validations:
             if name in each.values and name in metrics:
                 values[name] = each.values[name]
@@ -173,7 +222,7 @@ def _compare(
 ) -> Comparison:
     """A metric at the start, of the model or of BM25, and of the best checkpoint, whose mean is ``after`` where
     questions have no values."""
-    theirs = bm25_of(name) if against == "BM25" else name
+    theirs = beside(name) if against == "BM25" else name
     before = start.get(theirs, ())
     ours = made.get(name, ())
     if not (before and ours and all(map(math.isfinite, (*before, *ours)))):
@@ -200,7 +249,7 @@ def _compare(
     )
 
 
-def bm25_of(name: str) -> str:
-    """The same metric of BM25, which stands beside the start."""
+def beside(name: str, what: str = "bm25") -> str:
+    """The same metric of what stands beside the start."""
     head, _, kind = name.rpartition("/")
-    return f"{head}/bm25/{kind}"
+    return f"{head}/{what}/{kind}"

@@ -22,12 +22,11 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Pool
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
+from dpr.training.plan import negatives_per_question
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
 
-MOST_RANKED = 10_000  # questions whose average rank is taken, as in DPR's recipes
 QUESTIONS_AT_ONCE = 32  # read and tokenised, with their passages, for the average rank
-SEQUENCES_AT_ONCE = 128  # encoded, and scored by the average rank
 QUESTION_BLOCK = 1024
 _LOWER_IS_BETTER = ("nll_loss", "avg_rank", "avg_rank_low", "avg_rank_high")
 
@@ -38,7 +37,7 @@ class DevSetValidation(Validation):
 
     ``candidates`` is the candidate rule, "" that of the settings. ``compat=dpr`` validates on the questions
     that the original did: it read batches of ``train.dev_batch_size``, left out the last one if it was not
-    full, and ended the average rank with the batch that exceeded ``MOST_RANKED``.
+    full, and ended the average rank with the batch that exceeded ``train.val_av_rank_max_qs``.
     """
 
     kinds: Sequence[str]
@@ -78,6 +77,20 @@ class DevSetValidation(Validation):
     def lower_is_better(self, name: str) -> bool:
         return name.rpartition("/")[2] in _LOWER_IS_BETTER
 
+    def num_texts(self, model: BiEncoder) -> int:
+        drawn = self._collator(model)
+        count = 0
+        for source, _ in self.dev_sets:
+            negatives, _ = negatives_per_question(
+                [source], num_hard=drawn.num_hard, num_other=drawn.num_other
+            )
+            count += self._num_questions(source) * (2 + negatives)
+        return count
+
+    @abstractmethod
+    def _collator(self, model: BiEncoder) -> Collator:
+        """What makes pools of dev questions."""
+
     @abstractmethod
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
@@ -107,7 +120,7 @@ class DevSetValidation(Validation):
         return batch, questions, contexts[batch.context_row]
 
     def _encode(self, model: BiEncoder, tokens: TokenBatch, encoder_type: str) -> Tensor:
-        budget = SEQUENCES_AT_ONCE * model.settings.sequence_length
+        budget = self.settings.train.val_av_rank_bsz * model.settings.sequence_length
         with autocast(model.device, self.settings.train.precision):
             return model.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=budget)
 
@@ -121,11 +134,14 @@ class NllValidation(DevSetValidation):
     def is_due(self, epoch: int) -> bool:
         return not self.settings.uses_average_rank(epoch)
 
+    def _collator(self, model: BiEncoder) -> Collator:
+        train = self.settings.train
+        return Collator(model.tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives)
+
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
-        train = self.settings.train
-        collator = Collator(model.tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives)
+        collator = self._collator(model)
         ranks = current_ranks()
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
         values = [torch.zeros(0, dtype=torch.float64)]
@@ -174,13 +190,17 @@ class AverageRankValidation(DevSetValidation):
     def is_due(self, epoch: int) -> bool:
         return self.settings.uses_average_rank(epoch)
 
+    def _collator(self, model: BiEncoder) -> Collator:
+        train = self.settings.train
+        return Collator(
+            model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg
+        )
+
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
         train = self.settings.train
-        collator = Collator(
-            model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg
-        )
+        collator = self._collator(model)
         ranks = current_ranks()
         num_questions = self._num_questions(source)
         mine = range(num_questions)[rank_slice(num_questions, ranks.rank, ranks.world_size)]
@@ -229,8 +249,8 @@ class AverageRankValidation(DevSetValidation):
         gold_scores = (queries * torch.cat(golds).double()).sum(1).float()
         higher = torch.zeros(len(queries), dtype=torch.float64, device=model.device)
         ties = torch.zeros_like(higher)
-        for start in range(0, int(gather_uneven_rows(torch.tensor([len(own)])).max()), SEQUENCES_AT_ONCE):
-            part = slice(start, start + SEQUENCES_AT_ONCE)
+        for start in range(0, int(gather_uneven_rows(torch.tensor([len(own)])).max()), train.val_av_rank_bsz):
+            part = slice(start, start + train.val_av_rank_bsz)
             block_columns = gather_uneven_rows(columns[part])
             block = gather_uneven_rows(own[part]).double()
             for row in range(0, len(queries), QUESTION_BLOCK):
@@ -245,9 +265,9 @@ class AverageRankValidation(DevSetValidation):
         return sum_over_ranks(sums), gather_uneven_rows(rank).cpu()
 
     def _num_questions(self, source: SampleSource) -> int:
-        most = MOST_RANKED
+        most = self.settings.train.val_av_rank_max_qs
         if self.settings.as_dpr:
-            most = (MOST_RANKED // self.pool_size + 1) * self.pool_size
+            most = (most // self.pool_size + 1) * self.pool_size
         return min(super()._num_questions(source), most)
 
 

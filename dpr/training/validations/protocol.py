@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -31,6 +32,9 @@ class Validation(ABC):
 
     judged_by: Sequence[str] = ()
     """Of its metrics, by full name, those by which the end of a run is compared with its start."""
+    guard: float | None = None
+    """How much worse than at the start the first of these may be in the best checkpoint; None = that does not
+    matter."""
     values: Mapping[str, Sequence[float]] = MappingProxyType({})
     """Of the last call, by metric, the values of all questions whose mean it is, always in one order; on rank
     0."""
@@ -44,6 +48,11 @@ class Validation(ABC):
         """The metrics before the first step; with them, under names like ``eval/<set>/bm25/ndcg@10``, what
         stands beside them."""
         return self(model)
+
+    def num_texts(self, model: BiEncoder) -> int:
+        """How many texts a call encodes, by which its cost is judged beforehand; 0 where it is not known. All
+        ranks call it together."""
+        return 0
 
     def is_due(self, epoch: int) -> bool:
         """Whether a validation in ``epoch`` (counted from 0) includes this one."""
@@ -62,6 +71,27 @@ class Validation(ABC):
 def higher_is_better(validations: Sequence[Validation], name: str) -> bool:
     """Whether more is better of a metric of these validations."""
     return not any(validation.lower_is_better(name) for validation in validations)
+
+
+def guard_limits(validations: Sequence[Validation], start: Metrics) -> Metrics:
+    """By guarded metric, the value that the best checkpoint must reach."""
+    limits = {}
+    for each in validations:
+        for name in each.judged_by[:1]:
+            if each.guard is not None and name in start:
+                fall = -each.guard if each.lower_is_better(name) else each.guard
+                limits[name] = start[name] - fall
+    return limits
+
+
+def broken_guard(validations: Sequence[Validation], limits: Metrics, metrics: Metrics) -> str | None:
+    """The first guarded metric that is beyond its limit, or was not measured."""
+    for name, limit in limits.items():
+        value = metrics.get(name, math.nan)
+        is_kept = value >= limit if higher_is_better(validations, name) else value <= limit
+        if not is_kept:
+            return name
+    return None
 
 
 def run_validations(

@@ -1,8 +1,9 @@
-"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, with the
+"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, or a sample of it, with the
 present model."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,14 @@ from dpr.core.distributed import (
 from dpr.core.errors import ConfigError, InputError, LostRankError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, Settings, flat_values, listed, setting
+from dpr.core.seeding import generator_for
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, flat_values, listed, setting
 from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, encode_tokens, usual_tokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
 from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
+from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.results import finest
 from dpr.indexer.bm25 import Bm25Index
@@ -40,7 +43,9 @@ from dpr.indexer.registry import Texts
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.indexer.vectors import check_finite
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.checksums import shared_content
+from dpr.storage.checksums import cache_root, content_sha256, shared_content
+from dpr.storage.durable import durable_folder, read_manifest
+from dpr.storage.outputs import cache_key, ensure_built
 from dpr.training.metrics import Metrics
 from dpr.training.validations.protocol import Validation
 
@@ -51,12 +56,14 @@ NUM_DOCS = 100  # passages of each question
 BLOCK_ROWS = 8192
 _MERGED_ROWS = 4096
 _MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
+_PASSAGES = "passages.jsonl"
+_DRAWN = 97  # keeps these random numbers apart from others
 _NO_TOKENS = TokenBatch.from_lists([])
 
 
 @dataclass
 class RetrievalValidationSettings(Settings):
-    """Questions that are searched in a whole corpus with the present model."""
+    """Questions that are searched in a whole corpus, or in a sample of it, with the present model."""
 
     corpus: str = setting("", on_resume=CONTENT, path="input")
     """Passages: TSV (id, text, title), BEIR's corpus.jsonl or Parquet."""
@@ -69,6 +76,12 @@ class RetrievalValidationSettings(Settings):
     given, else string."""
     name: str | None = setting(None, on_resume=NO_EFFECT)
     """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
+    guard: float | None = setting(None, least=0, on_resume=WARNED)
+    """A checkpoint whose nDCG@10 (without judgements top-20) is more than this below that of step 0 is never
+    the best; absent = none."""
+    sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
+    """Search the relevant passages and so many others, drawn, in place of the whole corpus: the metrics are
+    optimistic; 0 = all."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""
     query_prefix: str | None = setting(None, on_resume=IDENTITY)
@@ -86,6 +99,8 @@ class RetrievalValidationSettings(Settings):
                 raise ConfigError(f"{prefix}{key}={file} is not a file")
         if self.match == "qrels" and not self.qrels:
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
+        if self.sample and not self.qrels:
+            raise ConfigError(f"{prefix}sample needs {prefix}qrels=<file>, whose relevant passages it keeps")
 
 
 def is_built_in(entry: Any) -> bool:
@@ -234,7 +249,8 @@ def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
 
 
 class RetrievalValidation(Validation):
-    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus.
+    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus, or over a sample of it, among
+    which they are optimistic.
 
     The same bits for any number of ranks.
     """
@@ -245,6 +261,7 @@ class RetrievalValidation(Validation):
         options.check("train.validation.")
         self.options = options
         self.name = options.name or Path(options.questions).name.partition(".")[0]
+        self.guard = options.guard
         self.evaluator = evaluator_of(options)
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision = precision
@@ -273,6 +290,9 @@ class RetrievalValidation(Validation):
                 _MOST_INDEXED,
             )
         return self._measured(model, with_others=not is_large)
+
+    def num_texts(self, model: BiEncoder) -> int:
+        return self.corpus_of(model).num_passages + len(self.evaluator.questions)
 
     def _measured(self, model: BiEncoder, *, with_others: bool = False) -> Metrics:
         corpus = self.corpus_of(model)
@@ -348,8 +368,42 @@ class RetrievalValidation(Validation):
                     )
 
             on_main(count)
-            source = with_store(source).agreed(model.tensorizer.text)
-            self._corpus = CorpusTokens(
-                source, from_main(counted[0]), model.tensorizer, chunk_size=self._chunk_size
-            )
+            source = with_store(source)
+            num_passages = from_main(counted[0])
+            if self.options.sample:
+                source, num_passages = self._sampled(source, num_passages)
+            source = source.agreed(model.tensorizer.text)
+            self._corpus = CorpusTokens(source, num_passages, model.tensorizer, chunk_size=self._chunk_size)
         return self._corpus
+
+    def _sampled(self, source: PassageSource, num_passages: int) -> tuple[PassageSource, int]:
+        """The passages judged relevant and those drawn from the others, as a corpus of its own in the cache,
+        and how many there are; rank 0 writes it, and all ranks call this together."""
+        options = self.options
+        relevant = self.evaluator.relevant()
+        files = [Path(options.questions), Path(str(options.qrels))]
+        key = cache_key(files, [content_sha256(source.file), options.sample])
+        folder = cache_root(None) / f"sample-{key}"
+
+        def build(target: Path) -> None:
+            num_others = num_passages - sum(passage.id in relevant for passage in source.read())
+            size = min(options.sample, num_others)
+            generator = generator_for(_DRAWN, 0)
+            drawn = set(generator.choice(num_others, size, replace=False, shuffle=False).tolist())
+            number = itertools.count()
+            kept = (passage for passage in source.read() if passage.id in relevant or next(number) in drawn)
+            metadata: dict[str, Any] = {"kind": "sample", "cache": target.name}
+            with durable_folder(target, overwrite=True, metadata=metadata) as temporary:
+                metadata["passages"] = write_passages(temporary / _PASSAGES, kept)
+
+        on_main(lambda: ensure_built(folder, build))
+        size = read_manifest(folder)["metadata"]["passages"]
+        if current_ranks().is_main:
+            logger.warning(
+                "%s: %d of %d passages are searched, all relevant ones among them: its metrics are"
+                " optimistic; sample=0 searches all",
+                self.name,
+                size,
+                num_passages,
+            )
+        return PassageSource(folder / _PASSAGES, source.name, passage_prefix=source.passage_prefix), size

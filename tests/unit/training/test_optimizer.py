@@ -10,6 +10,7 @@ import torch
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.optimizer import (
+    AveragingAdamW,
     OptimizerSettings,
     Schedule,
     make_optimizer,
@@ -123,3 +124,24 @@ def test_the_least_epsilon_leaves_a_weight_without_gradient_finite(tmp_path: Pat
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+def test_means_leave_out_an_update_that_is_skipped() -> None:
+    values = [torch.nn.Parameter(torch.ones(5, 3, dtype=torch.float64)) for _ in range(2)]
+    optimizer = AveragingAdamW([{"params": values}], decay=0.5, lr=0.1, fused=True)
+    rows = torch.tensor([[1, 3]])
+    seen = []
+    for number, skips in enumerate((1, 0, 0, 1, 0)):
+        gradient = torch.full((2, 3), float("nan") if skips else 1.0 + number, dtype=torch.float64)
+        values[0].grad = torch.sparse_coo_tensor(rows, gradient, (5, 3), check_invariants=False).coalesce()
+        values[1].grad = values[0].grad.to_dense()
+        optimizer.found_inf = torch.tensor(float(skips))  # type: ignore[attr-defined]
+        optimizer.step()
+        seen += [] if skips else [[value.detach().clone() for value in values]]
+    for first, second, third, value in zip(*seen, values, strict=True):
+        torch.testing.assert_close(
+            optimizer.state[value]["twin"], (first + 2 * second + 4 * third) / 7, rtol=1e-12, atol=0
+        )
+    with optimizer.averaged():
+        assert not torch.equal(values[0], seen[2][0])
+    assert torch.equal(values[0], seen[2][0])

@@ -1,4 +1,5 @@
-"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens.
+"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens, and
+over a sample.
 
 pytest tests/unit/training/test_retrieval_validation.py
 """
@@ -117,10 +118,12 @@ def truth(folder: Path) -> dict[str, float]:
     return mean_metrics(evaluate_questions(run, qrels))
 
 
+@pytest.mark.parametrize(
+    "options", [{"match": "string"}, {"match": "string", "sample": 40}], ids=["whole", "sample"]
+)
 def test_the_same_bits_for_any_number_of_ranks_of_which_two_share_the_model(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    options = {"match": "string"}
     alone = measured(folder, tmp_path / "one", options)
     assert len(alone) == 12
     for world_size in (2,):
@@ -155,12 +158,27 @@ def test_the_second_pass_reads_stored_tokens_and_damage_is_repaired(
     assert made == [7]
 
 
+def test_a_sample_keeps_what_is_relevant_and_is_said_to_be_optimistic(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exact = measured(folder, tmp_path, {})
+    assert measured(folder, tmp_path, {"sample": PASSAGES}) == exact
+    few = [measured(folder, tmp_path, {"sample": 30}) for _ in range(2)]
+    assert few[0] == few[1]
+    assert (
+        all(few[0][name] >= value for name, value in exact.items())
+        and few[0]["eval/own/mrr@10"] > exact["eval/own/mrr@10"]
+    )
+    assert "all relevant ones among them: its metrics are optimistic; sample=0 searches all" in caplog.text
+
+
 def test_the_best_is_the_highest(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     options = {
         "validation": [entry(folder)],
         "best_metric": "eval/own/mrr@10",
         "num_train_epochs": 3,
+        "eval_at_start": True,
         "learning_rate": 1e-2,
     }
 
@@ -187,6 +205,10 @@ def test_the_best_is_the_highest(folder: Path, tmp_path: Path, monkeypatch: pyte
         ({"kind": "recall"}, r"train.validation\[0\].kind=recall is not known; choose retrieval"),
         ({"corpse": "x"}, r"unknown setting train.validation\[0\].corpse; did you mean corpus"),
         ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
+        (
+            {"sample": 5, "qrels": None},
+            r"train.validation\[0\].sample needs train.validation\[0\].qrels=<file>",
+        ),
         (
             {"keep_vectors": True},
             r"keep_vectors is gone: after training, dpr embed model_file=<run> writes the same bytes",

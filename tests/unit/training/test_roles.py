@@ -136,7 +136,7 @@ SOME = (
     "train.gradient_accumulation_steps train.augment.crop_tokens train.sampling.temperature "
     "loss.name loss.candidates loss.temperature loss.terms loss.kl_weight encoder.pooling "
     "encoder.sequence_length encoder.query_prompt encoder.fix_ctx_encoder train.learning_rate "
-    "train.precision train.max_steps train.callbacks "
+    "train.precision train.max_steps train.callbacks train.ema_decay "
     "train.grad_cache_tokens encoder.dropout encoder.packed"
 ).split()
 """Of every way from a setting to the identity of a run, one or two."""
