@@ -14,10 +14,11 @@ from dpr.data.pairs import kinds_of
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
 from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.jobs import embed, new_encoder, prepare, retrieve, train
+from dpr.jobs import embed, mine, new_encoder, prepare, retrieve, score, train
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.jobs.stages import Stages, stages_in
+from dpr.mining.settings import MineCommand, ScoreCommand
 from dpr.models.backbones import read_config
 from dpr.preparation.settings import AdaptSettings, NewEncoderSettings, PrepareSettings
 from dpr.retrieval.search_folder import SearchSettings
@@ -41,6 +42,8 @@ HELD_BACK = 0.1
 LEAST_PAIRS = 8192
 _SHARE_OF_TRIALS = 0.0625
 """Of the training pairs, for each trial."""
+_WIDEST_MARGIN = 3.0
+"""What is learned, in temperatures, for the widest of a teacher's scores."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,11 @@ class Texts:
 def run(config: AdaptSettings) -> None:
     """Runs all stages and prints what came of them."""
     kinds_of(config.pairs, setting="pairs")
-    given_model = content_of_model("model_file", config.model_file)
+    models = {key: content_of_model(key, getattr(config, key)) for key in ("model_file", "teacher")}
     start = time.monotonic()
     out = Path(str(config.out))
     corpus = Path(str(config.corpus))
-    made_of: dict[str, Any] = {"corpus": content_sha256(corpus), "model_file": given_model}
+    made_of: dict[str, Any] = {"corpus": content_sha256(corpus), **models}
     made_of |= {"pairs": config.pairs, "max_pairs": config.max_pairs, "seed": config.seed}
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     texts = Texts(out / "pseudo" / "questions", corpus, train_sets)
@@ -102,6 +105,8 @@ def content_of_model(key: str, name: str | None) -> str | None:
         return None
     path = Path(name)
     if path.is_file():
+        if key == "teacher":  # which a checkpoint of the original DPR may be
+            return content_sha256(path)
         raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
     if path.is_dir():
         if next(path.rglob("*.safetensors"), None) is None:
@@ -137,7 +142,8 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     for number, temperature in enumerate(TEMPERATURES if config.model_file is None else [], 1):
         folder = out / "trials" / str(number)
         trial = training(config, texts, folder, temperature, share=_SHARE_OF_TRIALS)
-        stages.run(f"trials/{number}", f"a trial: temperature {temperature}", train, trial, [RUN_FILE])
+        what = f"a trial: temperature {temperature}"
+        stages.run(f"trials/{number}", what, train, trial, [RUN_FILE], processes=config.processes)
         result = read_json(folder / RUN_FILE)
         for key in ("best_checkpoint", "last_checkpoint"):
             if (name := result.get(key)) and inside(folder, name, stated_in=RUN_FILE).exists():
@@ -145,8 +151,62 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         tried[temperature] = float(result["best_value"])
     temperature = chosen_temperature(tried) if tried else TEMPERATURES[-1]
 
-    final = training(config, texts, out / "model", temperature)
-    stages.run("model", "training", train, final, [RUN_FILE])
+    first = out / ("before_teacher" if config.teacher else "model")
+    final = training(config, texts, first, temperature)
+    stages.run(first.name, "training", train, final, [RUN_FILE], processes=config.processes)
+
+    if config.teacher:
+        # Negatives are found among the passages of the pairs: were those held back negatives, the dev
+        # questions would tell nothing.
+        cut = PrepareSettings(sources=[str(texts.corpus)], pairs=config.pairs, held_back=HELD_BACK)
+        cut.rounds = -(-(config.max_pairs or LEAST_PAIRS) // texts.counts()["passages"])
+        cut.out = str(out / "pairs" / "cut")
+        stages.run("pairs", "pairs, as a file", prepare, cut, ["cut"])
+
+        made = ["pairs.jsonl", "pairs.jsonl.audit.json"]
+        files = {name: str(out / name / made[0]) for name in ("mined_bm25", "mined", "scored")}
+        by_words = MineCommand(files=[f"{cut.out}/train.jsonl"], out=files["mined_bm25"], per_question=3)
+        stages.run("mined_bm25", "negatives, by BM25", mine, by_words, made)
+        by_model = MineCommand(files=[files["mined_bm25"]], out=files["mined"], per_question=3)
+        by_model.keep_existing = True
+        by_model.model_file = str(first)
+        by_model.device = config.device
+        stages.run("mined", "negatives, by the encoder", mine, by_model, made)
+
+        scoring = ScoreCommand(files=[files["mined"]], out=files["scored"], device=config.device)
+        described = Path(config.teacher) / "config.json"
+        if described.is_file() and "ForSequenceClassification" in described.read_text():
+            scoring.cross_encoder = config.teacher
+        else:
+            scoring.model_file = config.teacher
+        stages.run("scored", "the teacher's scores", score, scoring, made)
+
+        audit = read_json(Path(f"{files['scored']}.audit.json"))
+        scores = audit["positive_score_quantiles"] + audit["negative_score_quantiles"]
+        taught = training(config, texts, out / "model", temperature)
+        taught.encoder = type(taught.encoder)()  # the model's own, as the temperature
+        taught.model_file = str(first)
+        taught.init = "weights"
+        taught.datasets = {}
+        taught.train_datasets = [files["scored"]]
+        taught.train.hard_negatives = 6
+        taught.train.global_batch_size = min(taught.train.global_batch_size, 128)
+        taught.train.batch_size = taught.train.global_batch_size // config.processes
+        if config.model_file is None:
+            taught.train.learning_rate = 0.005
+        taught.train.num_train_epochs = 1
+        taught.train.max_steps = 0
+        taught.train.eval_every_steps = 0
+        taught.train.eval_at_start = None
+        taught.train.keep = "better"
+        taught.loss.temperature = None
+        taught.loss.nll_weight = 0.0
+        taught.loss.margin_mse_weight = float(f"{2 / temperature**2:g}")
+        scale = _WIDEST_MARGIN * temperature / (max(scores) - min(scores) or 1)
+        taught.loss.margin_mse_scale = float(f"{scale:g}")
+        what = "training, by the teacher"
+        stages.run("model", what, train, taught, [RUN_FILE], processes=config.processes)
+
     for name, corpus in (("vectors", texts.corpus), ("evaluation", texts.evaluated)):
         vectors = EmbedConfig(
             model_file=str(out / "model"),
@@ -154,7 +214,8 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
             out_file=str(out / name / "corpus"),
             device=config.device,
         )
-        stages.run(name, f"the vectors of {corpus}", embed, vectors, ["corpus_0"])
+        what = f"the vectors of {corpus}"
+        stages.run(name, what, embed, vectors, ["corpus_0"], processes=config.processes)
 
     hybrid = search_of(config, texts, "weight", "dev")
     hybrid.tune_hybrid_weight = True
@@ -235,7 +296,8 @@ def training(
     if share < 1:
         pairs = min(pairs, max(pairs * share, LEAST_PAIRS))
     steps = max(1, round(pairs / batch))
-    made.train.batch_size = batch
+    made.train.batch_size = batch // config.processes
+    made.train.global_batch_size = batch
     made.train.max_steps = steps
     made.train.num_train_epochs = -(-steps // max(1, passages // batch))
     made.train.eval_every_steps = steps

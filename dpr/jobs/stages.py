@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +20,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from dpr.core.errors import ConfigError, InputError, StopRequested
+from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.logs import get_logger
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
@@ -84,7 +87,16 @@ class Stages:
         self._made_of = json.loads(json.dumps(made_of))
         self._passed: list[Path] = []
 
-    def run(self, name: str, what: str, job: ModuleType, config: Settings, outputs: Sequence[str]) -> None:
+    def run(
+        self,
+        name: str,
+        what: str,
+        job: ModuleType,
+        config: Settings,
+        outputs: Sequence[str],
+        *,
+        processes: int = 1,
+    ) -> None:
         """Runs a job with these settings, unless that is done.
 
         Args:
@@ -92,9 +104,11 @@ class Stages:
             what: what it does, for people.
             job: the module of ``dpr/jobs`` that the command is named after.
             outputs: what it makes, by name inside its folder.
+            processes: how many do it together, started by torchrun.
 
         Raises:
             InputError: it has not made that.
+            StageError: it has failed in several processes; carries the exit code.
         """
         folder = self.out / name
         self._passed.append(folder)
@@ -123,8 +137,11 @@ class Stages:
         record = {"format": _FORMAT, "stage": name, "made_of": self._made_of, "command": command}
         write_json(folder / RECORD, record, note={})
         start = time.monotonic()
-        job.run(config)
-        gc.collect()  # models and what refers to them in a circle
+        if processes == 1:
+            job.run(config)
+            gc.collect()  # models and what refers to them in a circle
+        else:
+            _run_together(name, command, processes)
         for output in outputs:
             if not (folder / output).exists():
                 raise InputError("was not written", file=folder / output)
@@ -143,6 +160,26 @@ def command_line(job: ModuleType, config: Settings) -> list[str]:
             values[key] = leaf.value
     name = job.__name__.rpartition(".")[2].replace("_", "-")
     return ["dpr", name, *overrides(values)]
+
+
+def _run_together(name: str, command: Sequence[str], processes: int) -> None:
+    """Runs a command under torchrun, which a signal ends as it would end the command."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    # -m dpr means this package, whatever is in the working directory
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    child = subprocess.Popen([sys.executable, "-m", *launcher, *command], env=os.environ | own)
+    try:
+        code = child.wait()
+    except KeyboardInterrupt:
+        child.terminate()
+        child.wait()
+        raise
+    if code:
+        raise StageError(
+            f"{name} ended with exit code {code}\nfix the error above and rerun the same command to resume",
+            exit_code=code if code > 0 else 128 - code,
+        )
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

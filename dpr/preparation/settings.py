@@ -320,6 +320,7 @@ class AdaptSettings(DeviceSettings):
 dpr adapt corpus.jsonl
 dpr adapt corpus.tsv out=runs/mine
 dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
+dpr adapt corpus.jsonl teacher=models/cross-encoder processes=4
 """
     corpus: str | None = setting(None, operand="CORPUS", path="input")
     """Passages, in any format that dpr embed reads."""
@@ -327,6 +328,9 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
     """Folder to write; absent = runs/<name of CORPUS>."""
     model_file: str | None = setting(None, path="input")
     """Folder or name of a model to train on; absent = a static encoder, trained from nothing."""
+    teacher: str | None = setting(None, path="input")
+    """Folder of a cross-encoder, or of another bi-encoder: the trained encoder then learns its scores of
+    mined negatives."""
     pairs: Any = "mixed"
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
     max_pairs: int = setting(0, unit="pairs", least=0)
@@ -334,9 +338,16 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
     1,024 to 20,000."""
     seed: int = 0
     """Decides pairs, order and first weights."""
+    processes: int = setting(1, unit="processes", least=1)
+    """Processes that train and embed together, each on its GPU: 1, 2, 4, 8 or 16. The result is the same but
+    for rounding."""
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"corpus": "corpus.jsonl"})
+        if 16 % self.processes:
+            raise ConfigError(
+                f"processes={self.processes}, expected 1, 2, 4, 8 or 16, which divide every batch"
+            )
         corpus = Path(str(self.corpus))
         self.out = self.out or str(Path("runs") / corpus.name.partition(".")[0])
         if corpus.is_dir():
@@ -344,8 +355,9 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
                 f"{corpus} is a folder: for one of documents, dpr quickstart {corpus}; of BEIR's layout, name"
                 " its corpus file"
             )
-        if not corpus.exists():
-            raise ConfigError(f"corpus={corpus} does not exist")
+        for key in ("corpus", "teacher"):
+            if (value := getattr(self, key)) is not None and not Path(value).exists():
+                raise ConfigError(f"{key}={value} does not exist")
 
 
 @dataclass

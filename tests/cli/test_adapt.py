@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from dpr.cli.main import main
 from dpr.jobs.adapt import CLEARLY, Texts, chosen_temperature, chosen_weight, training
 from dpr.preparation.settings import AdaptSettings
 from dpr.training.settings import TrainSettings
-from tests.helpers.tiny import sentence, tiny_model
+from tests.helpers.tiny import sentence, static_folder, tiny_model
+from tests.unit.models.test_cross_encoder import classifier_folder
 
 STAGES = ["prepare", "new-encoder", *["train"] * 4, "embed", "embed", "retrieve"]
 
@@ -103,6 +105,51 @@ def test_a_given_model_is_trained_on(commands: list[str], tmp_path: Path) -> Non
     assert json.loads((tmp_path / "runs" / "corpus" / "adapted.json").read_text())["temperature"] == 0.05
 
 
+def test_a_teacher_is_learned_from_and_with_another_one_all_is_made_again(
+    commands: list[str], tmp_path: Path
+) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    for name, width in {"given": 16, "bi-encoder": 32}.items():
+        tiny_model(
+            static_folder(tmp_path / f"{name}-start", width=width), pooling="idf", normalize=True, shared=True
+        ).save(tmp_path / name)
+    classifier_folder(tmp_path / "cross-encoder")
+    line = ["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"]
+    taught = ["prepare", "train", "prepare", "mine", "mine", "score", "train", "embed", "embed", "retrieve"]
+    assert main([*line, "teacher=cross-encoder"]) == 0
+    assert commands == taught
+    model = Path("runs/corpus/model")
+    config = json.loads(next(model.glob("*.step*/config.json")).read_text())
+    assert config["loss"]["margin_mse_scale"] > 0 and config["train"]["hard_negatives"] == 6
+    # The better of the two is opened, by the dev questions.
+    run = json.loads((model / "run.json").read_text())
+    start = json.loads((model / "verdict.json").read_text())["figures"]
+    assert run["best_value"] == max(start), start
+    commands.clear()
+    assert main([*line, "teacher=cross-encoder"]) == 0
+    assert commands == []
+    assert main([*line, "teacher=bi-encoder"]) == 0
+    assert commands == taught
+    commands.clear()
+    assert main(line) == 0
+    assert commands == ["prepare", "train", "embed", "embed", "retrieve"]
+    assert not Path("runs/corpus/scored").exists()
+
+
+def test_several_processes_make_the_same(commands: list[str], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    tiny_model(
+        static_folder(tmp_path / "start"), pooling="idf", normalize=True, shared=True
+    ).save(tmp_path / "given")
+    measured = []
+    for number in (1, 2):
+        line = [f"out={number}", "model_file=given", "device=cpu", "max_pairs=64", f"processes={number}"]
+        assert main(["adapt", "corpus.jsonl", *line]) == 0
+        facts = json.loads((tmp_path / str(number) / "adapted.json").read_text())
+        measured.append(facts["pseudo_ndcg@10"])
+    assert measured[1] == pytest.approx(measured[0])
+
+
 def test_what_cannot_work_is_said_before_any_work(
     commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,10 +158,13 @@ def test_what_cannot_work_is_said_before_any_work(
         "out=runs/x": "corpus is not set",
         "none.tsv": "corpus=none.tsv does not exist",
         "docs": "dpr quickstart docs",
+        "docs processes=3": "expected 1, 2, 4, 8 or 16",
     }
     write_corpus(tmp_path / "corpus.jsonl")
     cases["corpus.jsonl pairs=links"] = "pairs=links is not a kind of pairs"
-    cases["corpus.jsonl model_file=docs"] = "=docs holds no model.safetensors"
+    cases["corpus.jsonl model_file=docs"] = "model_file=docs holds no model.safetensors"
+    cases["corpus.jsonl teacher=docs"] = "teacher=docs holds no model.safetensors"
+    cases["corpus.jsonl teacher=none"] = "teacher=none does not exist"
     cases["corpus.jsonl model_file=corpus.jsonl"] = "model_file=corpus.jsonl is a file, expected a folder"
     cases["corpus.jsonl model_file=./none"] = (
         "model_file=./none: no model config could be loaded (there is no such folder)"
@@ -176,3 +226,7 @@ def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
     assert pairs == [8192, 8192, 22_528, 131_072, 131_072]
     assert [made(size, share=0.1).max_steps for size in (20, 25_000)] == [512, 13]
     assert made(25_000, model_file=str(tmp_path)).batch_size == 32
+    for size in (20, 25_000):  # processes share the batch of one
+        many = made(size, processes=16)
+        assert many.batch_size * 16 == many.global_batch_size == made(size).batch_size
+        assert replace(many, batch_size=1) == replace(made(size), batch_size=1)

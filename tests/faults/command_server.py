@@ -63,7 +63,6 @@ def _import_everything() -> None:
     import dpr.jobs.quickstart
     import dpr.jobs.report
     import dpr.jobs.retrieve
-    import dpr.jobs.teach
     import dpr.jobs.train
     import dpr.preparation.conversion
     import dpr.preparation.new_encoder  # noqa: F401

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from dpr.core.errors import ConfigError, InputError, StopRequested
+from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.settings import Settings
+from dpr.jobs import stages as module
 from dpr.jobs.stages import RECORD, stages_in
 
 
@@ -110,6 +111,49 @@ def test_a_signal_ends_the_stage_and_the_same_command_goes_on(tmp_path: Path, nu
     job.before = lambda: None
     two(tmp_path, job)
     assert job.made == ["a", "b"]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were started; what runs in place of them is added by the test, as the first."""
+    ran: list[list[str]] = []
+    popen = module.subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        ran.append(command)
+        return popen([sys.executable, "-c", ran[0][0]], **options)
+
+    monkeypatch.setattr(module.subprocess, "Popen", start)
+    return ran
+
+
+def test_torchrun_starts_what_several_processes_do(tmp_path: Path, started: list[list[str]]) -> None:
+    started.append(["import sys; sys.exit(3)"])
+    with (
+        pytest.raises(StageError, match="a ended with exit code 3") as error,
+        stages_in(tmp_path, {}, first="a") as stages,
+    ):
+        stages.run("a", "", Job(), Writing(text="x"), ["out.txt"], processes=2)
+    assert error.value.exit_code == 3
+    assert started[1][1:] == [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *("-m", "dpr", "write-text", "text=x"),
+    ]
+
+
+def test_a_signal_is_passed_on_to_several_processes(tmp_path: Path, started: list[list[str]]) -> None:
+    # The process asks its parent to stop, and ends by the signal that the parent passes on.
+    wait = "import os, pathlib, signal, time\n"
+    wait += "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('told').touch(), os._exit(0)))\n"
+    wait += "os.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(60)"
+    started.append([wait])
+    os.chdir(tmp_path)
+    with (
+        pytest.raises(StopRequested, match="SIGUSR1. Rerun the same command to resume"),
+        stages_in(tmp_path / "run", {}, first="a") as stages,
+    ):
+        stages.run("a", "", Job(), Writing(text="x"), ["out.txt"], processes=2)
+    assert (tmp_path / "told").exists()
 
 
 def test_folders_of_others_are_refused(tmp_path: Path) -> None:
