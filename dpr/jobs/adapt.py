@@ -186,7 +186,6 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         taught = training(config, texts, out / "model", temperature)
         taught.encoder = type(taught.encoder)()  # the model's own, as the temperature
         taught.model_file = str(first)
-        taught.init = "weights"
         taught.datasets = {}
         taught.train_datasets = [files["scored"]]
         taught.train.hard_negatives = 6

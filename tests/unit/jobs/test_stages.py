@@ -142,18 +142,20 @@ def test_torchrun_starts_what_several_processes_do(tmp_path: Path, started: list
 
 
 def test_a_signal_is_passed_on_to_several_processes(tmp_path: Path, started: list[list[str]]) -> None:
-    # The process asks its parent to stop, and ends by the signal that the parent passes on.
-    wait = "import os, pathlib, signal, time\n"
-    wait += "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('told').touch(), os._exit(0)))\n"
-    wait += "os.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(60)"
+    told = tmp_path / "told"
+    wait = (
+        "import os, pathlib, signal, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(told)!r}).touch(), os._exit(0)))\n"
+        "os.kill(os.getppid(), signal.SIGUSR1)\n"
+        "time.sleep(60)"
+    )
     started.append([wait])
-    os.chdir(tmp_path)
     with (
-        pytest.raises(StopRequested, match="SIGUSR1. Rerun the same command to resume"),
+        pytest.raises(StopRequested, match=r"SIGUSR1\. Rerun the same command to resume"),
         stages_in(tmp_path / "run", {}, first="a") as stages,
     ):
         stages.run("a", "", Job(), Writing(text="x"), ["out.txt"], processes=2)
-    assert (tmp_path / "told").exists()
+    assert told.exists()
 
 
 def test_folders_of_others_are_refused(tmp_path: Path) -> None:
