@@ -21,7 +21,7 @@ from dpr.evaluation.report.examples import NUM_EXAMPLES, cut
 from dpr.evaluation.report.figures import curves_svg, printable_text
 from dpr.evaluation.report.reading import Retrieval, Training, flatten, read_training
 from dpr.evaluation.significance import estimate
-from dpr.formats.results import is_beside, read_metrics
+from dpr.formats.results import is_baseline, read_metrics
 from dpr.storage.durable import durable_file
 from dpr.storage.outputs import require_writable
 
@@ -132,7 +132,7 @@ def build_page(report: Report) -> str:
         "charts": _training_charts(run),
         # those of all sets before those of single ones
         "columns": sorted(
-            (name for name in metrics if not is_beside(name)), key=lambda name: (name.count("/"), name)
+            (name for name in metrics if not is_baseline(name)), key=lambda name: (name.count("/"), name)
         ),
         "settings": {key: value for key, value in run.settings.items() if value != report.defaults.get(key)},
     }

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dpr.core.distributed import from_main, on_main
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
-from dpr.formats.results import is_beside
+from dpr.formats.results import is_baseline
 from dpr.storage.durable import read_json, write_json
 from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run
@@ -96,7 +96,7 @@ class Verdict(Callback):
         shown = (
             name
             for name in metrics
-            if not is_beside(name) or name in self._values[_START] or "/guard/" in name
+            if not is_baseline(name) or name in self._values[_START] or "/guard/" in name
         )
         logger.info("step 0  %s", "  ".join(f"{name} {metrics[name]:.4f}" for name in shown))
 
