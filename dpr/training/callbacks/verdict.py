@@ -12,7 +12,6 @@ from dpr.core.distributed import from_main, on_main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
-from dpr.formats.results import is_beside
 from dpr.storage.durable import read_json, write_json
 from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run, checkpoint_name
