@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import data_loading, encoders, large_batch, page, plot, search, startup
+from benchmarks import attention, data_loading, encoders, large_batch, page, plot, search, startup
 from benchmarks.page import Section
 
 PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
@@ -68,6 +68,7 @@ SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "large_model_encoding": lambda settings: encoders.encoding(
         settings.rounds, settings.device, encoders.LARGE
     ),
+    "attention": lambda settings: attention.section(settings.rounds, settings.device),
     "search": lambda settings: search.section(settings.rounds),
     "data_loading": lambda settings: data_loading.section(settings.rounds),
     "startup": lambda settings: startup.section(settings.rounds),

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.workload import Texts
-from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.batch import BiEncoderBatch, TokenBatch, plan_token_batches
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Collator, DataRow
@@ -129,6 +130,52 @@ def plain_training(
                     for ids, mask in (questions, contexts)
                 ]
             loss = nn.functional.cross_entropy(vectors[0].float() @ vectors[1].float().T, target)
+            loss.backward()
+            _update(model, optimizer)
+            losses.append(loss.detach())
+        return [loss.item() for loss in losses]
+
+    return work
+
+
+def sorted_training(
+    folder: Path,
+    batches: Sequence[BiEncoderBatch],
+    device: torch.device,
+    *,
+    dropout: float,
+    attention_dropout: float,
+    micro_batch_tokens: int,
+    dtype: torch.dtype | None = None,
+) -> Training:
+    """The best that padding can do: a plain Hugging Face BERT on micro-batches of texts sorted by length, up
+    to so many padded tokens; one loss and one backward for all of them, ``dtype`` by autocast."""
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(
+        str(folder), hidden_dropout_prob=dropout, attention_probs_dropout_prob=attention_dropout
+    )
+    model: nn.Module = (
+        AutoModel.from_pretrained(str(folder), config=config, add_pooling_layer=False).to(device).train()
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    prepared = []
+    for batch in batches:
+        both = TokenBatch.join([batch.questions, batch.contexts])
+        rows = plan_token_batches(both.lengths.numpy(), micro_batch_tokens)
+        parts = [_padded(both.select(torch.from_numpy(part)), 0, device) for part in rows]
+        back = torch.argsort(torch.from_numpy(np.concatenate(rows))).to(device)
+        prepared.append((parts, back, batch.context_row[batch.positive_idx].to(device)))
+
+    def work() -> list[float]:
+        losses = []
+        for parts, back, target in prepared:
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                states = [
+                    model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in parts
+                ]
+            vectors = torch.cat(states).float()[back]
+            loss = nn.functional.cross_entropy(vectors[: len(target)] @ vectors[len(target) :].T, target)
             loss.backward()
             _update(model, optimizer)
             losses.append(loss.detach())

@@ -17,9 +17,11 @@ from benchmarks.gpu.workload import (
     LENGTH,
     PRECISION,
     Sizes,
+    attention_of,
     batches_of,
     is_out_of_memory,
     lengths_of,
+    options,
     peak_gib,
     start_memory,
     vocabulary,
@@ -31,6 +33,7 @@ from dpr.training.metrics import TowerCost
 
 
 def part(record: Record, sizes: Sizes) -> None:
+    attention = attention_of(record)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_decoder(Path(temporary) / "decoder", sizes)
         cases: dict[str, dict[str, Any]] = {"LoRA": {"adapter": "lora"}, "all weights": {}}
@@ -38,7 +41,8 @@ def part(record: Record, sizes: Sizes) -> None:
             record.add("LoRA", "not measured: encoder.adapter=lora needs peft, which is not installed")
             del cases["LoRA"]
         for name, settings in cases.items():
-            record.add(name, _training(record, sizes, folder, settings))
+            for kind in dict.fromkeys([attention, "sdpa"]):
+                record.add(f"{name}, {kind}", _training(record, sizes, folder, kind, settings))
 
 
 def write_decoder(folder: Path, sizes: Sizes) -> Path:
@@ -75,14 +79,16 @@ def write_decoder(folder: Path, sizes: Sizes) -> Path:
     return folder
 
 
-def _training(record: Record, sizes: Sizes, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _training(
+    record: Record, sizes: Sizes, folder: Path, attention: str, settings: dict[str, Any]
+) -> dict[str, Any]:
     start_memory(record.device)
     torch.manual_seed(0)
     encoder = EncoderSettings(
         shared=True, pooling="last", append_eos=True, sequence_length=LENGTH, **settings
     )
     try:
-        model = BiEncoder.from_pretrained(str(folder), encoder, dropout=0.0)
+        model = BiEncoder.from_pretrained(str(folder), encoder, dropout=0.0, options=options(attention))
         batches = batches_of(model, sizes.decoder_batch, 1)
         work = sides.our_training(model, batches, record.device, precision=PRECISION)
         lengths = lengths_of(batches)

@@ -20,6 +20,7 @@ from benchmarks.gpu.workload import (
     DTYPE,
     PRECISION,
     Sizes,
+    attention_of,
     batches_of,
     lengths_of,
     model_of,
@@ -63,9 +64,10 @@ KINDS = {
 def part(record: Record, sizes: Sizes) -> None:
     """Ours with the kernel, SDPA over packs, padded; a plain loop; compiled layers; then the profile and the
     count of synchronisations."""
+    attention = attention_of(record)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_bert(Path(temporary) / "bert", sizes)
-        model = model_of(folder)
+        model = model_of(folder, attention)
         batches = batches_of(model, sizes.batch, sizes.batches)
         lengths = lengths_of(batches)
         record.add("tokens of a step", int(lengths.sum()) // len(batches))
@@ -74,22 +76,30 @@ def part(record: Record, sizes: Sizes) -> None:
         )
         flops = TowerCost(model.ctx_model).of(lengths)
         ours = sides.our_training(model, batches, record.device, precision=PRECISION)
-        padded = model_of(folder, packed=False)
+        others = {name: model_of(folder, "sdpa", packed=name == "sdpa") for name in ("sdpa", "padded")}
         competitors: dict[str, Callable[[], object]] = {
-            "packed": ours,
-            "padded": sides.our_training(padded, batches, record.device, precision=PRECISION),
+            **({"varlen": ours} if attention == "varlen" else {}),
+            **{
+                name: sides.our_training(other, batches, record.device, precision=PRECISION)
+                for name, other in others.items()
+            },
             "plain loop": sides.plain_training(folder, batches, record.device, dropout=DROPOUT, dtype=DTYPE),
         }
         figures = _measure(record, sizes, competitors, flops)
-        record.judge("training", rate_share(figures["packed"], flops, sizes))
+        record.judge(
+            "training",
+            max(
+                rate_share(side, flops, sizes) for name, side in figures.items() if name in ("varlen", "sdpa")
+            ),
+        )
         competitors.clear()
-        del padded
+        others.clear()
         record.add("profile of a step", step_profile(ours, record.device))
-        _synchronisations(record, folder, sizes)
+        _synchronisations(record, folder, sizes, attention)
         if record.is_rehearsal:
             record.add("compiled", "not rehearsed: the compiler takes a minute")
             return
-        compiled = model_of(folder).to(record.device).train()
+        compiled = model_of(folder, attention).to(record.device).train()
         with autocast(record.device, PRECISION):
             compile_towers(compiled.trained_towers())
         both = {
@@ -211,12 +221,12 @@ class _Watch(Callback):
             torch.cuda.set_sync_debug_mode("warn" if run.progress.step == self._first else "default")
 
 
-def _synchronisations(record: Record, folder: Path, sizes: Sizes) -> None:
+def _synchronisations(record: Record, folder: Path, sizes: Sizes, attention: str) -> None:
     """The trainer's own loop, with data read by a worker process, between its first and its last log line."""
     steps = sizes.sync_steps
     watch = _Watch(record.device, 2, steps - 1)
     trainer = BiEncoderTrainer(
-        model_of(folder).to(record.device),
+        model_of(folder, attention).to(record.device),
         [_MadeUp(sizes.batch * min(steps // 2, 8))],
         output_dir=folder.parent / "run",
         callbacks=[watch],

@@ -98,8 +98,13 @@ def write_bert(folder: Path, sizes: Sizes) -> Path:
     return folder
 
 
-def model_of(folder: Path, *, packed: bool = True, dropout: float = DROPOUT) -> BiEncoder:
-    return sides.our_model(folder, dropout=dropout, length=LENGTH, options=TowerOptions(packed=packed))
+def options(attention: str, *, packed: bool = True) -> TowerOptions:
+    """Without attention dropout, which the kernel does not have, on every side."""
+    return TowerOptions(attention=attention, attention_dropout=0.0, packed=packed)
+
+
+def model_of(folder: Path, attention: str, *, packed: bool = True, dropout: float = DROPOUT) -> BiEncoder:
+    return sides.our_model(folder, dropout=dropout, length=LENGTH, options=options(attention, packed=packed))
 
 
 def batches_of(model: BiEncoder, batch: int, count: int, *, seed: int = 0) -> list[BiEncoderBatch]:
@@ -117,11 +122,22 @@ def tokens_of(model: BiEncoder, count: int) -> TokenBatch:
     return TokenBatch.from_lists(model.tensorizer.question_tokens(texts_of(count).passages))
 
 
+def attention_of(record: Record) -> str:
+    """The attention to measure: the kernel for sequences end to end, or SDPA, with a note of why it is not
+    the kernel."""
+    from dpr.models.fast import varlen
+
+    lack = varlen.device_lacks(record.device) or varlen.torch_lacks()
+    if lack:
+        record.add("varlen", f"not measured: {lack}")
+    return "sdpa" if lack else "varlen"
+
+
 @contextmanager
 def bert_on(record: Record, sizes: Sizes) -> Iterator[BiEncoder]:
-    """A BERT with random weights, on the device."""
+    """A BERT with random weights and that attention, on the device."""
     with tempfile.TemporaryDirectory() as temporary:
-        yield model_of(write_bert(Path(temporary) / "bert", sizes)).to(record.device)
+        yield model_of(write_bert(Path(temporary) / "bert", sizes), attention_of(record)).to(record.device)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

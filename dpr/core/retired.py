@@ -131,7 +131,6 @@ SETTINGS = {
     "absolute_margin": "max_relative_score=0.95 leaves out what scores near the positive",
     "margin": "max_relative_score=0.95 leaves out what scores near the positive",
     "veto_above": "a cross-encoder leaves out what it gives a probability of 0.5 or more",
-    "tune_metric": "tune_hybrid_weight=true maximises MRR@10, or top-20 accuracy where answers judge",
     "hybrid=rrf": "hybrid=linear loses least of all ways of fusing (docs/evaluation.md)",
     "to=transformers": "to=sentence-transformers writes what AutoModel and AutoTokenizer open, too (docs/interop.md)",
     "query_prefix": "encoder.query_prompt=TEXT, in dpr embed too",

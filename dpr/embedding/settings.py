@@ -85,6 +85,9 @@ class EmbedConfig(ForwardSettings, CudaSettings):
     out_dtype: str = setting("float32", choices=("float32", "float16", "int8"))
     """float32, or smaller: float16 (1/2) or int8 (1/4). docs/file_formats.md
     says what each loses."""
+    attention: str = setting("sdpa", choices=("sdpa", "varlen"))
+    """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa
+    everywhere else."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
@@ -94,6 +97,10 @@ class EmbedConfig(ForwardSettings, CudaSettings):
         require_set(
             self, {"model_file": "runs/first", "ctx_src": "corpus.tsv", "out_file": "runs/first/vectors"}
         )
+        if self.attention == "varlen" and self.precision == "fp32":
+            raise ConfigError(
+                "attention=varlen needs precision=bf16 or fp16, its kernel has no other; or leave it out"
+            )
         if self.shard_id >= self.num_shards:
             raise ConfigError(
                 f"shard_id={self.shard_id} does not exist with num_shards={self.num_shards}; shards are"

@@ -121,7 +121,7 @@ IdChunks = Callable[[], Iterable[np.ndarray]]
 
 
 def write_ids(out: IO[bytes], chunks: IdChunks) -> None:
-    """Writes ids as a ``.npy`` file; one chunk is held at a time, and ``chunks`` is called three times.
+    """Writes ids as a ``.npy`` file; one chunk is in memory at a time, and ``chunks`` is called three times.
 
     They are stored as whichever is smaller: fixed-width bytes (n,), or, up to 4 GB, uint8 numbers, all in one row:
     where each of the ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first
@@ -173,12 +173,14 @@ class PackedIds:
     """
 
     def __init__(self, array: np.ndarray, *, file: Path | None = None) -> None:
-        self.array, self._file = array, file
+        self.array = array
+        self._file = file
         if array.dtype != np.uint8 or array.ndim != 1:
             self._fixed: np.ndarray | None = _checked_ids(array, file)
             self._size = len(array)
             return
-        self._fixed, self._bytes = None, array.view(np.ndarray)
+        self._fixed = None
+        self._bytes = array.view(np.ndarray)
         first = int(self._bytes[:4].view("<u4")[0]) if len(array) >= 4 else 0
         if first % 4 or not 4 <= first <= len(array):
             raise InputError("holds no ids", file=file, expected="where each begins, and their bytes")

@@ -43,7 +43,8 @@ def write_batches(
             characters += size_of(row)
             if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_ROWS:
                 write()
-                batch, characters = [], 0
+                batch = []
+                characters = 0
         if batch:
             write()
 

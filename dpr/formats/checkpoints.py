@@ -141,7 +141,9 @@ def metrics_lines(file: Path) -> Iterator[str | None]:
 def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
     """Size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all); a missing file
     counts as empty."""
-    file, digest, read = run / METRICS_LINES, hashlib.sha256(), 0
+    file = run / METRICS_LINES
+    digest = hashlib.sha256()
+    read = 0
     if file.exists():
         with open(file, "rb") as data:
             while chunk := data.read(_CHUNK if size is None else min(_CHUNK, size - read)):

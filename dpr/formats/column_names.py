@@ -93,8 +93,8 @@ def keys_of(record: Mapping[str, Any]) -> str:
 
 def name_in(record: Mapping[str, Any], names: Sequence[str]) -> str:
     """The first of ``names`` that the record has with more than null, else with null, else empty."""
-    held = next((name for name in names if record.get(name) is not None), "")
-    return held or next((name for name in names if name in record), "")
+    filled = next((name for name in names if record.get(name) is not None), "")
+    return filled or next((name for name in names if name in record), "")
 
 
 def require_name(record: Mapping[str, Any], names: Sequence[str], what: str) -> str:

@@ -230,7 +230,8 @@ def _table_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Passage, No
     form = table_form(path, commas=is_csv_name(path))
     columns, header = _columns(form, columns, path)
     id_col, text_col, title_col = columns
-    width, least = form.width, max(id_col, text_col) + 1
+    width = form.width
+    least = max(id_col, text_col) + 1
     for line, row in table_rows(path, form):
         if width < least:
             raise wrong_columns(path, line, row, form, f"at least {least}")
@@ -287,7 +288,7 @@ def origin_of(record: Mapping[str, Any]) -> Origin | None:
     """Where a passage was taken from: ``file``, ``heading``, ``line`` and ``url`` of its record. None where it
     names neither file nor address; what is of another type counts as absent."""
     if not record.get("metadata") and "file" not in record and "url" not in record:
-        return None  # soon said of the usual record
+        return None  # the most common record, said at once
     texts = []
     for name in ("file", "heading", "url"):
         value = field_of(record, name)

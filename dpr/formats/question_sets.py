@@ -216,10 +216,10 @@ def _judgement(columns: list[str]) -> Judgement | str:
     return columns[0], columns[-2], grade
 
 
-def require_judged(asked: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:
+def require_judged(questions: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:
     """Refuses judgements of which none is about one of these questions (ids; read from ``of``), and those
     whose columns are the other way round: ids of questions where passages should be."""
-    known = {*asked}
+    known = {*questions}
     passages = {passage for grades in qrels.values() for passage in grades}
     num_judged = len(qrels.keys() & known)
     is_swapped = known >= passages if num_judged else bool(known & passages)
@@ -229,7 +229,7 @@ def require_judged(asked: Sequence[str], qrels: Qrels, *, file: str | Path, of: 
         "passages come first, and questions second" if is_swapped else f"no question of {of} has judgements"
     )
     raise InputError(
-        f"{found}: a question's id is {next(iter(asked), '')!r}, a judged one's {next(iter(qrels))!r}",
+        f"{found}: a question's id is {next(iter(questions), '')!r}, a judged one's {next(iter(qrels))!r}",
         file=file,
         expected="question, passage, grade",
         hint=(
@@ -294,6 +294,6 @@ def _record_questions(
         with located(path, line):
             text = checked_text(value, require_name(value, (question_attr, *QUESTIONS, "text"), "question"))
             key = first_id(value, (id_attr, *QUESTION_IDS), default=str(index))
-            held = name_in(value, (answers_attr, *ANSWERS))
-            question = Question(text, key, checked_answers(value[held] if held else None), line)
+            name = name_in(value, (answers_attr, *ANSWERS))
+            question = Question(text, key, checked_answers(value[name] if name else None), line)
         yield line, question

@@ -21,7 +21,7 @@ from dpr.storage.untrusted import describe, inside
 
 RESULTS = "results.json"
 """Of a whole evaluation, in its output folder."""
-BESIDE = {"bm25": "BM25", "hybrid": "hybrid", "guard": "guard"}
+BASELINES = {"bm25": "BM25", "hybrid": "hybrid", "guard": "guard"}
 """In metrics of step 0, what stands beside those of the model: ``eval/<set>/bm25/ndcg@10``."""
 _FINEST = ("ndcg@10", "mrr@10", "accuracy@20")
 _EXPECTED = "what dpr retrieve metrics_file=... writes"
@@ -343,10 +343,10 @@ def per_question(value: Any, file: Path) -> PerQuestion:
     return PerQuestion(ids, texts, values)
 
 
-def is_beside(name: str) -> bool:
+def is_baseline(name: str) -> bool:
     """Whether a metric of a validation is of something that stands beside the model."""
     parts = name.split("/")
-    return len(parts) > 3 and parts[-2] in BESIDE
+    return len(parts) > 3 and parts[-2] in BASELINES
 
 
 def finest(names: Sequence[str]) -> list[str]:

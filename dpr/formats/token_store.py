@@ -139,7 +139,9 @@ class TokenPart:
     """One part, mapped."""
 
     def __init__(self, store: Path, number: int, num_rows: int, facts: StoreFacts) -> None:
-        self._store, self._folder, self._facts = store, store / _part(number), facts
+        self._store = store
+        self._folder = store / _part(number)
+        self._facts = facts
         # Slices of a plain view are several times cheaper than those of numpy's memmap class.
         self._tokens, self._passages, self._rows, self._slots, self._scores = (
             map_array(self._folder / f"{name}.npy").view(np.ndarray) for name in _ARRAYS
@@ -171,7 +173,8 @@ class TokenPart:
         record = self._rows[number]
         first_slot, question, positives, hard, other, check = record.item()
         listed = slice(first_slot, first_slot + positives + hard + other)
-        slots, scores = self._slots[listed], self._scores[listed]
+        slots = self._slots[listed]
+        scores = self._scores[listed]
         if _check(record.tobytes(), slots, scores) != check:
             self._refuse("rows.npy", number)
         passages = [StoredPassage(self, slot) for slot in slots.tolist()]

@@ -91,7 +91,8 @@ class RowStore(MappedBatches):
             ) from None
         self._duplicate_rows, self._leaders = np.ascontiguousarray(pairs.T)
         order = np.argsort(self._leaders, kind="stable")
-        self._leaders_in_order, self._rows_by_leader = self._leaders[order], self._duplicate_rows[order]
+        self._leaders_in_order = self._leaders[order]
+        self._rows_by_leader = self._duplicate_rows[order]
 
     def __getitem__(self, row: int) -> TrainingSample:
         batch, index = self.find(row)

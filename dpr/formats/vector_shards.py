@@ -108,7 +108,8 @@ class VectorShardWriter(Steps):
     def __init__(self, folder: Path, *, metadata: Metadata, dimension: int, dtype: str = "float32") -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r}: vectors are stored as {', '.join(DTYPES)}")
-        self.dimension, self.dtype = dimension, dtype
+        self.dimension = dimension
+        self.dtype = dtype
         super().__init__(folder, {**metadata, "dimension": dimension, "dtype": dtype})
         if self.is_complete() and verify_folder(folder):
             self.reopen()

@@ -13,7 +13,7 @@ from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.integrations.ray_cluster import share_out
 from dpr.jobs.sources import resolve_passage_source
-from dpr.models.biencoder import BiEncoder
+from dpr.models.biencoder import BiEncoder, TowerOptions
 
 logger = get_logger(__name__)
 
@@ -59,7 +59,10 @@ def embed(config: EmbedConfig) -> EmbedReport:
     source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
     device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=_TIMEOUT_S):
-        model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
+        options = TowerOptions(attention=config.attention)
+        model = BiEncoder.load(
+            str(config.model_file), device=device, options=options, **config.encoder.arguments()
+        )
         report = embed_shard(model, source, config)
         if current_ranks().is_main:
             reused = (

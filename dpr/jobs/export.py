@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +12,13 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
-from dpr.evaluation.report.reading import Retrieval, flatten
+from dpr.evaluation.report.reading import flatten
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import CardFacts, export_folder
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.tower_files import merged, write_adapters
 from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
-from dpr.formats.results import read_metrics
 from dpr.formats.vector_shards import open_shards
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.biencoder import BiEncoder
@@ -32,13 +30,9 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _NOT_OF_THE_RUN = ("datasets", "output_dir", "device", "no_cuda")
 
 
-def card_facts(model_file: str, name: str, *, results: Sequence[str] = ()) -> CardFacts:
+def card_facts(model_file: str, name: str) -> CardFacts:
     """What is known of a model. Of its checkpoint only what can be read is used; absolute paths and
-    credentials are left out.
-
-    Raises:
-        InputError: a file of ``results`` is no metrics file.
-    """
+    credentials are left out."""
     checkpoint = Path(model_file)
     config: dict[str, Any] = {}
     state: dict[str, Any] = {}
@@ -64,7 +58,6 @@ def card_facts(model_file: str, name: str, *, results: Sequence[str] = ()) -> Ca
         seed=fixed.get("seed") if isinstance(fixed.get("seed"), int) else None,
         data={key: list(map(str, found)) for key, found in data.items() if isinstance(found, list) and found},
         validation={key: float(value) for key, value in metrics.items() if type(value) in (int, float)},
-        retrievals=[Retrieval(Path(file).stem, read_metrics(file)) for file in results],
     )
 
 

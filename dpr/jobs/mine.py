@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from dpr.core.distributed import resolve_device
@@ -29,7 +28,7 @@ def run(config: MineCommand) -> None:
     out = Path(str(config.out))
     corpus = None if config.corpus is None else Path(config.corpus)
     require_writable(out)
-    mining = MiningSettings(**{item.name: getattr(config, item.name) for item in fields(MiningSettings)})
+    mining = config.part(MiningSettings)
     search: Search = LexicalSearch()
     if config.model_file:
         search = dense_search(
@@ -38,11 +37,18 @@ def run(config: MineCommand) -> None:
             corpus=corpus,
             vectors=config.vectors,
             prompt=config.prompt,
-            **config.models_options(),
+            device=config.device,
+            precision=config.precision,
+            batch_tokens=config.batch_tokens,
         )
     scorer = None
     if config.cross_encoder:
-        scorer = open_cross_encoder(config.cross_encoder, **config.models_options())
+        scorer = open_cross_encoder(
+            config.cross_encoder,
+            device=config.device,
+            precision=config.precision,
+            batch_tokens=config.batch_tokens,
+        )
     if corpus is not None:
         file_state(corpus)  # a missing file is reported before the data are read
     audit = mine(

@@ -81,20 +81,18 @@ def run(config: RetrievalConfig) -> float | None:
         fusion = retriever.fusion
         if config.tune_hybrid_weight:
             hits = hits_of([*dense, *lexical]) if answer_match else set()
-            metric = "mrr@10" if qrels is not None else "accuracy@20"
-            metric = metric if metric in evaluator.names() else evaluator.names()[-1]
             tried_weights = weight_values(
                 evaluator,
                 dense,
                 lexical,
-                metric=metric,
+                metric=config.tune_metric,
                 passages=require_passages(sources, hits),
             )
             shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
             logger.info("hybrid_weight: %s", shown)
             best = max(tried_weights, key=lambda weight: (tried_weights[weight], -weight))
             fusion = replace(fusion, weight=best)
-            why = f"the best {metric} on these questions"
+            why = f"the best {config.tune_metric} on these questions"
         elif config.hybrid_weight is None:
             why = "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a dev set"
         else:
@@ -160,7 +158,14 @@ def weight_values(
 
     Args:
         passages: with their texts, where answers are matched.
+
+    Raises:
+        ConfigError: the metric is not measured here.
     """
+    if metric not in (names := evaluator.names()):
+        raise ConfigError(
+            f"tune_metric={metric} is not measured here; choose one of {', '.join(names) or 'none'}"
+        )
     lists = FusedLists(dense, lexical)
     ids = [question.id for question in evaluator.questions]
     if evaluator.qrels is None or metric.startswith("answer_"):

@@ -23,11 +23,21 @@ def run(config: ScoreCommand) -> None:
     scorer = None
     searches: list[Search] = []
     if config.cross_encoder:
-        scorer = open_cross_encoder(config.cross_encoder, **config.models_options())
+        scorer = open_cross_encoder(
+            config.cross_encoder,
+            device=config.device,
+            precision=config.precision,
+            batch_tokens=config.batch_tokens,
+        )
     elif config.model_file:
         searches.append(
             dense_search(
-                config.model_file, encoder=config.encoder, prompt=config.prompt, **config.models_options()
+                config.model_file,
+                encoder=config.encoder,
+                prompt=config.prompt,
+                device=config.device,
+                precision=config.precision,
+                batch_tokens=config.batch_tokens,
             )
         )
     if not config.cross_encoder and (config.hybrid != "none" or not config.model_file):

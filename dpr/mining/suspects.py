@@ -70,7 +70,8 @@ class Doubts(BlockJob):
                 known = dict(zip(passages[place], own[place], strict=True))
                 of_question.append(Side(known, dict(hits[place].hits)))
 
-        counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0), questions=len(samples))
+        counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        counts["questions"] = len(samples)
         records = []
         for row, sample, of_question in zip(rows, samples, sides, strict=True):
             for record in self._doubted(sample, of_question):

@@ -267,12 +267,13 @@ def load_backbone(
     *,
     pretrained: bool = True,
     dropout: float | None = None,
+    attention_dropout: float | None = None,
 ) -> nn.Module:
     """Loads a Hugging Face encoder in fp32, or with random weights from its config, as a folder of ``dpr
     new-encoder`` has no others.
 
-    ``dropout`` sets hidden and attention dropout (0 included; the original read 0 as the model's default).
-    Code in the folder is never run.
+    ``dropout`` sets hidden and attention dropout (0 included; the original read 0 as the model's default),
+    ``attention_dropout`` only the latter. Code in the folder is never run.
 
     Raises:
         InputError: the model cannot be loaded, is not an encoder, or weights it needs are missing from the
@@ -280,12 +281,12 @@ def load_backbone(
     """
     config = read_config(name_or_folder)
     if not pretrained or is_without_weights(Path(name_or_folder)):
-        return backbone_from_config(config, dropout=dropout)
-    set_dropout(config, dropout)
+        return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
+    set_dropout(config, dropout, attention_dropout)
     backbone: nn.Module = load_weights(
         auto_class(config), name_or_folder, config, **_without_pooler(type(config))
     )
-    _switch_off_dropout(backbone, dropout)
+    _switch_off_dropout(backbone, dropout, attention_dropout)
     return backbone
 
 
@@ -304,14 +305,16 @@ def is_without_weights(folder: Path) -> bool:
         return False
 
 
-def backbone_from_config(config: Any, *, dropout: float | None = None) -> nn.Module:
+def backbone_from_config(
+    config: Any, *, dropout: float | None = None, attention_dropout: float | None = None
+) -> nn.Module:
     """Random weights. Each call copies the config, because models keep settings on it."""
     config = copy.deepcopy(config)
-    set_dropout(config, dropout)
+    set_dropout(config, dropout, attention_dropout)
     backbone = auto_class(config).from_config(
         config, dtype=torch.float32, trust_remote_code=False, **_without_pooler(type(config))
     )
-    _switch_off_dropout(backbone, dropout)
+    _switch_off_dropout(backbone, dropout, attention_dropout)
     return backbone
 
 
@@ -319,15 +322,20 @@ def backbone_from_config(config: Any, *, dropout: float | None = None) -> nn.Mod
 _NO_DROPOUT_OF_TOWERS = re.compile("classif|summary|pooler|qa_|layer_?drop|path|token")
 
 
-def set_dropout(config: Any, dropout: float | None) -> None:
-    """Sets every dropout probability of a config."""
-    for name in _dropout_names(config) if dropout is not None else ():
-        setattr(config, name, dropout)
+def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None = None) -> None:
+    """Sets every dropout probability of a config, those of attention to ``attention_dropout`` if given."""
+    of_attention = dropout if attention_dropout is None else attention_dropout
+    for key, probability in (("encoder.dropout", dropout), ("encoder.attention_dropout", of_attention)):
+        for name in _dropout_names(config)[key] if probability is not None else ():
+            setattr(config, name, probability)
 
 
-def dropout_of(config: Any) -> float:
-    """The largest probability of a config."""
-    return max([getattr(config, name) or 0.0 for name in _dropout_names(config)], default=0.0)
+def dropout_of(config: Any) -> dict[str, float]:
+    """The probabilities of a config by setting; the largest where a config has several."""
+    return {
+        key: max([getattr(config, name) or 0.0 for name in names], default=0.0)
+        for key, names in _dropout_names(config).items()
+    }
 
 
 # Keys of a config that decide no vector: of heads, of how files are written, and of dropout, which has
@@ -352,21 +360,23 @@ def deciding_config(config: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != defaults.get(name)}
 
 
-def _dropout_names(config: Any) -> list[str]:
-    """The names of a config's dropout probabilities; families differ (``resid_pdrop``, ``dropout_rate``,
-    ...)."""
-    return [
-        name
-        for name, value in config.to_dict().items()
-        if "drop" in name
-        and not _NO_DROPOUT_OF_TOWERS.search(name)
-        and (value is None or type(value) in (int, float))
-    ]
+def _dropout_names(config: Any) -> dict[str, list[str]]:
+    """The names of a config's dropout probabilities by setting; families differ (``resid_pdrop``,
+    ``dropout_rate``, ...)."""
+    names: dict[str, list[str]] = {"encoder.dropout": [], "encoder.attention_dropout": []}
+    for name, value in config.to_dict().items():
+        if (
+            "drop" in name
+            and not _NO_DROPOUT_OF_TOWERS.search(name)
+            and (value is None or type(value) in (int, float))
+        ):
+            names["encoder.attention_dropout" if "att" in name else "encoder.dropout"].append(name)
+    return names
 
 
-def _switch_off_dropout(backbone: nn.Module, dropout: float | None) -> None:
-    """If dropout is to be off, switches off modules that the config does not name."""
-    for module in backbone.modules() if dropout == 0 else ():
+def _switch_off_dropout(backbone: nn.Module, dropout: float | None, attention_dropout: float | None) -> None:
+    """If all dropout is to be off, switches off modules that the config does not name."""
+    for module in backbone.modules() if dropout == 0 and not attention_dropout else ():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
 

@@ -509,6 +509,7 @@ class BiEncoder(nn.Module):
             name_or_folder,
             pretrained=pretrained,
             dropout=dropout,
+            attention_dropout=options.attention_dropout,
         )
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):

@@ -54,7 +54,8 @@ class Encoder(nn.Module):
 
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path
     (``dpr.models.pooling``). With ``packed``, if the backbone supports it, no padding is computed; otherwise
-    sequences are padded to the longest of the batch. ``attend_to_last`` adds the original's stray [SEP], which poolings never
+    sequences are padded to the longest of the batch. ``attention`` is sdpa or varlen
+    (``dpr.models.fast.varlen``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
     read. A second tower over the same backbone gets ``fast`` from the first; each has its ``adapter``.
     ``dimensions`` cuts the vectors, 0 does not.
 
@@ -72,6 +73,7 @@ class Encoder(nn.Module):
         projection_activation: str = "none",
         normalize: bool = False,
         packed: bool = True,
+        attention: str = "sdpa",
         fast: Capabilities | None = None,
         adapter: Adapter | None = None,
         dimensions: int = 0,
@@ -88,7 +90,9 @@ class Encoder(nn.Module):
             self.keep(dimensions)
         nothing = torch.zeros(0, dtype=torch.int64)
         reads_one_token = self.pooling.token_read(nothing, nothing) is not None
-        self.fast = fast or accelerate(backbone, packed=packed, reads_one_token=reads_one_token)
+        self.fast = fast or accelerate(
+            backbone, packed=packed, attention=attention, reads_one_token=reads_one_token
+        )
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
         self.adapter = adapter
@@ -280,6 +284,7 @@ def build_towers(
         normalize=settings.normalize,
         dimensions=settings.dimensions,
         packed=options.packed,
+        attention=options.attention,
     )
     if settings.adapter != "none":
         backbone = make_backbone()

@@ -293,7 +293,7 @@ def open_model(
     make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
     if parts.base is not None:
         make = partial(load_base, parts.base, source, base)
-    make = partial(make, dropout=dropout)
+    make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
     try:
         towers = build_towers(make, parts.settings, options, parts.base or BaseModel(str(source), ""))
     except DprError:

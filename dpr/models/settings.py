@@ -187,6 +187,12 @@ class RunningSettings(Settings):
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
     packed: bool = setting(True, on_resume=WARNED)
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
+    attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=WARNED)
+    """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's
+    kernel for sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere
+    else."""
+    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED)
+    """Dropout of attention; absent = dropout."""
 
 
 @dataclass
@@ -232,6 +238,29 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
             raise _exclusive(f"{prefix}adapter={self.adapter}", prefix + other)
         if self.shared and self.fix_ctx_encoder:  # with one tower nothing would train
             raise _exclusive(f"{prefix}shared=true", f"{prefix}fix_ctx_encoder=true")
+
+    def check_attention(self, *, precision: str, trains: bool) -> None:
+        """What ``attention`` needs of other settings."""
+        if self.attention != "varlen":
+            return
+        if not self.packed:
+            raise _exclusive("encoder.attention=varlen", "encoder.packed=false")
+        if precision == "fp32":
+            raise ConfigError(
+                "encoder.attention=varlen needs train.precision=bf16 or fp16, its kernel has no other; or"
+                " leave it out"
+            )
+        key = "encoder.dropout"
+        probability = self.dropout
+        if self.attention_dropout is not None:
+            key = "encoder.attention_dropout"
+            probability = self.attention_dropout
+        if trains and probability > 0:
+            raise ConfigError(
+                f"encoder.attention=varlen has no attention dropout, which {key}={probability} asks for; set"
+                " encoder.attention_dropout=0 (encoder.dropout stays for everything else), or"
+                " encoder.attention=sdpa"
+            )
 
 
 def _exclusive(first: str, second: str) -> ConfigError:

@@ -152,8 +152,10 @@ class RetrievalConfig(CudaSettings):
     hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages taken from each side; n_docs where that is larger."""
     tune_hybrid_weight: bool = False
-    """Try the weights 0, 0.05, ... 1 on these questions and use that of the best MRR@10, or of the best top-20
-    accuracy where answers judge; for a dev set. The metrics file says which it was."""
+    """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file
+    says which it was."""
+    tune_metric: str = "mrr@10"
+    """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
@@ -173,6 +175,8 @@ class RetrievalConfig(CudaSettings):
             yield from ("hybrid_depth", "hybrid_weight", "tune_hybrid_weight")
         elif self.tune_hybrid_weight:
             yield "hybrid_weight"
+        if not self.tune_hybrid_weight or self.hybrid == "none":
+            yield "tune_metric"
         if not self.out_file:
             yield "out_texts"
 

@@ -21,6 +21,7 @@ _OF_TRAINING = (
     "loss_scale_factors",
     "val_av_rank_start_epoch",
     "encoder.dropout",
+    "encoder.attention_dropout",
     "encoder.fix_ctx_encoder",
     "tracking",
 )
@@ -129,6 +130,7 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         self._check_compat()
+        self.encoder.check_attention(precision=self.train.precision, trains=self.train_datasets is not None)
 
     def _check_compat(self) -> None:
         if not self.as_dpr:

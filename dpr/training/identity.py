@@ -143,7 +143,8 @@ def run_identity(
             "train.warmup_steps": settings.train.warmup(plan.total_steps),
             "train.lr_schedule": settings.lr_schedule(),
             "encoder.packed": options["packed"],
-            "encoder.dropout": dropout_of(model.ctx_model.config),
+            "encoder.attention": options["attention"],
+            **dropout_of(model.ctx_model.config),
             **_environment(ranks, model.device),
         },
     )

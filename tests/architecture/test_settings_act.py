@@ -39,7 +39,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("train", TRAINING | {"train.eval_every_steps": 9}, "train.eval_per_epoch", "train.eval_every_steps"),
     ("retrieve", {"indexer.kind": "bm25"}, "model_file encoder.pooling indexer.ef_search", "indexer.k1"),
     ("retrieve", {}, "indexer.k1 hybrid_weight hybrid_depth index_path", "model_file n_docs"),
-    ("retrieve", {"hybrid": "linear"}, "", "hybrid_weight indexer.k1 bm25_index_path"),
+    ("retrieve", {"hybrid": "linear"}, "tune_metric", "hybrid_weight indexer.k1 bm25_index_path"),
     ("retrieve", {"indexer.kind": "hnsw"}, "indexer.factory", "indexer.store_n index_path"),
     ("evaluate", {"run_file": "x"}, "n_docs systems data precision", "qrels"),
     ("evaluate", {"set": "x", "systems": ["bm25"]}, "model_file qrels", "bm25.k1 n_docs"),

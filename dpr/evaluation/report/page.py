@@ -21,7 +21,7 @@ from dpr.core.version import __version__
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
 from dpr.evaluation.report.reading import Retrieval, Training, cut, flatten, read_training
 from dpr.evaluation.significance import estimate
-from dpr.formats.results import is_beside, read_metrics
+from dpr.formats.results import is_baseline, read_metrics
 from dpr.storage.durable import durable_file
 from dpr.storage.outputs import require_writable
 
@@ -196,7 +196,7 @@ def build_page(report: Report) -> str:
         "charts": _training_charts(run),
         # those of all sets before those of single ones
         "columns": sorted(
-            (name for name in metrics if not is_beside(name)), key=lambda name: (name.count("/"), name)
+            (name for name in metrics if not is_baseline(name)), key=lambda name: (name.count("/"), name)
         ),
         "settings": {key: value for key, value in run.settings.items() if value != report.defaults.get(key)},
     }

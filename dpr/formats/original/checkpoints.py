@@ -307,7 +307,8 @@ def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
         raise MalformedPickle("the list of data is damaged")
     import torch
 
-    places, position = {}, head.tell()
+    places: dict[str, tuple[int, int]] = {}
+    position = head.tell()
     for key in keys:
         file.seek(position)
         size_field = file.read(8)
@@ -338,7 +339,7 @@ def _reader(stream: io.BytesIO, seen: dict[str, _Storage]) -> StructureReader:
             or (len(value) == 6 and value[5] is not None)
         ):
             raise MalformedPickle("refers to something that is not the data of a tensor")
-        kind, key, count = value[1], value[2], value[4]
+        _, kind, key, _, count = value[:5]
         name = kind.of if isinstance(kind, type) and issubclass(kind, Record) else ""
         dtype = _TYPES.get(name.removeprefix("torch.").removesuffix("Storage"))
         if dtype is None or not isinstance(key, str) or type(count) is not int:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch, plan_packs, spread
+from dpr.core.errors import ConfigError
+from dpr.models.fast import varlen
 from dpr.models.fast.attention import Layout, PackedLayout, enable_packing, packed_states
 from dpr.models.fast.cpu_modules import replace_dropout, replace_gelu
 from dpr.models.fast.last_layer import ReadLayout, enable_pruning
@@ -30,30 +32,37 @@ class Capabilities:
 
     ``first_position`` is the number of the first position of a packed forward, None if the backbone cannot be
     packed;
-    ``prunes_last_layer``: the last layer can compute only the tokens that are read. Without layers a token's
-    state is its row of the word table. ``in_one_pack``: on a CPU too, a forward calls the backbone once.
+    ``prunes_last_layer``: the last layer can compute only the tokens that are read; ``attention`` is sdpa or
+    varlen. Without layers a token's state is its row of the word table. ``in_one_pack``: on a CPU too, a
+    forward calls the backbone once.
     """
 
     first_position: int | None
     prunes_last_layer: bool
+    attention: str
     has_layers: bool = True
     in_one_pack: bool = False
 
 
-def accelerate(backbone: Any, *, packed: bool, reads_one_token: bool) -> Capabilities:
+def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: bool) -> Capabilities:
     """Makes a backbone fast in place: cheaper dropout and GELU on a CPU, packing if ``packed``, a last layer
     for the tokens read only.
 
     No vector changes beyond rounding: each step is tried on random tokens and undone where the output
     differs.
+
+    Raises:
+        ConfigError: ``attention`` is not known.
     """
+    if attention not in varlen.KERNELS:
+        raise ConfigError(f"encoder.attention={attention} is not one of {', '.join(varlen.KERNELS)}")
     if packed and is_static(backbone):
-        return Capabilities(0, prunes_last_layer=False, has_layers=False)
+        return Capabilities(0, prunes_last_layer=False, attention=attention, has_layers=False)
     replace_dropout(backbone)
     replace_gelu(backbone)
     first_position = enable_packing(backbone) if packed else None
     prunes = reads_one_token and first_position is not None and enable_pruning(backbone, first_position)
-    return Capabilities(first_position, prunes)
+    return Capabilities(first_position, prunes, attention)
 
 
 def packed_vectors(
@@ -117,7 +126,6 @@ def token_states(
     the batch, and its position (N,) in its sequence.
     """
     device, lengths = batch.tokens.device, batch.lengths.tolist()
-    is_unpadded = device.type == "cpu" and not backbone.training
     positions = positions + (able.first_position or 0)
     packs = plan_packs(
         lengths, CPU_FORWARD_TOKENS if device.type == "cpu" and not able.in_one_pack else sum(lengths)
@@ -127,14 +135,19 @@ def token_states(
     for rows, pack_words, pack_positions in zip(
         packs, words.split(sizes), positions.split(sizes), strict=True
     ):
-        layout: Layout = PackedLayout.build(
-            lengths[rows], device, min_unpadded=CPU_UNPADDED if is_unpadded else None
-        )
+        layout = _layout(backbone, lengths[rows], pack_words, able.attention)
         if read is not None:
             layout = ReadLayout(layout, read[0][rows] - start, read[1][rows])
         states.append(packed_states(backbone, pack_words, pack_positions, layout))
         start += len(pack_words)
     return torch.cat(states)
+
+
+def _layout(backbone: Any, lengths: list[int], words: Tensor, attention: str) -> Layout:
+    if attention == "varlen" and varlen.is_usable(backbone.config, words.device, words.dtype):
+        return varlen.VarlenLayout.build(lengths, words.device)
+    is_unpadded = words.device.type == "cpu" and not backbone.training
+    return PackedLayout.build(lengths, words.device, min_unpadded=CPU_UNPADDED if is_unpadded else None)
 
 
 class _Rows(torch.autograd.Function):

@@ -12,7 +12,7 @@ from dpr.core.distributed import from_main, on_main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
-from dpr.formats.results import is_beside
+from dpr.formats.results import is_baseline
 from dpr.storage.durable import read_json, write_json
 from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run, checkpoint_name
@@ -96,7 +96,7 @@ class Verdict(Callback):
         limits = guard_limits(run.validations, metrics)
         metrics |= {beside(name, "guard"): limit for name, limit in limits.items()}
         named = {*self._values[_START], *(beside(name, "guard") for name in limits)}
-        shown = [name for name in metrics if not is_beside(name) or name in named]
+        shown = [name for name in metrics if not is_baseline(name) or name in named]
         logger.info("step 0  %s", "  ".join(f"{name} {metrics[name]:.4f}" for name in shown))
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import large_batch, sides
+from benchmarks import attention, large_batch, measuring, sides
 from benchmarks.workload import Texts, write_encoder
+from tests.helpers.varlen import on_any_device
 
 CPU, BATCH, LENGTH, ROUNDS = torch.device("cpu"), 4, 32, 3
 needs_rival = pytest.mark.skipif(
@@ -63,6 +64,38 @@ def test_plain_loop_has_our_losses_and_updates(folder: Path, pad_to: int) -> Non
         folder, sides.our_batches(model, texts(), batch=BATCH), CPU, dropout=0.0, pad_to=pad_to
     )
     assert_same(our_losses(folder), [train() for _ in range(ROUNDS)])
+
+
+def test_micro_batches_sorted_by_length_have_our_losses_and_updates(folder: Path) -> None:
+    model = sides.our_model(folder, dropout=0.0, length=LENGTH)
+    shape = {"dropout": 0.0, "attention_dropout": 0.0, "micro_batch_tokens": 40}
+    train = sides.sorted_training(folder, sides.our_batches(model, texts(), batch=BATCH), CPU, **shape)
+    assert_same(our_losses(folder), [train() for _ in range(ROUNDS)])
+
+
+def test_attention_on_a_gpu_is_measured_where_there_is_one_and_said_not_to_be_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "Not measured: the kernel is for CUDA, not for cpu" in attention.section(1, CPU).measured
+    for name, value in {
+        "LAYERS": 1,
+        "WIDTH": 64,
+        "BATCH": 2,
+        "BATCHES": 1,
+        "MICRO_BATCH_TOKENS": 300,
+    }.items():
+        monkeypatch.setattr(attention, name, value)
+    # which takes longer than all else
+    monkeypatch.setattr(measuring, "matrix_peak", lambda *arguments, **options: 1e12)
+    with on_any_device(monkeypatch) as calls:
+        section = attention.section(1, CPU)
+    assert calls and not section.measured
+    assert [ratio.what.split(", ")[-1] for ratio in section.ratios] == [
+        "training",
+        "training",
+        "encoding",
+        "encoding",
+    ]
 
 
 def test_a_step_on_a_made_up_pool_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

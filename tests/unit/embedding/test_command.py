@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dpr.core.errors import ConfigError
+from dpr.core.logs import warn_once
 from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
@@ -21,6 +23,7 @@ from dpr.storage.durable import durable_folder
 from tests.helpers.jobs import embed as main
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
+from tests.helpers.varlen import on_any_device
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -201,3 +204,20 @@ def test_normalised_texts_and_an_identity_that_follows_the_file(tmp_path: Path) 
     before = PassageSource(path).identity()
     path.write_text(path.read_text() + "2\ty\tT\n")
     assert PassageSource(path).identity() != before
+
+
+def test_the_attention_asked_for_reaches_the_towers_and_needs_half_precision(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    run(config(folder, attention="varlen", precision="bf16"))
+    assert "encoder.attention=varlen has no effect here (the kernel is for CUDA, not for cpu)" in caplog.text
+    run(config(folder, out_file=str(folder / "Y"), precision="bf16"))
+    first, second = (VectorShard(folder / name) for name in ("X_0", "Y_0"))
+    for (_, mine), (_, theirs) in zip(first.chunks(), second.chunks(), strict=True):
+        assert np.array_equal(mine, theirs)
+    with on_any_device(monkeypatch) as calls:
+        run(config(folder, out_file=str(folder / "Z"), attention="varlen", precision="bf16"))
+    assert calls
+    with pytest.raises(ConfigError, match="attention=varlen needs precision=bf16 or fp16"):
+        config(folder, attention="varlen")

@@ -159,6 +159,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_attention_and_its_dropout_reach_both_towers_from_weights_and_from_a_checkpoint(folder: Path) -> None:
+    def varlen(**changes: Any) -> BiEncoderTrainConfig:
+        config = config_of(folder, **changes)
+        config.encoder.attention = "varlen"
+        config.encoder.attention_dropout = 0.0
+        config.train.precision = "bf16"
+        config.check()
+        return config
+
+    first = started(folder, varlen())
+    first.train()
+    second = started(folder, varlen(model_file=str(folder / "run"), output_dir=str(folder / "second")))
+    for model in (first.model, second.model):
+        for tower in (model.question_model, model.ctx_model):
+            assert tower.fast.attention == "varlen"
+            assert (tower.config.attention_probs_dropout_prob, tower.config.hidden_dropout_prob) == (0.0, 0.1)
+    assert first.identity.free["encoder.attention"] == "varlen"
+
+
 def test_from_scratch_from_weights_and_on_with_a_run(folder: Path) -> None:
     new = config_of(folder, output_dir=str(folder / "scratch"))
     new.encoder.pretrained = False

@@ -51,6 +51,34 @@ def test_settings_that_contradict_are_refused_together() -> None:
         config.check()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"encoder\.dropout=0\.1 asks for; set encoder\.attention_dropout=0 "),
+        (
+            {"attention_dropout": 0.0, "precision": "fp32"},
+            r"encoder\.attention=varlen needs train\.precision=bf16 or fp16",
+        ),
+        (
+            {"attention_dropout": 0.0, "packed": False},
+            r"encoder\.attention=varlen and encoder\.packed=false are mutually exclusive",
+        ),
+        ({"dropout": 0.0}, None),
+    ],
+)
+def test_attention_without_dropout_says_what_it_needs(changes: dict[str, Any], message: str | None) -> None:
+    config = BiEncoderTrainConfig(train_datasets="train.json")
+    config.encoder.attention, config.train.precision = "varlen", "bf16"
+    for name, value in changes.items():
+        part: Any = next(part for part in (config.encoder, config.train, config) if hasattr(part, name))
+        setattr(part, name, value)
+    if message is None:
+        config.check()
+    else:
+        with pytest.raises(ConfigError, match=message):
+            config.check()
+
+
 def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:
     config = BiEncoderTrainConfig(compat="dpr")
     config.check()

@@ -265,12 +265,13 @@ def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
 def test_dropout_is_among_what_a_resumed_run_reports(tmp_path: Path) -> None:
     folder = encoder_folder(tmp_path / "encoder")
     reported = []
-    for number, dropout in enumerate([0.3, 0.0]):
-        model = tiny_model(folder, dropout=dropout)
+    for number, options in enumerate([TowerOptions(), TowerOptions(attention_dropout=0.0)]):
+        model = tiny_model(folder, dropout=0.3, options=options)
         trainer = make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / f"run-{number}")
         trainer.resume()
-        reported.append(trainer.identity.free["encoder.dropout"])
-    assert reported == [0.3, 0.0]
+        free = trainer.identity.free
+        reported.append((free["encoder.dropout"], free["encoder.attention_dropout"]))
+    assert reported == [(0.3, 0.3), (0.3, 0.0)]
 
 
 def lines_of(folder: Path, key: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from dpr.models.encoder import Encoder
 from dpr.models.fast.attention import AttentionOptions, PackedLayout
 from dpr.models.fast.cpu_modules import draw_bits, keep_mask, keep_scale
 from dpr.models.trials import trial
+from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import SMALL, batch_of
 
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -149,7 +150,7 @@ def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["packed", "padded"])
+@pytest.mark.parametrize("kind", ["packed", "padded", "varlen"])
 def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,17 +164,22 @@ def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(
         return spied
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    tower = Encoder(backbone_from_config(WINDOWED["modernbert"], dropout=0.0))
+    tower = Encoder(
+        backbone_from_config(WINDOWED["modernbert"], dropout=0.0),
+        attention="varlen" if kind == "varlen" else "sdpa",
+    )
     monkeypatch.setattr(
         "torch.nn.functional.scaled_dot_product_attention",
         spy(torch.nn.functional.scaled_dot_product_attention),
     )
     batch = batch_of([9, 5, 3])
-    if kind == "padded":
-        ids, mask = batch.padded(0)
-        tower.backbone(input_ids=ids, attention_mask=mask)
-    else:
-        tower(batch)
+    with on_any_device(monkeypatch, dtypes=(torch.float32,)), monkeypatch.context() as inside:
+        inside.setattr("torch.nn.attention.varlen.varlen_attn", spy(torch.nn.attention.varlen.varlen_attn))
+        if kind == "padded":
+            ids, mask = batch.padded(0)
+            tower.backbone(input_ids=ids, attention_mask=mask)
+        else:
+            tower(batch)
     assert allowed and not any(allowed)
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 

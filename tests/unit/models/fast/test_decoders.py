@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from dpr.core.batch import TokenBatch
 from dpr.core.logs import warn_once
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder, checkpoint_activations
+from dpr.models.fast import varlen
+from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import LENGTHS, batch_of
 
 SIZES: dict[str, Any] = {
@@ -131,12 +134,39 @@ def test_packed_equals_one_by_one(
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_nobody_waits_for_the_device(name: str) -> None:
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("name", ["llama", "qwen3, windows", "gemma3, bidirectional"])
+def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(
+    name: str, pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tower, batch = tower_of(config_of(name), pooling=pooling), batch_of(LENGTHS)
+    expected = tower(batch)
+    theirs = gradients(tower, expected)
+    tower.fast = replace(tower.fast, attention="varlen")
+    with on_any_device(monkeypatch, dtypes=(torch.float64,)) as calls:
+        found = tower(batch)
+        mine = gradients(tower, found)
+    windows = {
+        "llama": [(-1, 0)] * 3,
+        "qwen3, windows": [(7, 0), (-1, 0), (7, 0)],
+        "gemma3, bidirectional": [(4, 4), (-1, -1), (4, 4)],
+    }
+    assert [call.window for call in calls] == windows[name][: 2 if pooling == "last" else 3], (
+        "what one token sees is SDPA's"
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    for key, gradient in theirs.items():
+        torch.testing.assert_close(mine[key], gradient, rtol=1e-5, atol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize(("name", "attention"), list(itertools.product(FAMILIES, ["sdpa", "varlen"])))
+def test_nobody_waits_for_the_device(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which has shapes and no values, so that whoever asks it for one fails."""
+    monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     for pooling in ("last", "mean"):
-        backbone = backbone_from_config(config_of(name), dropout=0.0)
-        tower = Encoder(backbone, pooling=pooling).to(torch.bfloat16)
+        tower = Encoder(
+            backbone_from_config(config_of(name), dropout=0.0), pooling=pooling, attention=attention
+        ).to(torch.bfloat16)
         tower.to("meta")(batch_of(LENGTHS).to("meta")).sum().backward()
 
 
