@@ -95,7 +95,7 @@ SETTINGS = {
     "train.memory_budget_gb": "train.grad_cache_tokens=16384 holds any pool; train.dry_run=true tells the peak",
     "train.sharded_checkpoints": "the first process writes the whole checkpoint",
     "train.overfit_batches": "train on a file of some ten rows for many epochs",
-    "train.sanity_validation": "two pools of each dev set are always tried",
+    "train.sanity_validation": "train.eval_at_start=true validates before the first step",
     "train.export": "dpr export model_file=RUN to=FORMAT out=FOLDER writes the best checkpoint",
     "tracking.trackio": "tracking.tensorboard and wandb stay; train.callbacks takes a tracker of your own",
     "train.sampling.group_by_length": (
@@ -137,7 +137,6 @@ SETTINGS = {
     "passage_prefix": "encoder.passage_prompt=TEXT, in dpr embed too",
     "k1": "BM25 of mining has k1=0.9 and b=0.4",
     "b": "BM25 of mining has k1=0.9 and b=0.4",
-    "cluster": "dpr embed cluster=ray shares embedding; what reads vectors once runs on one machine",
     "indexer.candidates": "indexer=small scores 400 candidates again, or four times n_docs",
     "results": "write figures into README.md of the exported folder",
     "encoder.lora_alpha": "it is twice encoder.lora_rank; from Python, EncoderSettings(lora_alpha=...)",
