@@ -133,8 +133,6 @@ SETTINGS = {
     "veto_above": "a cross-encoder leaves out what it gives a probability of 0.5 or more",
     "hybrid=rrf": "hybrid=linear loses least of all ways of fusing (docs/evaluation.md)",
     "to=transformers": "to=sentence-transformers writes what AutoModel and AutoTokenizer open, too (docs/interop.md)",
-    "query_prefix": "encoder.query_prompt=TEXT, in dpr embed too",
-    "passage_prefix": "encoder.passage_prompt=TEXT, in dpr embed too",
     "k1": "BM25 of mining has k1=0.9 and b=0.4",
     "b": "BM25 of mining has k1=0.9 and b=0.4",
     "indexer.candidates": "indexer=small scores 400 candidates again, or four times n_docs",
