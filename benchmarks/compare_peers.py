@@ -319,8 +319,8 @@ def values_of(run: Path, out: Path, model: Path | None) -> dict[str, float]:
 
 def section(case: Case, results: dict[str, list[dict[str, Any]]]) -> str:
     """The table of an encoder; ratios and differences are to sentence-transformers, ratios seed by seed."""
-    rivals = results["rival"]
-    reference = per_question([Measured({METRIC: one["questions"]}) for one in rivals], METRIC)
+    competitors = results["rival"]
+    reference = per_question([Measured({METRIC: one["questions"]}) for one in competitors], METRIC)
     lines = [
         (
             "| | questions/s | times as fast | CPU s | of its CPU | memory, MB | MRR@10 by seed | MRR@10 |"
@@ -330,7 +330,7 @@ def section(case: Case, results: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for side, ones in results.items():
         rates = [one["rows"] / one["seconds"] for one in ones]
-        ratios = [rival["seconds"] / one["seconds"] for one, rival in zip(ones, rivals, strict=True)]
+        ratios = [rival["seconds"] / one["seconds"] for one, rival in zip(ones, competitors, strict=True)]
         values = per_question([Measured({METRIC: one["questions"]}) for one in ones], METRIC)
         means = " ".join(f"{np.mean(list(one['questions'].values())):.3f}" for one in ones)
         low, high = interval(values - reference)
@@ -344,7 +344,7 @@ def section(case: Case, results: dict[str, list[dict[str, Any]]]) -> str:
                 ""
                 if is_rival
                 else Ratio.of(
-                    side, [one["cpu"] / rival["cpu"] for one, rival in zip(ones, rivals, strict=True)]
+                    side, [one["cpu"] / rival["cpu"] for one, rival in zip(ones, competitors, strict=True)]
                 ).text
             ),
             f"{median_and_range([one['mb'] for one in ones])[0]:,.0f}",
@@ -358,7 +358,7 @@ def section(case: Case, results: dict[str, list[dict[str, Any]]]) -> str:
         if case.layers
         else f"a static encoder {case.width} wide"
     )
-    rows = f"{rivals[0]['rows'] // case.epochs:,} rows, {case.epochs} epochs in batches of {case.batch}"
+    rows = f"{competitors[0]['rows'] // case.epochs:,} rows, {case.epochs} epochs in batches of {case.batch}"
     what = (
         f"{shape}, random first weights; {rows}, up to {case.length} tokens, learning rate {case.rate:g},"
         f" dropout {case.dropout:g}"

@@ -65,7 +65,7 @@ def measure(case: Case, folder: Path, seed: int, *, by_words: bool) -> Measured:
     trainer = BiEncoderTrainer(
         *(model, [source]),
         output_dir=run,
-        usual=False,
+        defaults=False,
         batch_size=case.batch,
         num_train_epochs=case.epochs,
         learning_rate=case.rate,

@@ -241,8 +241,10 @@ def shown(lines: Mapping[str, Sequence[Mapping[str, Measured]]]) -> str:
             ours, theirs = ([run[each] for run in side] for side in (runs, first))
             means = [float(per_question([run], METRIC).mean()) for run in ours]
             low, high = interval(difference := per_question(ours, METRIC) - per_question(theirs, METRIC))
-            beside = f"; {difference.mean():+.3f} ({low:+.3f} to {high:+.3f})" if runs is not first else ""
-            cells.append(f"{statistics.mean(means):.3f} ({min(means):.3f} to {max(means):.3f}){beside}")
+            baseline_of = (
+                f"; {difference.mean():+.3f} ({low:+.3f} to {high:+.3f})" if runs is not first else ""
+            )
+            cells.append(f"{statistics.mean(means):.3f} ({min(means):.3f} to {max(means):.3f}){baseline_of}")
         text.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(text)
 

@@ -217,13 +217,13 @@ class Retriever:
         if where is not None or ids is not None:
             chosen = self.chosen(where, ids)
             side = self.among(side, chosen) if side and len(chosen) else None
-        asked = [self.corpus.asked(item) for item in questions if item.strip()]
-        found = iter(self._ranked(side, asked, k, texts) if side and asked else [[] for _ in asked])
+        queries = [self.corpus.query_text(item) for item in questions if item.strip()]
+        found = iter(self._ranked(side, queries, k, texts) if side and queries else [[] for _ in queries])
         answers = [Hits(item, next(found) if item.strip() else ()) for item in questions]
         return answers[0] if isinstance(question, str) else answers
 
     def side(self, mode: str) -> Side | HybridRetriever:
-        """What searches by ``mode``, opened when it is first asked."""
+        """What searches by ``mode``, opened when it is first queries."""
         with self._lock:
             if self._checked_mode(mode) not in self._sides:
                 if mode == "hybrid":
@@ -281,7 +281,7 @@ class Retriever:
 
         Args:
             fields: read before, with the kinds that values must have. Without them the fields that ``where``
-                names are read when they are first asked for, and have the kinds of its values.
+                names are read when they are first queries for, and have the kinds of its values.
         """
         is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
         listed: Any = ids if ids is None or is_encoded else chosen_ids(ids)
@@ -301,14 +301,16 @@ class Retriever:
         matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
 
-    def _ranked(self, side: Side | HybridRetriever, asked: list[str], k: int, texts: bool) -> list[list[Hit]]:
+    def _ranked(
+        self, side: Side | HybridRetriever, queries: list[str], k: int, texts: bool
+    ) -> list[list[Hit]]:
         start = time.perf_counter()
         if isinstance(side, HybridRetriever):
-            dense, lexical = side.retrieve_sides(asked, k)
+            dense, lexical = side.retrieve_sides(queries, k)
             sides = {"dense": dense, "bm25": lexical}
             rankings = side.fusion.fuse(dense, lexical, k)
         else:
-            rankings = side.retrieve(asked, k)
+            rankings = side.retrieve(queries, k)
             sides = {"dense" if isinstance(side, DenseRetriever) else "bm25": rankings}
         ranked = time.perf_counter()
         passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}

@@ -78,7 +78,7 @@ SETTINGS = {
     "unused_slots": "a new vocabulary has 32 [unusedN] tokens",
     "encoder.projection_activation": "a model that has one states it; new models have none",
     "train.leave_out": (
-        "from Python, BiEncoderTrainer(..., callbacks=[...], usual=False) runs with those callbacks alone"
+        "from Python, BiEncoderTrainer(..., callbacks=[...], defaults=False) runs with those callbacks alone"
     ),
     "indexer.block_rows": "exact search compares 65,536 passages at a time",
     "indexer.buffer_size": "vectors are added to an index of faiss 50,000 at a time",

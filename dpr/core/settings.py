@@ -68,7 +68,7 @@ _USED_BY_OTHERS = {
     "metrics": "compute_metrics",
     "settings": "args",
 }
-_NAMES_ELSEWHERE = {name: settings for settings, names in _USED_BY_OTHERS.items() for name in names.split()}
+_NAMES_IN_OTHERS = {name: settings for settings, names in _USED_BY_OTHERS.items() for name in names.split()}
 """Keys of other trainers, and flags of the first version of DPR, by the settings that do the same."""
 
 
@@ -93,9 +93,9 @@ def suggestion(word: str, choices: Iterable[str], *, also: Iterable[str] = (), o
     return f"; did you mean {', '.join(near)}?" if near else otherwise
 
 
-def same_elsewhere(key: str, known: Collection[str]) -> str:
+def same_as_remote(key: str, known: Collection[str]) -> str:
     """The settings of this job for what another program calls ``key``, as a text; empty if there are none."""
-    named = _NAMES_ELSEWHERE.get(key, _NAMES_ELSEWHERE.get(key.rpartition(".")[2], "")).split(", ")
+    named = _NAMES_IN_OTHERS.get(key, _NAMES_IN_OTHERS.get(key.rpartition(".")[2], "")).split(", ")
     return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
 
 

@@ -267,8 +267,8 @@ class PseudoPairs:
             *["one file"] * (not self._tells_documents[0]),
         ]
         self.corpus_fingerprint = text_sha256(json.dumps(read))
-        facts = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
-        self.fingerprint = text_sha256(json.dumps(facts, sort_keys=True))
+        metadata = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
+        self.fingerprint = text_sha256(json.dumps(metadata, sort_keys=True))
         """Changes with the corpus, and with what is cut from it."""
         rows = (index for index, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))

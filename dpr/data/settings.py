@@ -105,11 +105,11 @@ class TextSettings(TextOptions):
             " encoder.allow_other_prompts=true"
         )
 
-    def stored_facts(self, prompt: str | None) -> dict[str, Any]:
+    def stored_metadata(self, prompt: str | None) -> dict[str, Any]:
         """What decides the tokens of a set whose questions have the prompt ``prompt``, without what is as
         usual."""
-        facts = asdict(replace(self, query_prompt=self.question_prompt(prompt), prompts={}))
-        return {name: value for name, value in facts.items() if value != getattr(TextSettings(), name)}
+        metadata = asdict(replace(self, query_prompt=self.question_prompt(prompt), prompts={}))
+        return {name: value for name, value in metadata.items() if value != getattr(TextSettings(), name)}
 
     def head(self, title: str) -> str:
         """What ``title_template`` puts before the text of a passage with this title."""
@@ -248,7 +248,7 @@ class DataSetSettings(Settings):
         )
         return replace(self, special_token=None, query_prefix=query, passage_prefix=passage)
 
-    def facts(self, name: str) -> dict[str, Any]:
+    def metadata(self, name: str) -> dict[str, Any]:
         """What decides the batches of the set ``name``, under the names that checkpoints and token stores
         have for it."""
         later = {"passage_prefix": self.passage_prefix or None, "weight": self.weight, "prompt": self.prompt}
@@ -266,11 +266,11 @@ class DataSetSettings(Settings):
             **{key: value for key, value in later.items() if value is not None},
         }
 
-    def stored_facts(self, name: str, text: TextSettings) -> dict[str, Any]:
+    def stored_metadata(self, name: str, text: TextSettings) -> dict[str, Any]:
         """What decides the tokens of the set ``name``, as a token store states it, beside a model with these
         text settings."""
-        facts, stored = (
-            self.facts(name),
+        metadata, stored = (
+            self.metadata(name),
             ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix"),
         )
-        return {key: facts[key] for key in stored if key in facts} | text.stored_facts(self.prompt)
+        return {key: metadata[key] for key in stored if key in metadata} | text.stored_metadata(self.prompt)

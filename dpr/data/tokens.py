@@ -67,13 +67,13 @@ _LENGTH = _STARTS - 1
 class _Stored:
     """A set whose rows come as tokens, in place of the set ``text`` it was made of. Pickles as paths."""
 
-    def __init__(self, text: Any, folder: Path, facts: StoreFacts) -> None:
+    def __init__(self, text: Any, folder: Path, metadata: StoreFacts) -> None:
         self.text = text
         self.name = text.name
         self.fingerprint = text.fingerprint
         self._folder = folder
-        self._facts = facts
-        self._store = TokenStore(folder, facts)
+        self._metadata = metadata
+        self._store = TokenStore(folder, metadata)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -103,7 +103,7 @@ class _Stored:
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.text, self._folder, self._facts))
+        return (type(self), (self.text, self._folder, self._metadata))
 
 
 class StoredTokens(_Stored):
@@ -307,14 +307,14 @@ def open_tokens(
     if isinstance(text, PseudoPairs) and (reason := why_cut_from_text(text, tensorizer, options)):
         logger.info("%s: pairs are cut from the text, %s", text.name, reason)
         return text
-    facts = store_facts(text, tensorizer, options)
-    key = text_sha256(json.dumps(facts, sort_keys=True))[:32]
+    metadata = store_metadata(text, tensorizer, options)
+    key = text_sha256(json.dumps(metadata, sort_keys=True))[:32]
     target = cache_root(folder) / f"tokens-{key}"
     kind: Any = StoredPairs if isinstance(text, PseudoPairs) else StoredTokens
 
     def problem_of(target: Path) -> str | None:
         try:
-            TokenStore(target, facts)
+            TokenStore(target, metadata)
         except (InputError, OSError) as error:
             return str(error)
         return None
@@ -322,10 +322,10 @@ def open_tokens(
     try:
         if build:
             parts = _Parts(kind, text, tensorizer, options)
-            ensure_built(target, lambda target: _build(target, facts, parts), problem_of=problem_of)
+            ensure_built(target, lambda target: _build(target, metadata, parts), problem_of=problem_of)
         elif problem_of(target) is not None:
             return text
-        stored: StoredTokens | StoredPairs = kind(text, target, facts)
+        stored: StoredTokens | StoredPairs = kind(text, target, metadata)
     except TokensOfWordsError as error:
         logger.warning("%s: pairs are cut from the text, since with this tokenizer %s", text.name, error)
         return text
@@ -343,7 +343,7 @@ def open_tokens(
     return stored
 
 
-def store_facts(
+def store_metadata(
     text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings
 ) -> StoreFacts:
     """Everything that decides what a store holds."""
@@ -355,7 +355,7 @@ def store_facts(
         "rows": text.block_ends()[-1],
         "vocabulary": tensorizer.vocabulary_fingerprint,
         "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
-        **options.stored_facts(text.name, tensorizer.text),
+        **options.stored_metadata(text.name, tensorizer.text),
     }
 
 
@@ -396,9 +396,9 @@ class _Parts(Dataset[tuple[int, int]]):
         return number, part.num_tokens
 
 
-def _build(folder: Path, facts: StoreFacts, parts: _Parts) -> None:
+def _build(folder: Path, metadata: StoreFacts, parts: _Parts) -> None:
     """Writes the parts that are missing, in as many processes as there are cores."""
-    parts.steps = steps = Steps(folder, facts, restart=True)
+    parts.steps = steps = Steps(folder, metadata, restart=True)
     if steps.is_complete():
         steps.reopen()
     done = steps.finished_steps()

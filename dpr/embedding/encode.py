@@ -39,7 +39,7 @@ _OUT_OF_MEMORY = (
 )
 
 
-def usual_tokens(device: torch.device) -> int:
+def default_batch_tokens(device: torch.device) -> int:
     """Default number of tokens of a forward pass without gradient; enough to keep the device busy."""
     return 65536 if device.type == "cuda" else 4096
 
@@ -254,7 +254,7 @@ class CorpusTokens:
             raise InputError("has changed while it was read", file=self.source.file, hint=hint)
 
     def _opened(self, cache: Path) -> Steps | None:
-        facts: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "kind": "corpus tokens",
             "layout": _LAYOUT,
             "chunk_size": self.chunk_size,
@@ -263,9 +263,9 @@ class CorpusTokens:
             "corpus": self._identity,
             "tokens": token_rules(self._tensorizer),
         }
-        folder = cache / f"corpus-tokens-{text_sha256(json.dumps(facts, sort_keys=True))[:32]}"
+        folder = cache / f"corpus-tokens-{text_sha256(json.dumps(metadata, sort_keys=True))[:32]}"
         try:
-            return Steps(folder, facts, restart=True)
+            return Steps(folder, metadata, restart=True)
         except (OSError, InputError) as error:
             logger.warning("tokens are not kept, since %s cannot be written (%s)", cache, error)
             return None
@@ -305,7 +305,7 @@ def _folder(number: int) -> str:
 
 def token_rules(tensorizer: Tensorizer) -> dict[str, Any]:
     """Everything that decides the tokens of a passage."""
-    stored = tensorizer.text.stored_facts(None)
+    stored = tensorizer.text.stored_metadata(None)
     return {
         "vocabulary": tensorizer.vocabulary_fingerprint,
         "sequence_length": tensorizer.sequence_length,

@@ -31,7 +31,7 @@ from dpr.core.distributed import (
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.logs import Progress, get_logger
 from dpr.core.records import text_sha256
-from dpr.embedding.encode import CorpusTokens, TokenBudget, encode_within_memory, usual_tokens
+from dpr.embedding.encode import CorpusTokens, TokenBudget, default_batch_tokens, encode_within_memory
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, with_store
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
@@ -169,7 +169,7 @@ def _embed_chunks(
     prepared = corpus.read(mine)
     # In DPR batch_size is a number of passages, however long they are.
     tokens_of_batch = config.batch_size * model.settings.sequence_length
-    budget = TokenBudget(config.batch_tokens or tokens_of_batch or usual_tokens(model.device))
+    budget = TokenBudget(config.batch_tokens or tokens_of_batch or default_batch_tokens(model.device))
     options = {name: getattr(config, name) for name in ("encoder_type", "batch_size", "precision")}
     empty_ids: list[str] = []
     num_empty = 0

@@ -243,7 +243,7 @@ class Evaluator:
     def write_report(
         self,
         file: Path,
-        facts: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         texts: Sequence[str],
         rankings: Sequence[Ranking],
         judged: Judged,
@@ -263,7 +263,7 @@ class Evaluator:
         )
         counts = [ranks[rank] for rank in range(1, self.num_docs + 1)]
         report = {
-            **facts,
+            **metadata,
             "num_questions": len(self.questions),
             "n_docs": self.num_docs,
             "metrics": judged.metrics,

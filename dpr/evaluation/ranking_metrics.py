@@ -102,8 +102,8 @@ def headline_names(measured: Collection[str]) -> list[str]:
     if "ndcg@10" not in measured:
         deepest = max(cutoff_of(name) for name in measured if name.startswith("ndcg@"))
         return [f"{kind}@{deepest}" for kind in ("ndcg", "recall", "mrr")]
-    usual = [*_HEADLINES, *_ANSWER_HEADLINES]
-    kinds = {name.partition("@")[0] for name in usual}
+    defaults = [*_HEADLINES, *_ANSWER_HEADLINES]
+    kinds = {name.partition("@")[0] for name in defaults}
     others = [name for name in shown_names() if name.partition("@")[0] not in kinds]
     return [name for name in (*_HEADLINES, *others) if name in measured]
 

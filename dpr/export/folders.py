@@ -31,7 +31,7 @@ _TEMPLATE = """---
 {{ card_data }}
 ---
 
-# {{ facts.name }}
+# {{ metadata.name }}
 
 A bi-encoder for dense retrieval: {{ towers }}. The score of a passage is the dot product of its vector and that of the question
 {%- if settings.normalize %}, which have length 1 (cosine similarity){% endif %}.
@@ -69,7 +69,7 @@ passages = model.encode_passages([Passage("A text.", title="A title")])
 scores = questions @ passages.T
 ```
 {%- endif %}
-{%- if facts.validation %}
+{%- if metadata.validation %}
 
 ## Measured
 
@@ -77,7 +77,7 @@ By the validation of the training:
 
 | metric | value |
 |---|---:|
-{%- for name, value in facts.validation.items() %}
+{%- for name, value in metadata.validation.items() %}
 | {{ name }} | {{ "%.4f"|format(value) }} |
 {%- endfor %}
 {%- endif %}
@@ -90,18 +90,18 @@ This folder was {{ checked }}.
 
 ## Training
 
-Trained and exported with dpr {{ version }}{% if facts.seed is not none %}, seed {{ facts.seed }}{% endif %}.
-{%- if facts.command %}
+Trained and exported with dpr {{ version }}{% if metadata.seed is not none %}, seed {{ metadata.seed }}{% endif %}.
+{%- if metadata.command %}
 
 ```
-{{ facts.command }}
+{{ metadata.command }}
 ```
 {%- endif %}
-{%- if facts.data %}
+{%- if metadata.data %}
 
 | data | fingerprint |
 |---|---|
-{%- for name, found in facts.data.items() %}
+{%- for name, found in metadata.data.items() %}
 {%- for each in found %}
 | {{ name }} | `{{ each }}` |
 {%- endfor %}
@@ -111,7 +111,7 @@ Trained and exported with dpr {{ version }}{% if facts.seed is not none %}, seed
 
 
 @dataclass(frozen=True, slots=True)
-class CardFacts:
+class CardMetadata:
     """What a card says beyond the model itself; whatever is not known stays out of it."""
 
     name: str
@@ -125,7 +125,7 @@ class CardFacts:
     """Metrics of the checkpoint's own validation."""
 
 
-def model_card(model: BiEncoder, facts: CardFacts, *, to: str, usage: str, checked: str) -> str:
+def model_card(model: BiEncoder, metadata: CardMetadata, *, to: str, usage: str, checked: str) -> str:
     """README.md of a folder of the format ``to``.
 
     Args:
@@ -143,15 +143,15 @@ def model_card(model: BiEncoder, facts: CardFacts, *, to: str, usage: str, check
             metric_name=metric,
             metric_value=round(value, 6),
         )
-        for metric, value in facts.validation.items()
+        for metric, value in metadata.validation.items()
     ]
     library = "transformers" if to == "hf-dpr" else to
     data = ModelCardData(
-        base_model=facts.base_model,
+        base_model=metadata.base_model,
         library_name=library,
         pipeline_tag="sentence-similarity" if to == "sentence-transformers" else "feature-extraction",
         tags=["dense-retrieval", "bi-encoder", *([] if library == to and to != "onnx" else [to])],
-        model_name=facts.name if results else None,
+        model_name=metadata.name if results else None,
         eval_results=results or None,
     )
 
@@ -168,7 +168,7 @@ def model_card(model: BiEncoder, facts: CardFacts, *, to: str, usage: str, check
     card = ModelCard.from_template(
         data,
         template_str=_TEMPLATE,
-        facts=facts,
+        metadata=metadata,
         settings=settings,
         towers=towers,
         architecture=f"{config.model_type}, {layers} layers, {millions:,.1f} million weights",
@@ -236,14 +236,14 @@ def format_of(name: str) -> Format:
 
 
 def export_folder(
-    model: BiEncoder, target: Path, name: str, *, source: str, facts: CardFacts | None = None
+    model: BiEncoder, target: Path, name: str, *, source: str, metadata: CardMetadata | None = None
 ) -> None:
     """Writes ``model`` to ``target`` in the format ``name``, adapters merged; nothing if it is there already,
     made of the same model.
 
     Args:
         source: the model's name in messages.
-        facts: what the model card says besides what the model shows.
+        metadata: what the model card says besides what the model shows.
 
     Raises:
         InputError: the format cannot say what the model does, the other library gives other vectors, or
@@ -251,7 +251,7 @@ def export_folder(
         OutputError: it cannot be written.
     """
     form = format_of(name)
-    facts = facts or CardFacts(target.name)
+    metadata = metadata or CardMetadata(target.name)
     made_of = {"format": name, "model": model.fingerprint}
     with output(target, made_of, overwrite=None) as is_missing:
         if not is_missing:
@@ -263,7 +263,7 @@ def export_folder(
             with without_bars():
                 difference = check(whole, folder, form, source)
             checked = "" if difference is None else _checked_by(form, difference)
-            card = model_card(whole, facts, to=name, usage=form.usage(whole), checked=checked)
+            card = model_card(whole, metadata, to=name, usage=form.usage(whole), checked=checked)
             (folder / README).write_text(card, encoding="utf-8")
     if checked:
         logger.info("%s", checked)

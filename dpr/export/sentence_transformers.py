@@ -209,10 +209,10 @@ def _loaded(folder: Path) -> Any:
     )
     code = folder / _CODE.name
     is_own = code.is_file() and code.read_bytes() == _CODE.read_bytes()
-    with no_downloads(), tempfile.TemporaryDirectory() as beside:
+    with no_downloads(), tempfile.TemporaryDirectory() as baseline_of:
         # The library keeps a copy of the code under the folder's name and its hash: by this name, one copy
         # for all exports.
-        (named := Path(beside, "exported")).symlink_to(folder.absolute())
+        (named := Path(baseline_of, "exported")).symlink_to(folder.absolute())
         return library.SentenceTransformer(
             str(named), device="cpu", local_files_only=True, trust_remote_code=is_own
         )

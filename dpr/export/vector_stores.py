@@ -85,7 +85,7 @@ class VectorRows:
             "rows": self.num_rows,
         }
 
-    def facts(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """What a store should say of its vectors: the model that made them, and how they are compared."""
         first = self.shards[0].metadata
         return {
@@ -194,7 +194,7 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
 
 def _create(database: Any, rows: VectorRows, table: str, made_of: str) -> Any:
     """The table with all rows, or none."""
-    note = {_MADE_OF: made_of} | {f"dpr.{key}": str(value) for key, value in rows.facts().items()}
+    note = {_MADE_OF: made_of} | {f"dpr.{key}": str(value) for key, value in rows.provenance().items()}
     vector = pa.list_(pa.float16() if rows.is_half else pa.float32(), rows.dimension)
     fields = [pa.field("id", pa.string(), nullable=False), pa.field("vector", vector, nullable=False)]
     fields += [pa.field(name, _TYPES[kind]) for name, kind in rows.columns.items()]
@@ -262,7 +262,7 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
         else:
             _copy(connection, sql, rows, table)
             connection.execute('DELETE FROM dpr_loads WHERE "table" = %s', (table,))
-            facts = json.dumps(rows.facts(), sort_keys=True)
+            facts = json.dumps(rows.provenance(), sort_keys=True)
             connection.execute("INSERT INTO dpr_loads VALUES (%s, %s, %s)", (table, made_of, facts))
         counted = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
         (count,) = connection.execute(counted).fetchone()

@@ -152,9 +152,9 @@ def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
     return {"bytes": read, "sha256": digest.hexdigest()}
 
 
-def write_run(run: Path, facts: Mapping[str, Any]) -> None:
+def write_run(run: Path, metadata: Mapping[str, Any]) -> None:
     """Writes ``run.json``, which has a SHA-256 of itself."""
-    write_json(run / RUN_FILE, sealed(facts))
+    write_json(run / RUN_FILE, sealed(metadata))
 
 
 def seal_run(run: Path) -> None:
@@ -171,17 +171,17 @@ def run_problems(run: Path) -> dict[str, list[str]]:
     empty lists are good."""
     problems: dict[str, list[str]] = {}
     try:
-        facts = read_json(run / RUN_FILE)
-        if "sha256" in facts:
+        metadata = read_json(run / RUN_FILE)
+        if "sha256" in metadata:
             is_whole = (run / RUN_FILE).read_text(encoding="utf-8") == json_text(
-                sealed(facts), indent=2
+                sealed(metadata), indent=2
             ) + "\n"
             problems[RUN_FILE] = (
                 [] if is_whole else ["content has changed (SHA-256 differs from the one it states)"]
             )
         problems |= {
             name: differences(run / name, entry)
-            for name, entry in facts.get(FILES_RECORD, {}).items()
+            for name, entry in metadata.get(FILES_RECORD, {}).items()
             if is_below(name)
         }
     except InputError as error:
@@ -197,10 +197,10 @@ def metrics_problems(run: Path) -> list[str] | None:
     """Problems of a run's ``metrics.jsonl`` up to its last checkpoint; None where ``run.json`` does not
     record it."""
     try:
-        facts = read_json(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
-        if not isinstance(facts, dict) or METRICS_RECORD not in facts:
+        metadata = read_json(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
+        if not isinstance(metadata, dict) or METRICS_RECORD not in metadata:
             return None
-        stated = facts[METRICS_RECORD]
+        stated = metadata[METRICS_RECORD]
         now = describe_metrics(run, int(stated["bytes"]))
     except (InputError, OSError, TypeError, KeyError, ValueError) as error:
         return [f"cannot be compared with what was written ({error})"]

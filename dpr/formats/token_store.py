@@ -138,10 +138,10 @@ class TokenPartWriter:
 class TokenPart:
     """One part, mapped."""
 
-    def __init__(self, store: Path, number: int, num_rows: int, facts: StoreFacts) -> None:
+    def __init__(self, store: Path, number: int, num_rows: int, metadata: StoreFacts) -> None:
         self._store = store
         self._folder = store / _part(number)
-        self._facts = facts
+        self._metadata = metadata
         # Slices of a plain view are several times cheaper than those of numpy's memmap class.
         self._tokens, self._passages, self._rows, self._slots, self._scores = (
             map_array(self._folder / f"{name}.npy").view(np.ndarray) for name in _ARRAYS
@@ -193,7 +193,7 @@ class TokenPart:
     def _refuse(self, name: str, number: int) -> NoReturn:
         # The next start verifies all parts of an unfinished store and rebuilds the damaged ones.
         with suppress(OSError, InputError):
-            Steps(self._store, self._facts).reopen()
+            Steps(self._store, self._metadata).reopen()
         found = f"the token store is damaged: record {number} of {name} is not what was written"
         hint = "rerun the command to rebuild the damaged part; train.token_store=off trains from the text"
         raise InputError(found, file=self._folder, hint=hint)
@@ -206,10 +206,10 @@ class TokenStore:
         InputError: it is unfinished or made of other ``facts``, or files are missing or of another size.
     """
 
-    def __init__(self, folder: Path, facts: StoreFacts) -> None:
+    def __init__(self, folder: Path, metadata: StoreFacts) -> None:
         manifest = read_manifest(folder)
         ends = manifest["metadata"].get("part_ends")
-        if manifest["metadata"].get("made_of") != facts or not _are_ends(ends):
+        if manifest["metadata"].get("made_of") != metadata or not _are_ends(ends):
             raise InputError("is a token store of other data or settings", file=folder)
         for name, entry in manifest["files"].items():
             if not (folder / name).is_file() or (folder / name).stat().st_size != entry["bytes"]:
@@ -218,7 +218,7 @@ class TokenStore:
         # Making a batch reads its rows several times; they are kept only until the batch is made.
         self._in_use: WeakValueDictionary[int, StoredSample] = WeakValueDictionary()
         self._parts = [
-            TokenPart(folder, index, end - start, facts)
+            TokenPart(folder, index, end - start, metadata)
             for index, (start, end) in enumerate(pairwise([0, *self._ends]))
         ]
 

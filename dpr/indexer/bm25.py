@@ -196,13 +196,13 @@ class Bm25Index(Index):
             bm25s.BM25.load(folder, mmap=True, show_progress=False),
             PackedIds.mapped(folder / "ids.npy"),
         )
-        usual = vars(bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene"))
+        defaults = vars(bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene"))
         for name in ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype"):
-            if (stored := getattr(engine, name)) != usual[name]:
+            if (stored := getattr(engine, name)) != defaults[name]:
                 raise InputError(
                     f"{name} is {describe(stored)}",
                     file=folder / "params.index.json",
-                    expected=repr(usual[name]),
+                    expected=repr(defaults[name]),
                 )
         if engine.scores["num_docs"] != len(ids):
             raise InputError(f"{len(ids)} ids for {engine.scores['num_docs']} passages", file=folder)

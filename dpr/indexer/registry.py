@@ -207,7 +207,7 @@ class IndexChoice:
     def index_class(self) -> type[Index]:
         return index_class(self.kind)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Kind and settings, but those without effect on what is found or saved, and what else decides it."""
         return {"kind": self.kind, **self.index_class.made_by, **self.decisive_settings()}
 
@@ -307,15 +307,15 @@ class IndexStore:
             "%s index of %d passages built in %.1f s", kind, index.num_passages, time.monotonic() - start
         )
         if index.reads == "vectors":
-            asked = questions() if questions is not None else np.zeros((0, 0))
-            if len(asked):
-                asked = asked[held_back(len(asked))]
+            queries = questions() if questions is not None else np.zeros((0, 0))
+            if len(queries):
+                queries = queries[held_back(len(queries))]
                 exact = index_class("exact").build(corpus, None, device=self.device)
-                truth = exact.search(asked, DEPTH)[1]
-                if len(asked) > 1 and index.tune(asked[::2], truth[::2]):
-                    asked, truth = asked[1::2], truth[1::2]
-                values = recall_values(index.search(asked, DEPTH)[1], truth)
-                index.recall = Recall(values, len(asked), index.breadth)
+                truth = exact.search(queries, DEPTH)[1]
+                if len(queries) > 1 and index.tune(queries[::2], truth[::2]):
+                    queries, truth = queries[1::2], truth[1::2]
+                values = recall_values(index.search(queries, DEPTH)[1], truth)
+                index.recall = Recall(values, len(queries), index.breadth)
             logger.info("the %s index: %s", kind, index.recall_in_words())
         return index
 

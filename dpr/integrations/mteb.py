@@ -40,12 +40,12 @@ class MtebModel:
     def mteb_model_meta(self) -> Any:
         """Name, fingerprint and similarity, as mteb files them."""
         meta = require("mteb.models.model_meta", extra="mteb", purpose=_PURPOSE)
-        facts = {
+        metadata = {
             "name": self.name,
             "revision": self.model.fingerprint,
             "similarity_fn_name": meta.ScoringFunction.DOT_PRODUCT,
         }
-        return meta.ModelMeta.create_empty(overwrites=facts)
+        return meta.ModelMeta.create_empty(overwrites=metadata)
 
     def encode(
         self,

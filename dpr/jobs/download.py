@@ -62,18 +62,20 @@ def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str
     *folders, name = key.split(".")
     if any(part in ("", "..") or "/" in part or "\\" in part for part in (*folders, name)):
         raise ConfigError(f"the key {key!a} cannot be used as a file name")
-    beside = folder.joinpath(*folders)
+    baseline_of = folder.joinpath(*folders)
     suffixes = PurePosixPath(urlsplit(url).path).suffixes
     published = "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]) else suffixes[-1:])
     suffix = published if resource.suffix is None else resource.suffix
     if resource.parts:
         files = [
-            (url.replace("{}", str(number)), beside / f"{name}_{number}{suffix}")
+            (url.replace("{}", str(number)), baseline_of / f"{name}_{number}{suffix}")
             for number in range(resource.parts)
         ]
     else:
-        files = [(url, beside / f"{name}{suffix}")]
-    return files + [(other, beside / PurePosixPath(urlsplit(other).path).name) for other in resource.beside()]
+        files = [(url, baseline_of / f"{name}{suffix}")]
+    return files + [
+        (other, baseline_of / PurePosixPath(urlsplit(other).path).name) for other in resource.baseline_of()
+    ]
 
 
 def _resource(key: str, entry: Any) -> ResourceConfig:

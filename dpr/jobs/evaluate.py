@@ -156,11 +156,11 @@ def _evaluate_set(
 
     # Both sides are searched once; the hybrid is made of what they found.
     form = QuestionForm(prompt=options.prompt, query_prefix=options.query_prefix)
-    asked = [form.asked(question.text) for question in questions]
+    queries = [form.query_text(question.text) for question in questions]
     retrievers: dict[str, LexicalRetriever | DenseRetriever] = {}
     if config.needs_words:
         choice = index_choice(IndexerConfig(kind="bm25", **asdict(config.bm25)))
-        folder = _cached(cache, f"{test_set.name}-bm25", [content_sha256(source.file), choice.facts()])
+        folder = _cached(cache, f"{test_set.name}-bm25", [content_sha256(source.file), choice.metadata()])
         retrievers["bm25"] = LexicalRetriever(open_text_index(choice, [source], str(folder)))
     if model is not None:
         agreed = source.agreed(model.tensorizer.text)
@@ -171,11 +171,11 @@ def _evaluate_set(
         embed_shard(model, source, embedding)
         index = ExactIndex(open_shards([f"{start}_0"]), device=model.device)
         retrievers["dense"] = DenseRetriever(model, index, form=form)
-        warn_of_unknown_words(retrievers["dense"], asked, str(test_set.queries))
+        warn_of_unknown_words(retrievers["dense"], queries, str(test_set.queries))
     depth = max(config.n_docs, fusion.depth) if "hybrid" in config.systems else config.n_docs
     rankings: dict[str, list[Ranking]] = {}
     for system, retriever in retrievers.items():
-        found = retriever.retrieve(asked, depth + options.skip_same_id)
+        found = retriever.retrieve(queries, depth + options.skip_same_id)
         rankings[system] = without_own_ids(questions, found, depth) if options.skip_same_id else found
     if "hybrid" in config.systems:
         rankings["hybrid"] = fusion.fuse(rankings["dense"], rankings["bm25"], config.n_docs)
@@ -189,13 +189,13 @@ def _evaluate_set(
     metadata = {"kind": "evaluation", "made_of": made_of}
     with durable_folder(target, overwrite=config.overwrite, metadata=metadata) as folder:
         for system, listed in rankings.items():
-            facts: dict[str, Any] = {"question_set": test_set.name}
-            facts["indexer"] = "bm25" if system == "bm25" else "exact"
+            metadata: dict[str, Any] = {"question_set": test_set.name}
+            metadata["indexer"] = "bm25" if system == "bm25" else "exact"
             if system == "hybrid":
-                facts |= {"hybrid": "linear", "hybrid_weight": fusion.weight}
+                metadata |= {"hybrid": "linear", "hybrid_weight": fusion.weight}
             judged = evaluator.evaluate(listed, passages)
             file = folder / f"{system}.json"
-            evaluator.write_report(file, facts, texts, listed, judged)
+            evaluator.write_report(file, metadata, texts, listed, judged)
         try:
             for system, listed in rankings.items():
                 by_id = {question.id: hits for question, hits in zip(questions, listed, strict=True)}
@@ -206,8 +206,8 @@ def _evaluate_set(
             logger.warning("%s: not all TREC files are written: %s", test_set.name, error.found)
 
 
-def _cached(cache: Path, name: str, facts: Any) -> Path:
-    return cache / f"{name}-{text_sha256(json.dumps(facts, sort_keys=True))[:16]}"
+def _cached(cache: Path, name: str, metadata: Any) -> Path:
+    return cache / f"{name}-{text_sha256(json.dumps(metadata, sort_keys=True))[:16]}"
 
 
 def _evaluate_run_file(config: EvaluateConfig) -> float | None:
@@ -225,8 +225,8 @@ def _evaluate_run_file(config: EvaluateConfig) -> float | None:
     judged = evaluator.evaluate(rankings)
     name = Path(str(config.qrels)).name.partition(".")[0]
     if config.metrics_file:
-        facts = {"question_set": name, "indexer": "run file"}
-        evaluator.write_report(Path(config.metrics_file), facts, list(qrels), rankings, judged, note={})
+        metadata = {"question_set": name, "indexer": "run file"}
+        evaluator.write_report(Path(config.metrics_file), metadata, list(qrels), rankings, judged, note={})
     columns = {key: key for key in [*shown_names(), "map"]}
     print(f"{name}, {len(judged.judged_ids)} questions")
     print(format_table({Path(str(config.run_file)).name: judged.metrics}, columns))

@@ -14,7 +14,7 @@ from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
 from dpr.evaluation.report.reading import flatten
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
-from dpr.export.folders import CardFacts, export_folder
+from dpr.export.folders import CardMetadata, export_folder
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.tower_files import merged, write_adapters
 from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
@@ -30,7 +30,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _NOT_OF_THE_RUN = ("datasets", "output_dir", "device", "no_cuda")
 
 
-def card_facts(model_file: str, name: str) -> CardFacts:
+def card_metadata(model_file: str, name: str) -> CardMetadata:
     """What is known of a model. Of its checkpoint only what can be read is used; absolute paths and
     credentials are left out."""
     checkpoint = Path(model_file)
@@ -51,7 +51,7 @@ def card_facts(model_file: str, name: str) -> CardFacts:
     base = None if config.get("model_file") else _section(config, "encoder").get("pretrained_model_cfg")
     if not isinstance(base, str) or not _HUB_NAME.fullmatch(base) or Path(base).exists():
         base = None
-    return CardFacts(
+    return CardMetadata(
         name=name,
         base_model=base,
         command=_command(config) if config else "",
@@ -100,8 +100,8 @@ def run(config: ExportConfig) -> None:
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
     model.keep_dimensions(config.dimensions)
     if config.to in MODEL_FORMATS:
-        facts = card_facts(str(config.model_file), target.name)
-        export_folder(model, target, config.to, source=str(config.model_file), facts=facts)
+        metadata = card_metadata(str(config.model_file), target.name)
+        export_folder(model, target, config.to, source=str(config.model_file), metadata=metadata)
         return
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.vector_patterns(), str(target)):

@@ -84,10 +84,10 @@ def open_dense(
     agreed = (form or QuestionForm()).agreed(model.tensorizer.text)
     some = [questions[row] for row in held_back(len(questions))]
 
-    def asked() -> np.ndarray:
+    def queries() -> np.ndarray:
         return encode_questions(model, some, agreed, batch_size=config.batch_size)
 
-    index = open_vector_index(config, choice, model, sources, device, questions=asked if some else None)
+    index = open_vector_index(config, choice, model, sources, device, questions=queries if some else None)
     return DenseRetriever(model, index, form=form, batch_size=config.batch_size)
 
 

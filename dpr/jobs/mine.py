@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
-from dpr.embedding.encode import usual_tokens
+from dpr.embedding.encode import default_batch_tokens
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
@@ -103,7 +103,7 @@ def dense_search(
     return DenseSearch(
         model,
         shards=shards,
-        batch_tokens=batch_tokens or usual_tokens(where),
+        batch_tokens=batch_tokens or default_batch_tokens(where),
         precision=precision,
         prompt=prompt,
     )
@@ -115,5 +115,5 @@ def open_cross_encoder(
     """The cross-encoder in a folder; raises CheckpointError where there is none, or it cannot be used."""
     where = resolve_device(device)
     return CrossEncoder.load(
-        folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision
+        folder, where, batch_tokens=batch_tokens or default_batch_tokens(where), precision=precision
     )

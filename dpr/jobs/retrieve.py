@@ -40,7 +40,7 @@ WEIGHTS = tuple(step / 20 for step in range(21))
 
 
 def run(config: RetrievalConfig) -> float | None:
-    """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the
+    """Retrieves, judges and writes what was queries for. Returns the first of mrr@10 and accuracy at the
     deepest cut-off that there is."""
     if launched("WORLD_SIZE") > 1:
         raise ConfigError(
@@ -63,17 +63,17 @@ def run(config: RetrievalConfig) -> float | None:
     evaluator = Evaluator(questions, qrels, answer_match, config.n_docs)
     form = question_form(question_set.options, config.encoder_path)
     texts = [form.text(question.text) for question in questions]
-    asked = [form.asked(question.text) for question in questions]
+    queries = [form.query_text(question.text) for question in questions]
 
     device = resolve_device(config.device_or_cpu)
-    retriever = build_retriever(config, sources, form=form, device=device, questions=asked)
-    warn_of_unknown_words(retriever, asked, str(question_set.file))
+    retriever = build_retriever(config, sources, form=form, device=device, questions=queries)
+    warn_of_unknown_words(retriever, queries, str(question_set.file))
     start = time.monotonic()
     tried_weights: dict[float, float] = {}
     weight = None
     depth = config.n_docs + config.skip_same_id
     if isinstance(retriever, HybridRetriever):
-        dense, lexical = retriever.retrieve_sides(asked, depth)
+        dense, lexical = retriever.retrieve_sides(queries, depth)
         if config.skip_same_id:
             most = max(config.n_docs, config.hybrid_depth)
             dense = without_own_ids(questions, dense, most)
@@ -101,7 +101,7 @@ def run(config: RetrievalConfig) -> float | None:
         logger.info("hybrid_weight=%g, the dense side's share: %s", weight, why)
         rankings = fusion.fuse(dense, lexical, config.n_docs)
     else:
-        rankings = retriever.retrieve(asked, depth)
+        rankings = retriever.retrieve(queries, depth)
         if config.skip_same_id:
             rankings = without_own_ids(questions, rankings, config.n_docs)
     logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
@@ -119,16 +119,16 @@ def run(config: RetrievalConfig) -> float | None:
         write_results(config.out_file, results, with_texts=config.out_texts)
         logger.info("results written to %s", config.out_file)
     if config.metrics_file:
-        facts = {
+        metadata = {
             "question_set": question_set.name,
             "indexer": config.indexer.kind,
             "hybrid": config.hybrid,
             "hybrid_weight": weight,
-            **index_facts(retriever),
+            **index_metadata(retriever),
         }
         if tried_weights:
-            facts["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
-        evaluator.write_report(Path(config.metrics_file), facts, texts, rankings, judged, note={})
+            metadata["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
+        evaluator.write_report(Path(config.metrics_file), metadata, texts, rankings, judged, note={})
     if config.search_folder:
         search_settings(config, sources, form, weight).write(Path(config.search_folder))
     if config.trec_run_file:  # after the others, as it cannot hold every id
@@ -205,7 +205,7 @@ def hits_of(rankings: Sequence[Ranking]) -> set[str]:
     return {passage for ranking in rankings for passage, _ in ranking}
 
 
-def index_facts(retriever: Retriever) -> dict[str, Any]:
+def index_metadata(retriever: Retriever) -> dict[str, Any]:
     """What was measured of an approximate index, for the metrics file."""
     dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
     index = dense.index if isinstance(dense, DenseRetriever) else None

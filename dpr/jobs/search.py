@@ -168,9 +168,9 @@ class StoredCorpus:
                 raise InputError("cannot be read: No such file", file=file)
         return PassageLookup(self.settings.passages)
 
-    def asked(self, question: str) -> str:
+    def query_text(self, question: str) -> str:
         """The question as retrievers get it."""
-        return self.settings.form.asked(question)
+        return self.settings.form.query_text(question)
 
     def side(self, mode: str) -> Side:
         """Opens ``dense`` or ``bm25``."""
@@ -267,7 +267,7 @@ class MemoryCorpus:
     def modes(self) -> tuple[str, ...]:
         return ("bm25",) if self.model is None else SEARCH_MODES
 
-    def asked(self, question: str) -> str:
+    def query_text(self, question: str) -> str:
         return question
 
     def add(self, passages: Passages) -> None:

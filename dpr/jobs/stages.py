@@ -42,10 +42,10 @@ _FORMAT = 3
 class _Interrupts(SignalBlock):
     """A block in which every signal that asks to stop does what Ctrl-C does."""
 
-    asked = 0
+    number = 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.asked = number
+        self.number = number
         raise KeyboardInterrupt
 
 
@@ -75,7 +75,7 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: str) -> Iterator[
         try:
             yield Stages(out, made_of)
         except KeyboardInterrupt:
-            why = describe(signals.asked) if signals.asked else "interrupted"
+            why = describe(signals.number) if signals.number else "interrupted"
             raise StopRequested(f"{why}. Rerun the same command to resume") from None
 
 

@@ -98,7 +98,7 @@ class LexicalSearch:
         return BLOCK_ROWS
 
     def metadata(self) -> dict[str, Any]:
-        return self.index.facts()
+        return self.index.metadata()
 
     def prepare(self, corpus: MiningCorpus) -> LexicalFinder:
         finder = LexicalFinder(corpus.file, corpus.work)

@@ -89,10 +89,12 @@ def backbone_tower(folder: Path) -> ForeignTower:
             expected="one encoder that gives a vector for every token, such as a BERT",
         )
     weights = {f"backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
-    return ForeignTower(folder, backbone.config, load_tokenizer(folder), weights, *backbone_facts(backbone))
+    return ForeignTower(
+        folder, backbone.config, load_tokenizer(folder), weights, *backbone_metadata(backbone)
+    )
 
 
-def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
+def backbone_metadata(backbone: Any) -> tuple[int | None, bool]:
     """The longest text of a backbone in tokens, and whether it takes token types."""
     positions = getattr(backbone.config, "max_position_embeddings", None)
     longest = None
@@ -236,15 +238,15 @@ def _length(tower: ForeignTower, length: int) -> int:
 
 
 def _refuse_differences(question: ForeignTower, ctx: ForeignTower) -> None:
-    facts = [
+    metadata = [
         {name: value for name, value in tower.config.to_dict().items() if not _NO_MATTER.fullmatch(name)}
         | {f"encoder.{name}": value for name, value in tower.settings.items()}
         for tower in (question, ctx)
     ]
     # the family explains all others
-    names = sorted({**facts[0], **facts[1]}, key=lambda name: (name != "model_type", name))
-    if differing := [name for name in names if facts[0].get(name) != facts[1].get(name)]:
-        values = " and ".join(str(each.get(differing[0]))[:60] for each in facts)
+    names = sorted({**metadata[0], **metadata[1]}, key=lambda name: (name != "model_type", name))
+    if differing := [name for name in names if metadata[0].get(name) != metadata[1].get(name)]:
+        values = " and ".join(str(each.get(differing[0]))[:60] for each in metadata)
         found = f"its two encoders differ in {differing[0]} ({values})"
         raise CheckpointError(
             found,
@@ -434,10 +436,10 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
     stated = read_object(file)
     if not stated:
         raise CheckpointError("is missing or empty", file=file, expected="the settings of a Dense")
-    for name, usual in _PLAIN_DENSE.items():
-        if (stated.get(name) or usual) != usual:
+    for name, defaults in _PLAIN_DENSE.items():
+        if (stated.get(name) or defaults) != defaults:
             found = f"{name} of this Dense is {describe(stated[name])}"
-            raise CheckpointError(found, file=file, expected=f"{usual}, a linear layer behind the pooling")
+            raise CheckpointError(found, file=file, expected=f"{defaults}, a linear layer behind the pooling")
     function = stated.get("activation_function", _TANH)
     activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
     if activation is None:

@@ -38,7 +38,7 @@ from dpr.models.encoder import Encoder, ModelParts, build_towers
 from dpr.models.foreign_towers import (
     DPR_PAIR,
     ForeignTower,
-    backbone_facts,
+    backbone_metadata,
     backbone_tower,
     dpr_towers,
     is_dpr,
@@ -124,7 +124,13 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
         "lora_targets": ",".join(sorted({layer.rpartition(".")[2] for layer in layers})),
     }
     return ForeignTower(
-        folder, backbone.config, tokenizer, weights, *backbone_facts(backbone), settings, BaseModel(name, "")
+        folder,
+        backbone.config,
+        tokenizer,
+        weights,
+        *backbone_metadata(backbone),
+        settings,
+        BaseModel(name, ""),
     )
 
 

@@ -112,7 +112,7 @@ class EncoderSettings(VectorSettings, TextSettings):
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only where they are not as usual, so that fingerprints of other
         models stay the same."""
-        usual = {
+        defaults = {
             "projection_activation": "none",
             "dpr_trailing_sep": False,
             "append_eos": False,
@@ -125,7 +125,7 @@ class EncoderSettings(VectorSettings, TextSettings):
         return {
             name: value
             for name, value in values.items()
-            if name not in of_adapters and (name not in usual or value != usual[name])
+            if name not in of_adapters and (name not in defaults or value != defaults[name])
         }
 
 

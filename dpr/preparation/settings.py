@@ -106,7 +106,7 @@ class ResourceConfig(Settings):
                 f"{prefix}parts: parts and a {{}} in url belong together, and sha256 is for a single file"
             )
 
-    def beside(self) -> list[str]:
+    def baseline_of(self) -> list[str]:
         """``also`` as a list."""
         return list(map(str, listed(self.also)))
 

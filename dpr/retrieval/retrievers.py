@@ -70,7 +70,7 @@ class QuestionForm:
         it."""
         return decorate_question(question, suffix=self.suffix)
 
-    def asked(self, question: str) -> str:
+    def query_text(self, question: str) -> str:
         """The question as retrievers get it: with suffix."""
         return decorate_question(question, suffix=self.suffix, plain_apostrophes=False)
 

@@ -309,13 +309,13 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     return True
 
 
-def cache_key(paths: Sequence[Path], facts: Sequence[Any]) -> str:
+def cache_key(paths: Sequence[Path], metadata: Sequence[Any]) -> str:
     """A name that changes with name and content of the files and folders, and with ``facts``.
 
     Raises:
         InputError: a file cannot be read.
     """
-    known = [*facts, *([path.name, content_sha256(path)] for path in paths)]
+    known = [*metadata, *([path.name, content_sha256(path)] for path in paths)]
     return text_sha256(json.dumps(known))[:32]
 
 

@@ -27,7 +27,7 @@ from dpr.formats.training_sets import TrainingSet
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
 from dpr.models.biencoder import BiEncoder
-from dpr.training.callbacks.usual import usual_callbacks
+from dpr.training.callbacks.defaults import default_callbacks
 from dpr.training.run import Callback
 from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.trainer import Trainer
@@ -126,7 +126,7 @@ class BiEncoderTrainer(Trainer):
         loss: Loss | None = None,
         validations: Sequence[Validation] = (),
         callbacks: Sequence[Callback] = (),
-        usual: bool = True,
+        defaults: bool = True,
         named: Named | None = None,
         config: dict[str, Any] | None = None,
         **options: Any,
@@ -161,10 +161,10 @@ class BiEncoderTrainer(Trainer):
             )
         validations = listed(validations)
         callbacks = listed(callbacks)
-        if usual:
+        if defaults:
             named = named or Named.of(settings)
             validations = [*named.validations, *validations]
-            callbacks = usual_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
+            callbacks = default_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
         opened_dev = opened_for_run(dev_sets, "dev", settings, model)
         if named is not None and len(validations) == len(named.validations):
             named.check_metric_names(settings, [source.name for source, _ in opened_dev])

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from dpr.core.errors import DivergedError
-from dpr.training.callbacks.usual import ValidateAndSave, duration
+from dpr.training.callbacks.defaults import ValidateAndSave, duration
 from dpr.training.callbacks.verdict import is_start_measured, validations_ahead
 from dpr.training.metrics import peak_memory_gb, wait_for
 from dpr.training.trainer import Trainer
@@ -92,7 +92,7 @@ def dry_run(trainer: Trainer) -> DryRun:
     train = trainer.settings.train
     kept = trainer.checkpoints.keep_last
     validations += is_start_measured(trainer)
-    beside = int(train.keep == "better")  # the start
+    baseline_of = int(train.keep == "better")  # the start
     weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
     fields = 3 if train.ema_decay else 2
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
@@ -105,7 +105,7 @@ def dry_run(trainer: Trainer) -> DryRun:
         memory_gb=peak_memory_gb(trainer.device),
         num_steps=trainer.total_steps,
         num_validations=validations if trainer.validations else 0,
-        num_checkpoints=beside
+        num_checkpoints=baseline_of
         + (min(saves, kept + 2) if kept else saves),  # besides the newest, the best and the one being written
         checkpoint_gb=(weights + moments) / 1e9,
         free_gb=shutil.disk_usage(existing).free / 1e9,

@@ -106,7 +106,7 @@ def run_identity(
         | {
             "train_datasets": files,
             "datasets": [
-                options.facts(source.name)
+                options.metadata(source.name)
                 for source, options in zip(sources, plan.dataset.options, strict=True)
             ],
             "train_sampling_rates": plan.dataset.iterator.identity(),
@@ -134,7 +134,7 @@ def run_identity(
         free=flat_values(settings, (WARNED,))
         | {
             "dev_datasets.content": [source.fingerprint for source, _ in dev_sets],
-            "dev_datasets.options": [options.facts("") for _, options in dev_sets],
+            "dev_datasets.options": [options.metadata("") for _, options in dev_sets],
             "train.validation.content": [
                 content for each in validations if (content := dict(each.content()))
             ],

@@ -44,7 +44,7 @@ class PoolGather:
 
     def __init__(self, batch: BiEncoderBatch, loss: Loss, ranks: Ranks) -> None:
         self._batch, self._loss, self._ranks = batch, loss, ranks
-        self._facts = self._sent(
+        self._metadata = self._sent(
             torch.cat([batch.context_ids, batch.context_valid[:, None].to(torch.int64)], dim=1), CONTEXTS
         )
         self._known = (
@@ -76,7 +76,7 @@ class PoolGather:
         """The pool of this rank's question vectors (B, D)."""
         assert self._vectors is not None, "the vectors were not started"
         batch, pending = self._batch, self._sent(questions, QUESTIONS)
-        facts = self._facts()
+        metadata = self._metadata()
         own_contexts, own_questions = (
             self._own(len(batch.context_ids), CONTEXTS),
             self._own(len(batch), QUESTIONS),
@@ -86,8 +86,8 @@ class PoolGather:
             if CONTEXTS in self._loss.needs
             else "dpr",  # what is distinct in a share depends on the ranks
             batch.positive_idx + own_contexts.start,
-            facts[:, 2].bool(),
-            facts[:, :2],
+            metadata[:, 2].bool(),
+            metadata[:, :2],
             batch.known_positive_ids,
             batch.known_positive_valid,
         ).to(questions.device)
@@ -96,7 +96,14 @@ class PoolGather:
         self._vectors = None  # the caller may free them before this object
         known = self._known() if self._known else None
         return Pool(
-            contexts, candidates, temperature, all_questions, own_contexts, own_questions, facts[:, :2], known
+            contexts,
+            candidates,
+            temperature,
+            all_questions,
+            own_contexts,
+            own_questions,
+            metadata[:, :2],
+            known,
         )
 
     def _known_positives(self) -> Tensor:

@@ -41,8 +41,8 @@ def package_sources() -> list[Source]:
 
 def all_sources() -> list[Source]:
     """The package, the scripts beside it, the examples and the benchmarks; not the tests."""
-    beside = [path for name in ("benchmarks", "examples") for path in (REPOSITORY / name).rglob("*.py")]
-    scripts = [_read(path) for path in sorted([*REPOSITORY.glob("*.py"), *beside])]
+    baseline_of = [path for name in ("benchmarks", "examples") for path in (REPOSITORY / name).rglob("*.py")]
+    scripts = [_read(path) for path in sorted([*REPOSITORY.glob("*.py"), *baseline_of])]
     return package_sources() + scripts
 
 

@@ -63,14 +63,14 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     ):
         assert expected in told, expected
     run = Path("runs") / "x"
-    facts, search = (
+    metadata, search = (
         json.loads((run / "adapted.json").read_text()),
         json.loads((run / "search.json").read_text()),
     )
-    assert len(facts["pseudo_ndcg@10"]["trials"]) == 3
-    assert search["hybrid_weight"] == facts["hybrid_weight"]
+    assert len(metadata["pseudo_ndcg@10"]["trials"]) == 3
+    assert search["hybrid_weight"] == metadata["hybrid_weight"]
     config = json.loads(next((run / "model").glob("*.step*/config.json")).read_text())
-    assert config["loss"]["temperature"] == facts["temperature"]
+    assert config["loss"]["temperature"] == metadata["temperature"]
     assert config["datasets"]["corpus"]["held_back"] == 0.1
     assert not list((run / "trials").glob("*/*.step*"))  # the checkpoints of trials are not kept
 

@@ -207,13 +207,13 @@ def tiny_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         values: dict[str, list[float | None]] = {
             metric: [0.5] * len(samples) for metric in ("mrr@10", "ndcg@10")
         }
-        facts = {
+        metadata = {
             "question_set": "queries",
             "num_questions": len(samples),
             "metrics": dict.fromkeys(values, 0.5),
         }
         ids = [f"q{number}" for number in range(len(samples))]
-        write_metrics(Path(f"runs/first/{name}.json"), facts, PerQuestion(ids, ids, values))
+        write_metrics(Path(f"runs/first/{name}.json"), metadata, PerQuestion(ids, ids, values))
     Path("results.json").write_text(json.dumps([{"question": "a", "id": "1", "answers": [], "ctxs": []}]))
     return tmp_path
 

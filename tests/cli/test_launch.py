@@ -382,12 +382,12 @@ class TestHelp:
         text = capsys.readouterr().out
         assert [key for key in KEYS if key not in text] == []
         assert "Questions per step and rank." in text
-        for facts in (
+        for metadata in (
             "(fp32|bf16|fp16)",
             "(number, seconds, at least 1)",
             "(number, above 0)",
             "(cls|mean|last|max|weighted_mean|idf|idf_sqrt|module:Class)",
         ):
-            assert facts in text
+            assert metadata in text
         assert "biencoder_default, biencoder_local, biencoder_nq" in text
         assert max(map(len, text.splitlines())) <= 140

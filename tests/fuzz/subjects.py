@@ -268,10 +268,10 @@ def _unpack(path: Path) -> None:
         raise
 
 
-def _foreign(name: str, data: bytes, kinds: tuple[Mutation, ...], **beside: bytes) -> Subject:
+def _foreign(name: str, data: bytes, kinds: tuple[Mutation, ...], **baseline_of: bytes) -> Subject:
     return Subject(
         name,
-        lambda: {name: data} | {f"{other}.jsonl": content for other, content in beside.items()},
+        lambda: {name: data} | {f"{other}.jsonl": content for other, content in baseline_of.items()},
         _read_foreign,
         kinds,
     )

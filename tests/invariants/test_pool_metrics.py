@@ -135,12 +135,14 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
         of_sets: dict[str, list[tuple[float, bool]]] = {"small": [], "large": []}
         for questions, contexts, batch, temperature in seen.pools[first : first + 4]:
             for row, number in enumerate(batch.datasets):
-                positive, rivals = scores_of(row, questions, contexts, batch)
+                positive, competitors = scores_of(row, questions, contexts, batch)
                 loss = (
-                    torch.logsumexp(torch.tensor([positive, *rivals], dtype=torch.float64) / temperature, 0)
+                    torch.logsumexp(
+                        torch.tensor([positive, *competitors], dtype=torch.float64) / temperature, 0
+                    )
                     - positive / temperature
                 )
-                of_sets[("small", "large")[number]].append((float(loss), positive > max(rivals)))
+                of_sets[("small", "large")[number]].append((float(loss), positive > max(competitors)))
         for name, values in of_sets.items():
             losses, correct = zip(*values, strict=True)
             found = [line[f"train/{name}/{kind}"] for kind in ("loss", "in_batch_acc", "share")]
@@ -161,11 +163,11 @@ def scores_of(
         )
         if valid
     }
-    rivals = dict[Any, float]()
+    competitors = dict[Any, float]()
     for slot, passage in enumerate(ids):
         if batch.context_valid[slot] and passage not in known | {ids[int(batch.positive_idx[row])]}:
-            rivals[passage] = float(questions[row] @ contexts[slot])
-    return float(questions[row] @ contexts[batch.positive_idx[row]]), list(rivals.values())
+            competitors[passage] = float(questions[row] @ contexts[slot])
+    return float(questions[row] @ contexts[batch.positive_idx[row]]), list(competitors.values())
 
 
 def formulas(
@@ -173,12 +175,12 @@ def formulas(
 ) -> dict[str, float]:
     columns: dict[str, list[float]] = {name: [] for name in pool_metrics.OF_QUESTIONS}
     for row in range(len(batch)):
-        positive, rivals = scores_of(row, questions, contexts, batch)
+        positive, competitors = scores_of(row, questions, contexts, batch)
         columns["positive_similarity"].append(positive)
-        columns["negative_similarity"].append(sum(rivals) / len(rivals))
-        columns["margin"].append(positive - max(rivals))
+        columns["negative_similarity"].append(sum(competitors) / len(competitors))
+        columns["margin"].append(positive - max(competitors))
         columns["temperature"].append(temperature)
-        columns["candidates"].append(1 + len(rivals))
+        columns["candidates"].append(1 + len(competitors))
     distinct = list(
         {
             tuple(pair): slot
@@ -247,14 +249,14 @@ def test_nobody_waits_for_the_device_before_the_log_line(
         torch.device("meta"),
         torch.zeros(36, 16, device="meta"),
     )
-    facts = (
+    metadata = (
         batch.positive_idx,
         batch.context_valid,
         batch.context_ids,
         batch.known_positive_ids,
         batch.known_positive_valid,
     )
-    candidates = find_candidates("distinct", *facts).to(meta)
+    candidates = find_candidates("distinct", *metadata).to(meta)
     pool = Pool(
         vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids
     )

@@ -116,9 +116,9 @@ def _read_run(folder: Path) -> Training:
         run.notes.append(f"{METRICS_LINES} {error.found}")
     if damaged:
         run.notes.append(f"{damaged} lines of {METRICS_LINES} are damaged and left out")
-    facts = _object(folder / RUN_FILE, run.notes)
+    metadata = _object(folder / RUN_FILE, run.notes)
     run.notes += [f"{METRICS_LINES} {problem}" for problem in metrics_problems(folder) or []]
-    run.best = {key: facts.get(key) for key in ("best_metric", "best_value", "best_checkpoint")}
+    run.best = {key: metadata.get(key) for key in ("best_metric", "best_value", "best_checkpoint")}
     if (folder / VERDICT_FILE).is_file():
         run.verdict = _object(folder / VERDICT_FILE, run.notes)
         run.verdict["comparisons"] = [
@@ -128,7 +128,7 @@ def _read_run(folder: Path) -> Training:
             and is_finite_number(each.get("before"))
             and is_finite_number(each.get("after"))
         ]
-    name = facts.get("last_checkpoint")
+    name = metadata.get("last_checkpoint")
     if is_below(name) and leads_inside(folder, folder / name):
         step = name.rpartition(".step")[2]
         run.saved_step = float(step) if step.isdecimal() else 0

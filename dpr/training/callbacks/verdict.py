@@ -94,8 +94,8 @@ class Verdict(Callback):
         run.progress.start_metrics = metrics
         self._values[_START] = _compared(run, metrics)
         limits = guard_limits(run.validations, metrics)
-        metrics |= {beside(name, "guard"): limit for name, limit in limits.items()}
-        named = {*self._values[_START], *(beside(name, "guard") for name in limits)}
+        metrics |= {baseline_of(name, "guard"): limit for name, limit in limits.items()}
+        named = {*self._values[_START], *(baseline_of(name, "guard") for name in limits)}
         shown = [name for name in metrics if not is_baseline(name) or name in named]
         logger.info("step 0  %s", "  ".join(f"{name} {metrics[name]:.4f}" for name in shown))
 
@@ -166,7 +166,7 @@ class Verdict(Callback):
         compared = [_compare(run, name, start, made, after=after)]
         compared += [_compare(run, other, start, made) for other in others if other in start]
         compared += [
-            _compare(run, other, start, made, against="BM25") for other in made if beside(other) in start
+            _compare(run, other, start, made, against="BM25") for other in made if baseline_of(other) in start
         ]
         return compared
 
@@ -210,7 +210,7 @@ def _compared(run: Run, metrics: Metrics) -> Values:
     """Of these metrics, the values of questions of those that are compared, and of BM25 beside them."""
     names = [run.best_by(metrics)[0], *(name for each in run.validations for name in each.judged_by)]
     values: dict[str, Sequence[float]] = {}
-    for name in dict.fromkeys([*names, *map(beside, names)]):
+    for name in dict.fromkeys([*names, *map(baseline_of, names)]):
         for each in run.validations:
             if name in each.values and name in metrics:
                 values[name] = each.values[name]
@@ -222,7 +222,7 @@ def _compare(
 ) -> Comparison:
     """A metric at the start, of the model or of BM25, and of the best checkpoint, whose mean is ``after`` where
     questions have no values."""
-    theirs = beside(name) if against == "BM25" else name
+    theirs = baseline_of(name) if against == "BM25" else name
     before = start.get(theirs, ())
     ours = made.get(name, ())
     if not (before and ours and all(map(math.isfinite, (*before, *ours)))):
@@ -249,7 +249,7 @@ def _compare(
     )
 
 
-def beside(name: str, what: str = "bm25") -> str:
+def baseline_of(name: str, what: str = "bm25") -> str:
     """The same metric of what stands beside the start."""
     head, _, kind = name.rpartition("/")
     return f"{head}/{what}/{kind}"

@@ -28,7 +28,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.core.seeding import generator_for
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, flat_values, listed, setting
-from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, encode_tokens, usual_tokens
+from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, default_batch_tokens, encode_tokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
@@ -143,7 +143,7 @@ def search_corpus(
         LostRankError: that happened on another rank.
     """
     ranks = current_ranks()
-    budget = usual_tokens(model.device)
+    budget = default_batch_tokens(model.device)
 
     def encoded(tokens: TokenBatch, encoder_type: str) -> np.ndarray:
         return encode_tokens(

@@ -149,7 +149,7 @@ def test_a_damaged_score_is_found_when_it_is_read(text: TrainingSet, tensorizer:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    again = StoredTokens(text, stored._folder, stored._facts)  # type: ignore[union-attr]
+    again = StoredTokens(text, stored._folder, stored._metadata)  # type: ignore[union-attr]
     assert len([again[row] for row in range(19)]) == 19
     with pytest.raises(InputError, match=r"record 19 of rows\.npy is not what was written"):
         again[19]

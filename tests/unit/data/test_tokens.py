@@ -205,11 +205,11 @@ def records_of(file: bytes | bytearray) -> int:
     return 10 + int.from_bytes(file[8:10], "little")
 
 
-def agreeing_manifest(folder: Path, facts: Any) -> None:
+def agreeing_manifest(folder: Path, metadata: Any) -> None:
     """As if damage had come before hashes were taken."""
     for path in list(folder.glob("*.json")):
         path.unlink()
-    write_manifest(folder, {"made_of": facts, "part_ends": [20, 40, 60]})
+    write_manifest(folder, {"made_of": metadata, "part_ends": [20, 40, 60]})
 
 
 PARTS = ["part-00000", "part-00001", "part-00002"]
@@ -296,7 +296,7 @@ def test_a_changed_byte_is_never_used_and_repaired_at_the_next_start(
     file.write_bytes(content)
     with pytest.raises(InputError, match=r"damaged.*rerun the command"):
         batches(
-            StoredTokens(text, store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)),
+            StoredTokens(text, store_folder(tmp_path), tokens.store_metadata(text, tensorizer, PLAIN)),
             tensorizer,
             PLAIN,
         )
@@ -315,7 +315,7 @@ def test_damage_that_a_worker_finds_is_reported_in_one_line(
     file = store_folder(tmp_path) / "part-00002" / "tokens.npy"
     content = file.read_bytes()
     file.write_bytes(content[:128] + bytes(byte ^ 1 for byte in content[128:]))
-    source = StoredTokens(text, store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN))
+    source = StoredTokens(text, store_folder(tmp_path), tokens.store_metadata(text, tensorizer, PLAIN))
     with pytest.raises(InputError, match=r"damaged.*rerun the command") as caught:
         batches(source, tensorizer, PLAIN, workers=1)
     assert "\n" not in str(caught.value)
@@ -325,7 +325,7 @@ def test_every_single_changed_byte_of_a_record_is_found(
     text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path
 ) -> None:
     stored(text, tensorizer)
-    folder, facts = store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)
+    folder, metadata = store_folder(tmp_path), tokens.store_metadata(text, tensorizer, PLAIN)
     for name, record_bytes in (("passages.npy", 40), ("rows.npy", 28)):
         whole = (folder / "part-00000" / name).read_bytes()
         start = records_of(whole)
@@ -333,8 +333,8 @@ def test_every_single_changed_byte_of_a_record_is_found(
             (folder / "part-00000" / name).write_bytes(
                 whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :]
             )
-            agreeing_manifest(folder, facts)
-            source = StoredTokens(text, folder, facts)
+            agreeing_manifest(folder, metadata)
+            source = StoredTokens(text, folder, metadata)
             with pytest.raises(InputError, match="damaged"):
                 tensorizer.passage_tokens(source[0].positives)
         (folder / "part-00000" / name).write_bytes(whole)
@@ -438,7 +438,7 @@ def test_large_vocabularies_take_32_bits(
 ) -> None:
     monkeypatch.setattr(Tensorizer, "largest_id", property(lambda self: 70_000))
     source = stored(text, tensorizer)
-    assert source._facts["bits"] == 32
+    assert source._metadata["bits"] == 32
     assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
         values(batch) for batch in batches(text, tensorizer, PLAIN)
     ]
@@ -449,15 +449,17 @@ def test_a_changed_byte_of_a_header_is_never_used(
     text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, name: str
 ) -> None:
     expected = [values(batch) for batch in batches(stored(text, tensorizer), tensorizer, PLAIN)]
-    folder, facts = store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)
+    folder, metadata = store_folder(tmp_path), tokens.store_metadata(text, tensorizer, PLAIN)
     whole = (folder / "part-00000" / name).read_bytes()
     for place in range(0, records_of(whole), 3):
         (folder / "part-00000" / name).write_bytes(
             whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
         )
-        agreeing_manifest(folder, facts)
+        agreeing_manifest(folder, metadata)
         try:
-            found = [values(batch) for batch in batches(StoredTokens(text, folder, facts), tensorizer, PLAIN)]
+            found = [
+                values(batch) for batch in batches(StoredTokens(text, folder, metadata), tensorizer, PLAIN)
+            ]
         except InputError:
             continue
         assert found == expected, place  # a blank of the header

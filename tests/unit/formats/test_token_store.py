@@ -18,7 +18,7 @@ from dpr.storage.durable import write_manifest
 from dpr.storage.steps import Steps
 from tests.helpers.examples import examples
 
-FACTS: StoreFacts = {"kind": "token store", "prefix": "\N{SNOWMAN}", "rows": 1}
+METADATA: StoreFacts = {"kind": "token store", "prefix": "\N{SNOWMAN}", "rows": 1}
 TOKENS = {
     bits: st.lists(st.integers(0, 2**bits - 1), max_size=6) | st.just(list(range(3000))) for bits in (16, 32)
 }
@@ -62,7 +62,7 @@ def test_what_is_written_is_read_back(
     @given(made=parts(bits))
     def check(made: list[Any]) -> None:
         folder, ends = tmp_path_factory.mktemp("store"), []
-        steps = Steps(folder, FACTS)
+        steps = Steps(folder, METADATA)
         for number, (listed, rows) in enumerate(made):
             writer = TokenPartWriter(token_dtype(2**bits - 1))
             assert [writer.add_passage(passage) for passage in listed] == list(range(len(listed)))
@@ -71,7 +71,7 @@ def test_what_is_written_is_read_back(
             writer.write(steps, number)
             ends.append((ends[-1] if ends else 0) + len(rows))
         finish_store(steps, ends)
-        store = TokenStore(folder, FACTS)
+        store = TokenStore(folder, METADATA)
         expected = [
             (question, *([plain(listed[number]) for number in numbers] for numbers in lists))
             for listed, rows in made
@@ -94,7 +94,7 @@ def test_what_is_written_is_read_back(
 
 def finished(folder: Path, writer: TokenPartWriter, num_rows: int) -> None:
     """A store of one part."""
-    steps = Steps(folder, FACTS)
+    steps = Steps(folder, METADATA)
     writer.write(steps, 0)
     finish_store(steps, [num_rows])
 
@@ -103,7 +103,7 @@ def test_rows_in_use_are_shared_and_then_let_go(tmp_path: Path) -> None:
     writer = TokenPartWriter(token_dtype(9))
     writer.add_row([1], [writer.add_passage(PassageTokens(None, [2], (0, 0), False))], [], [])
     finished(tmp_path, writer, 1)
-    store = TokenStore(tmp_path, FACTS)
+    store = TokenStore(tmp_path, METADATA)
     sample = store[0]
     assert store[0] is sample
     assert sample.positives[0].tokens() is store[0].positives[0].tokens()
@@ -116,10 +116,10 @@ def test_ends_that_are_none_are_refused(tmp_path: Path, ends: Any) -> None:
     writer = TokenPartWriter(token_dtype(9))
     writer.add_row([1], [], [], [])
     finished(tmp_path, writer, 1)
-    assert len(TokenStore(tmp_path, FACTS)) == 1
-    write_manifest(tmp_path, {"made_of": FACTS, "part_ends": ends}, files={})
+    assert len(TokenStore(tmp_path, METADATA)) == 1
+    write_manifest(tmp_path, {"made_of": METADATA, "part_ends": ends}, files={})
     with pytest.raises(InputError):
-        TokenStore(tmp_path, FACTS)
+        TokenStore(tmp_path, METADATA)
 
 
 def test_scores_belong_to_the_slots_of_a_row(tmp_path: Path) -> None:
@@ -128,6 +128,6 @@ def test_scores_belong_to_the_slots_of_a_row(tmp_path: Path) -> None:
     writer.add_row([1], [passage], [passage], [], scores=[0.5, float("nan")])
     writer.add_row([1], [passage], [], [passage])
     finished(tmp_path, writer, 2)
-    first, second = TokenStore(tmp_path, FACTS)[0], TokenStore(tmp_path, FACTS)[1]
+    first, second = TokenStore(tmp_path, METADATA)[0], TokenStore(tmp_path, METADATA)[1]
     assert [item.teacher_score for item in first.positives + first.hard_negatives] == [0.5, None]
     assert [item.teacher_score for item in second.positives + second.other_negatives] == [None, None]

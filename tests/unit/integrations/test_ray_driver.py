@@ -86,14 +86,14 @@ def test_every_task_is_done_once_and_no_more_at_a_time_than_asked_for(
 def test_a_machine_that_sees_another_folder_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def elsewhere() -> None:
+    def remote() -> None:
         for mark in (tmp_path / "out").iterdir():
             mark.unlink()
 
     with pytest.raises(
         InputError, match=r"out: is another folder, or none, on .* of the cluster; write to a folder that all"
     ):
-        shared(monkeypatch, StandIn(before=elsewhere), tmp_path)
+        shared(monkeypatch, StandIn(before=remote), tmp_path)
 
 
 def with_another_code() -> None:

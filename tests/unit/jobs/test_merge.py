@@ -124,9 +124,9 @@ def test_dev_questions_choose(place: Path, chosen: Path, tmp_path: Path) -> None
     ]
     values = [line["metrics"]["ndcg@10"] for line in tried]
     assert len(set(values)) > 3, "the candidates differ"
-    facts = json.loads((chosen / merge.PROVENANCE).read_text())
+    metadata = json.loads((chosen / merge.PROVENANCE).read_text())
     best = tried[values.index(max(values))]
-    assert facts["weights"] == best["weights"] and facts["metrics"] == best["metrics"]
+    assert metadata["weights"] == best["weights"] and metadata["metrics"] == best["metrics"]
     base, tuned = weights_of(place / "base"), weights_of(place / "tuned")
     expected = mixed([tuned, base], [best["weights"][name] for name in ("tuned1", "base")])
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(chosen).items())

@@ -24,14 +24,14 @@ class OwnPooling(MeanPooling):
 def opened(
     folder: Path, settings: EncoderSettings | None = None, options: TowerOptions | None = None, **given: Any
 ) -> OpenedModel:
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "text": None,
         "dropout": None,
         "base": None,
         "special_tokens": (),
         "trailing_sep": False,
     }
-    return open_model(folder, settings, options or TowerOptions(), **usual | given)
+    return open_model(folder, settings, options or TowerOptions(), **defaults | given)
 
 
 @pytest.fixture

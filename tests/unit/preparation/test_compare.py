@@ -31,8 +31,10 @@ def full_report(
         metric: sum(filter(None, listed)) / sum(item is not None for item in listed)
         for metric, listed in values.items()
     }
-    facts = {"question_set": "test", "num_questions": len(ids), "metrics": means}
-    write_metrics(folder / f"{name}.json", facts, PerQuestion(ids, [f"what is {key}" for key in ids], values))
+    metadata = {"question_set": "test", "num_questions": len(ids), "metrics": means}
+    write_metrics(
+        folder / f"{name}.json", metadata, PerQuestion(ids, [f"what is {key}" for key in ids], values)
+    )
     return str(folder / f"{name}.json")
 
 

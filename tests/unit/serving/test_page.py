@@ -98,8 +98,13 @@ def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: 
         " mark.textContent)"
     )
     assert {mark.lower() for mark in marks} <= set(question.lower().rstrip("?").split()) and len(marks) >= 4
-    facts = page.look("document.querySelector('#hits-right .facts').textContent")
-    assert "dense #" in facts and "BM25 #" in facts and "in common: " in facts and "corpus.tsv" in facts
+    metadata = page.look("document.querySelector('#hits-right .facts').textContent")
+    assert (
+        "dense #" in metadata
+        and "BM25 #" in metadata
+        and "in common: " in metadata
+        and "corpus.tsv" in metadata
+    )
     assert page.look("document.querySelector('#time-left').textContent").endswith(" ms")
 
     page.look(

@@ -130,7 +130,7 @@ def test_each_usual_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
     kept = [
         callback for callback in trainer(tmp_path, max_steps=3).callbacks if type(callback).__name__ != name
     ]
-    job = trainer(tmp_path, *kept, max_steps=3, usual=False)
+    job = trainer(tmp_path, *kept, max_steps=3, defaults=False)
     job.train()
     assert job.progress.step == 3
     assert name not in [type(callback).__name__ for callback in job.callbacks]
@@ -147,7 +147,7 @@ def test_callbacks_that_are_given_are_added_to_the_usual_ones_or_are_all(tmp_pat
     mine = Diary()
     names = [type(callback).__name__ for callback in trainer(tmp_path, mine).callbacks]
     assert names[names.index("Diary") + 1] == "LogEvery" and names[-1] == "ValidateAndSave"
-    assert trainer(tmp_path, mine, usual=False).callbacks == [mine]
+    assert trainer(tmp_path, mine, defaults=False).callbacks == [mine]
 
 
 def test_making_a_trainer_touches_no_file(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks.usual import ReportPage
+from dpr.training.callbacks.defaults import ReportPage
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.settings import LossSettings, TrainSettings
 from tests.helpers.tiny import encoder_folder, make_samples, sentence
@@ -154,8 +154,8 @@ def test_another_setting_of_a_validation_is_told_but_a_copy_of_its_files_is_the_
 
 def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) -> None:
     def guide(name: str, seed: int) -> list[str]:
-        facts = {"shard_id": 0, "num_shards": 1, "model_fingerprint": "m"}
-        writer = VectorShardWriter(folder / name, metadata=facts, dimension=3)
+        metadata = {"shard_id": 0, "num_shards": 1, "model_fingerprint": "m"}
+        writer = VectorShardWriter(folder / name, metadata=metadata, dimension=3)
         writer.write_chunk(
             0, ["p0", "p1"], np.random.default_rng(seed).normal(size=(2, 3)).astype(np.float32)
         )

@@ -15,8 +15,8 @@ from dpr.core.distributed import Ranks
 from dpr.evaluation.report.page import write_report
 from dpr.evaluation.report.reading import read_training
 from dpr.formats.text_input import MAX_LINE_BYTES
-from dpr.training.callbacks import Callback, usual
-from dpr.training.callbacks.usual import MetricsFile
+from dpr.training.callbacks import Callback, defaults
+from dpr.training.callbacks.defaults import MetricsFile
 from tests.helpers.jobs import verify
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import KilledAt, make_trainer
@@ -59,7 +59,7 @@ def test_a_disk_that_refuses_it_is_a_warning(
 
     file = tmp_path / "metrics.jsonl"
     file.write_text(WHOLE)
-    monkeypatch.setattr(usual, "durable_file", full)
+    monkeypatch.setattr(defaults, "durable_file", full)
     MetricsFile(file).on_train_begin(resumed_at(1))
     assert "No space left" in caplog.text and file.read_text() == WHOLE
 

@@ -34,7 +34,7 @@ from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 
 CPU = torch.device("cpu")
-FACTS, VECTORS = torch.int64, torch.float64
+METADATA, VECTORS = torch.int64, torch.float64
 
 
 class _Handle:
@@ -56,7 +56,9 @@ def note_collectives(events: list[str]) -> None:
         def noted(
             target: torch.Tensor, source: torch.Tensor, *, real: Any = real, name: str = name, **options: Any
         ) -> _Handle:
-            label = f"{'facts' if source.dtype == FACTS else 'vectors' if 'gather' in name else 'gradient'}"
+            label = (
+                f"{'facts' if source.dtype == METADATA else 'vectors' if 'gather' in name else 'gradient'}"
+            )
             events.append(f"start {label}")
             return _Handle(real(target, source, **options), lambda: events.append(f"wait {label}"))
 

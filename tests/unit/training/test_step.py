@@ -77,14 +77,14 @@ def test_nobody_waits_for_the_device(
 
 def test_candidates_are_found_on_the_host(tmp_path: Path) -> None:
     batch = batch_for(tiny_model(tmp_path)).to(META)
-    facts = (
+    metadata = (
         batch.positive_idx,
         batch.context_valid,
         batch.context_ids,
         batch.known_positive_ids,
         batch.known_positive_valid,
     )
-    assert {fact.device.type for fact in facts} == {"cpu"}
+    assert {fact.device.type for fact in metadata} == {"cpu"}
     assert batch.context_row.device == batch.loss_weights.device == batch.contexts.tokens.device == META
 
 

@@ -53,8 +53,8 @@ def write_shards(folder: Path, name: str, vectors: np.ndarray, *, without: int =
     """Two shards; returns their pattern."""
     last = len(vectors) - without
     for number, rows in enumerate((range(5), range(5, last))):
-        facts = {"shard_id": number, "num_shards": 2, "model_fingerprint": name}
-        writer = VectorShardWriter(folder / f"{name}_{number}", metadata=facts, dimension=vectors.shape[1])
+        metadata = {"shard_id": number, "num_shards": 2, "model_fingerprint": name}
+        writer = VectorShardWriter(folder / f"{name}_{number}", metadata=metadata, dimension=vectors.shape[1])
         writer.write_chunk(0, [IDS[row] for row in rows], vectors[rows.start : rows.stop])
         writer.finish(1)
     return str(folder / f"{name}_*")

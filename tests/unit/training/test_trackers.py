@@ -126,19 +126,20 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tb is not installed")
     from dpr.jobs.train import make_trackers
-    from dpr.training.callbacks.usual import usual_callbacks
+    from dpr.training.callbacks.defaults import default_callbacks
     from dpr.training.command_settings import BiEncoderTrainConfig
 
     config = BiEncoderTrainConfig(output_dir=str(tmp_path))
     assert make_trackers(config) == []
-    usual = [type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path)]
+    defaults = [type(callback).__name__ for callback in default_callbacks(config.train, tmp_path)]
     config.tracking.tensorboard = True
     config.train.early_stopping.patience = 2
     found = [
-        type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path, make_trackers(config))
+        type(callback).__name__
+        for callback in default_callbacks(config.train, tmp_path, make_trackers(config))
     ]
-    place = usual.index("LogEvery")
-    assert found == [*usual[:place], "TensorBoard", "EarlyStopping", *usual[place:]]
+    place = defaults.index("LogEvery")
+    assert found == [*defaults[:place], "TensorBoard", "EarlyStopping", *defaults[place:]]
 
 
 def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.usual import ValidateAndSave
+from dpr.training.callbacks.defaults import ValidateAndSave
 from dpr.training.metrics import Metrics
 from dpr.training.run import Progress
 from dpr.training.settings import Periods

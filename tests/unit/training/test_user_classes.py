@@ -13,7 +13,7 @@ import torch
 from dpr.core.errors import ConfigError
 from dpr.training.assembly import Named, user_data
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.usual import EarlyStopping
+from dpr.training.callbacks.defaults import EarlyStopping
 from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainSettings
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer

@@ -298,7 +298,7 @@ class LoadBest(Callback):
             logger.info("the model is now that of %s", folder)
 
 
-def usual_callbacks(
+def default_callbacks(
     settings: TrainSettings, output_dir: Path, further: Sequence[Callback] = ()
 ) -> list[Callback]:
     """The callbacks that log, validate and save, and those that settings switch on, with ``further`` ones
