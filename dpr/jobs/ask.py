@@ -118,14 +118,14 @@ def format_hit(hit: Hit, *, question: str, width: int, is_bright: bool = False) 
     lines = textwrap.wrap(excerpt, inner, max_lines=_SNIPPET_LINES, placeholder=" ...")
     if is_bright:
         lines = [_bright(words.pieces(line)) for line in lines]
-    metadata = [_printable(fact) for fact in _origin(hit)]
+    notes = [_printable(fact) for fact in _origin(hit)]
     if len(hit.sides) > 1:
         for side, place in hit.sides.items():
             found = "none" if place is None else f"#{place.rank} ({place.score:.4g})"
-            metadata.append(f"{'BM25' if side == 'bm25' else side} {found}")
+            notes.append(f"{'BM25' if side == 'bm25' else side} {found}")
     common = words.in_common(title, text)
-    metadata.append(f"in common: {_printable(', '.join(common))}" if common else "no word in common")
-    lines += textwrap.wrap(" | ".join(metadata), inner)
+    notes.append(f"in common: {_printable(', '.join(common))}" if common else "no word in common")
+    lines += textwrap.wrap(" | ".join(notes), inner)
     return "\n".join([heading, *(f"    {line}" for line in lines)])
 
 
