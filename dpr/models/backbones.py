@@ -135,7 +135,9 @@ def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], 
     limits |= {"num_hidden_layers": len(shapes) or 1000, "max_position_embeddings": max(most, _MAX_POSITIONS)}
     for name, limit in limits.items():
         value = getattr(config, name, 1)
-        if value is not None and (type(value) is not int or not 1 <= value <= limit):
+        # a static encoder (dpr.models.static)
+        least = 0 if name == "num_hidden_layers" and config.model_type == "openai-gpt" else 1
+        if value is not None and (type(value) is not int or not least <= value <= limit):
             limited = ", the size of the weights" if shapes else ""
             raise InputError(f"{name} is {describe(value)}", file=file, expected=f"1 to {limit}{limited}")
 
@@ -287,7 +289,9 @@ def load_backbone(
         auto_class(config), name_or_folder, config, **_without_pooler(type(config))
     )
     _switch_off_dropout(backbone, dropout, attention_dropout)
-    return backbone
+    from dpr.models.static import static_if_layerless
+
+    return static_if_layerless(backbone)
 
 
 def is_without_weights(folder: Path) -> bool:

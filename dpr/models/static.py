@@ -59,5 +59,16 @@ class StaticBackbone(PreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
 
 
+def static_if_layerless(backbone: Any) -> Any:
+    """A GPT without layers and positions, as which static encoders are exported, as what it is; any other
+    backbone as it came."""
+    config = backbone.config
+    if config.model_type != "openai-gpt" or config.n_layer or bool(backbone.positions_embed.weight.any()):
+        return backbone
+    static = StaticBackbone(StaticConfig(config.vocab_size, config.n_embd, config.pad_token_id))
+    static.words.weight = nn.Parameter(backbone.tokens_embed.weight.detach())
+    return static.train(backbone.training)
+
+
 AutoConfig.register(MODEL_TYPE, StaticConfig, exist_ok=True)
 AutoModel.register(StaticConfig, StaticBackbone, exist_ok=True)
