@@ -24,7 +24,7 @@ def write_documents(folder: Path) -> None:
             for _ in range(12)
         )
         (folder / f"page{number}.md").write_text(f"# {sentence(rng, 4)}\n\n" + "\n\n".join(sections))
-    (folder / "broken.py").write_text("def (")
+    (folder / "broken.txt").write_bytes(b"\0")
 
 
 def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_made_again(
@@ -59,9 +59,7 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     assert main(line) == 0
     assert commands == []
     capsys.readouterr()
-    (tmp_path / "docs" / "broken.py").write_text(
-        '"""Now it says something of use to those who look for it."""'
-    )
+    (tmp_path / "docs" / "broken.txt").write_text("Now it says something of use to those who look for it.")
     assert main(line) == 0
     assert commands == STAGES
     assert "could not be read" not in capsys.readouterr().out
