@@ -186,8 +186,8 @@ def _evaluate_set(
     own = "skip_same_id: true in the set's entry leaves out hits with a question's own id"
     evaluator.check(rankings[config.systems[-1]], passages, own=own)
     texts = [form.text(question.text) for question in questions]
-    metadata = {"kind": "evaluation", "made_of": made_of}
-    with durable_folder(target, overwrite=config.overwrite, metadata=metadata) as folder:
+    manifest = {"kind": "evaluation", "made_of": made_of}
+    with durable_folder(target, overwrite=config.overwrite, metadata=manifest) as folder:
         for system, listed in rankings.items():
             metadata: dict[str, Any] = {"question_set": test_set.name}
             metadata["indexer"] = "bm25" if system == "bm25" else "exact"
