@@ -54,19 +54,12 @@ _SAMPLE = {
 }
 _HIT = {"id": "1", "title": "", "text": "x", "score": "1.5", "has_answer": True}
 _RESULTS = json.dumps([{"question": "q", "id": "0", "answers": ["a"], "ctxs": [_HIT]}] * 2, indent=4).encode()
-_EXAMPLE = {
-    "question": "q",
-    "answers": ["a"],
-    "first_right_rank": 1,
-    "hits": [{"title": "t", "text": "x", "score": 1.0, "right": True}],
-}
 _METRICS = {
     "question_set": "test",
     "num_questions": 3,
     "indexer": "bm25",
     "metrics": {"accuracy@1": 2 / 3, "mrr@10": 0.625},
     "first_right_rank": {"counts": [2, 0, 1], "not_found": 0},
-    "examples": [_EXAMPLE],
     "per_question": {
         "ids": ["1", "2", "3"],
         "questions": ["a", "b", "c"],
@@ -129,7 +122,7 @@ def _read_passages(path: Path) -> None:
 
 def _read_metrics(path: Path) -> None:
     found = Retrieval("x", read_metrics(path))
-    assert found.num_judged is not None and found.examples is not None
+    assert found.num_judged is not None
     compare([f"a={path}"])
     compare([f"a={path}", f"b={path}"])
 
@@ -303,10 +296,10 @@ SUBJECTS: dict[str, Subject] = {
     "columns": _foreign("c.jsonl", lines(*[_COLUMNS] * 3), JSON),
     "arrow stream": _foreign("data.arrow", _arrow_stream(), BYTES),
     "saved dataset": Subject(
-        "d/train/state.json", _saved_dataset, lambda path: _read_foreign(path.parents[1]), JSON
-    ),
-    "saved splits": Subject(
-        "d/dataset_dict.json", _saved_dataset, lambda path: _read_foreign(path.parent), JSON
+        "d/train/data-00000-of-00001.arrow",
+        _saved_dataset,
+        lambda path: _read_foreign(path.parents[1]),
+        BYTES,
     ),
     "zip": Subject("x.zip", one("x.zip", _archive("zip")), _unpack, BYTES),
     "parquet": _foreign("c.parquet", _parquet(), BYTES),
