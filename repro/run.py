@@ -133,14 +133,12 @@ def largest_difference(own: str, others: str) -> float:
     import numpy as np
 
     from dpr.formats.original.vectors import PickledVectors
-    from dpr.formats.vector_shards import open_shards
+    from dpr.formats.vector_shards import VectorShard
 
     def vectors(pattern: str) -> Iterator[tuple[bytes, Any]]:
         files = [Path(name) for name in glob.glob(pattern)]
         is_original = all(file.is_file() for file in files)
-        for shard in (
-            map(PickledVectors, files) if is_original else open_shards([pattern], allow_missing=True)
-        ):
+        for shard in map(PickledVectors if is_original else VectorShard, files):
             for ids, block in shard.chunks():
                 for key, vector in zip(ids.tolist(), block, strict=True):
                     yield key.rpartition(b":")[2], vector
