@@ -109,7 +109,7 @@ def train(
     towers = TowerOptions(learn_temperature=True, temperature=0.5)
     model = tiny_model(folder, dtype=dtype, options=towers, pooling="mean", normalize=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dev_sets, "PASSAGE_BLOCK", 8)  # ranks differ in how many of these they have
+        patch.setattr(dev_sets, "QUESTIONS_AT_ONCE", 2)  # so that ranks read several times
         train_sets, dev = [ListSource(make_samples(60))], [ListSource(make_samples(10, seed=1), "dev")]
         make_trainer(
             model, train_sets, dev, out, *([StopAfter(stop_after)] if stop_after else []), **RUN, **options
