@@ -235,7 +235,14 @@ def test_mining_applies_them(folder: Path, vectors: np.ndarray) -> None:
     mined = {}
     for run, more in (
         ("prompted", []),
-        ("prefixed", [f"query_prefix={QUERY}", f"passage_prefix={PASSAGE}"]),
+        (
+            "prefixed",
+            [
+                f"encoder.query_prompt={QUERY}",
+                f"encoder.passage_prompt={PASSAGE}",
+                "encoder.allow_other_prompts=true",
+            ],
+        ),
         ("shards", []),
     ):
         more = [*more, f"vectors={folder / 'vectors'}_0"] if run == "shards" else more
