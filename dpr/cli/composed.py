@@ -101,7 +101,8 @@ def quote_values(overrides: list[str], known: Mapping[str, Setting], *, has_grou
     others = []
     for override in overrides:
         key, has_value, raw = override.partition("=")
-        name, value = key.strip().lstrip("+"), raw.strip()
+        name = key.strip().lstrip("+")
+        value = raw.strip()
         setting = known.get(name)
         is_option = any(entry.is_open and name.startswith(entry.key + ".") for entry in known.values())
         if not has_value or (setting is None and not is_option):

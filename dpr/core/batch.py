@@ -98,7 +98,8 @@ class TokenBatch(_Batch):
     def select(self, rows: Tensor) -> TokenBatch:
         """The given sequences in the given order; ``rows`` should be on the host to avoid waiting for the
         device."""
-        device, host = self.tokens.device, rows.cpu()
+        device = self.tokens.device
+        host = rows.cpu()
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         lengths = self.lengths[host]
         offsets = torch.cumsum(lengths, 0) - lengths
@@ -283,7 +284,8 @@ def plan_packs(lengths: Sequence[int], max_tokens: int) -> list[slice]:
     for row, length in enumerate(lengths):
         if row > start and tokens + length > max_tokens:
             packs.append(slice(start, row))
-            start, tokens = row, 0
+            start = row
+            tokens = 0
         tokens += length
     return [*packs, slice(start, len(lengths))] if start < len(lengths) else packs
 
@@ -313,6 +315,10 @@ def plan_buckets(
         is_worth_a_call = min_unpadded is not None and longest >= min_unpadded and length < longest
         if count and (is_worth_a_call or (length < _SHRINK * longest and stop - start >= min_tokens)):
             buckets.append(Bucket(start, stop, count, longest))
-            start, count, longest = stop, 0, 0
-        stop, count, longest = stop + length, count + 1, max(longest, length)
+            start = stop
+            count = 0
+            longest = 0
+        stop = stop + length
+        count = count + 1
+        longest = max(longest, length)
     return [*buckets, Bucket(start, stop, count, longest)] if count else buckets

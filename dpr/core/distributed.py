@@ -73,7 +73,8 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Ranks()
         return
-    rank, world_size = launched("RANK"), launched("WORLD_SIZE")
+    rank = launched("RANK")
+    world_size = launched("WORLD_SIZE")
     for name in ("LOCAL_RANK", "MASTER_PORT"):
         launched(name)
     found = f"the environment has RANK={rank} and WORLD_SIZE={world_size}"
@@ -130,7 +131,8 @@ def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
         raise ConfigError(
             f"device={name}, but this installation of torch sees no CUDA device; use device=cpu"
         )
-    index, count = local_rank if device.index is None else device.index, torch.cuda.device_count()
+    index = local_rank if device.index is None else device.index
+    count = torch.cuda.device_count()
     if index >= count:
         raise ConfigError(
             f"GPU {index} is asked for, but there are {count}; start at most {count} processes here, or use"
@@ -297,7 +299,8 @@ def _average_rows(table: Tensor) -> Tensor:
 def _coalesced(gradient: Tensor) -> Tensor:
     """The same without a copy where its rows are in order, each once: autograd drops the note of that when it
     accumulates."""
-    rows, values = gradient._indices(), gradient._values()
+    rows = gradient._indices()
+    values = gradient._values()
     if gradient.is_coalesced() or not bool((rows[0].diff() > 0).all()):
         return gradient.coalesce()
     return torch.sparse_coo_tensor(rows, values, gradient.shape, check_invariants=False, is_coalesced=True)

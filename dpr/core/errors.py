@@ -55,7 +55,11 @@ class InputError(DprError, ValueError):
     ) -> None:
         if len(found) > _LONGEST_FOUND:  # a message may quote what was found, however long it is
             found = f"{found[: _LONGEST_FOUND - 60]} ... {found[-50:]}"
-        self.found, self.file, self.line, self.expected, self.hint = found, file, line, expected, hint
+        self.found = found
+        self.file = file
+        self.line = line
+        self.expected = expected
+        self.hint = hint
         where = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
         super().__init__(
             where + found + (f", expected {expected}" if expected else "") + (f"; {hint}" if hint else "")

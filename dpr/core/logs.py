@@ -117,8 +117,13 @@ class Progress:
     def __init__(
         self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool = False
     ) -> None:
-        self._what, self._total, self._unit, self._quiet = what, total, unit, quiet
-        self._done, self._at_start, self._tokens = done, done, 0
+        self._what = what
+        self._total = total
+        self._unit = unit
+        self._quiet = quiet
+        self._done = done
+        self._at_start = done
+        self._tokens = 0
         self._started = self._last_line = time.monotonic()
         self._bar = None
         if shows_bars(sys.stderr) and not quiet:

@@ -141,10 +141,8 @@ def _call_the_roll(where: str) -> tuple[list[int] | None, dict[int, str]]:
     store = _store()
     if store is None:
         return None, {}
-    keys, deadline = (
-        {rank: _key(rank) for rank in range(int(os.environ["WORLD_SIZE"]))},
-        time.monotonic() + ROLL_CALL_S,
-    )
+    keys = {rank: _key(rank) for rank in range(int(os.environ["WORLD_SIZE"]))}
+    deadline = time.monotonic() + ROLL_CALL_S
     try:
         store.set(_key(int(os.environ["RANK"])), f"lost {where}")
         while (
@@ -178,7 +176,8 @@ def _key(rank: int) -> str:
 
 def _store(timeout_s: float = ROLL_CALL_S) -> dist.Store | None:
     try:
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        address = os.environ["MASTER_ADDR"]
+        port = int(os.environ["MASTER_PORT"])
         with suppress(TimeoutError), socket.create_connection((address, port), timeout=timeout_s):
             pass  # fails at once where nothing listens; the store itself would retry for twice the timeout
         return dist.TCPStore(

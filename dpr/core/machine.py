@@ -66,7 +66,8 @@ def overlapping(
 
     Had each its own, one that began inside another would restore, at its end, what it had found: the change.
     """
-    lock, running = Lock(), list[AbstractContextManager[None]]()
+    lock = Lock()
+    running = list[AbstractContextManager[None]]()
     count = 0
 
     @contextmanager
@@ -98,7 +99,8 @@ def no_downloads() -> Iterator[None]:
     """
     from huggingface_hub import constants
 
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:

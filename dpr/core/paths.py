@@ -88,7 +88,8 @@ def is_replaced(read: Path, target: Path, *, adds: bool) -> bool:
     try:
         if os.path.samefile(read, target):
             return not (adds and target.is_dir())
-        inner, outer = read.resolve(), target.resolve()
+        inner = read.resolve()
+        outer = target.resolve()
     except (OSError, ValueError):
         return False
     if target.is_dir():

@@ -99,14 +99,12 @@ def same_as_remote(key: str, known: Collection[str]) -> str:
     return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
 
 
-IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT = (
-    "identity",
-    "warned",
-    "start",
-    "content",
-    "model",
-    "no effect",
-)
+IDENTITY = "identity"
+WARNED = "warned"
+START = "start"
+CONTENT = "content"
+MODEL = "model"
+NO_EFFECT = "no effect"
 """What a changed value means for a resumed run, ``setting(on_resume=...)``:
 
 identity   it decides the batches or the objective; the change is refused
@@ -508,13 +506,15 @@ def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]
         for item in fields(base)
     }
     for item in sorted(fields(config_class), key=lambda item: item.name in mixed_in):
-        key, kind = prefix + item.name, hints[item.name]
+        key = prefix + item.name
+        kind = hints[item.name]
         if is_dataclass(kind) and isinstance(kind, type):
             yield from _walk(kind, key + ".")
         else:
             default = item.default if item.default_factory is MISSING else item.default_factory()
             default = None if default is MISSING else default
-            is_open, entries = get_origin(kind) is dict, item.metadata.get("entries")
+            is_open = get_origin(kind) is dict
+            entries = item.metadata.get("entries")
             yield Setting(key, kind, default, config_class, is_open, rule_of(item), entries)
 
 

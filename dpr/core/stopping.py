@@ -53,7 +53,8 @@ class StopSignals(SignalBlock):
 
     def __init__(self) -> None:
         super().__init__()
-        self._number, self._since = 0, 0.0
+        self._number = 0
+        self._since = 0.0
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def requested(self) -> int:
@@ -66,7 +67,8 @@ class StopSignals(SignalBlock):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self._number:
-            self._number, self._since = number, now
+            self._number = number
+            self._since = now
         elif now - self._since >= _SAME_REQUEST_S:
             # No buffered output and no exit handlers, which could block: a second request means that the
             # process must end.

@@ -129,10 +129,8 @@ class Collator:
         context_row = [
             0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts
         ]
-        texts, listed = (
-            TokenBatch.from_lists([list(tokens) for tokens in distinct]),
-            torch.tensor(context_row, dtype=torch.int64),
-        )
+        texts = TokenBatch.from_lists([list(tokens) for tokens in distinct])
+        listed = torch.tensor(context_row, dtype=torch.int64)
         namespaces = [row.namespace for row in rows for _ in range(width)]
         pairs = zip(slots, namespaces, strict=True)
         identities = [
@@ -167,7 +165,8 @@ class Collator:
         Raises:
             InputError: it has no positive.
         """
-        sample, options = row.sample, row.options
+        sample = row.sample
+        options = row.options
         if not sample.positives:
             raise InputError(
                 f"{row.namespace}: row {row.number} has no positive passage",

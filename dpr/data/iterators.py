@@ -194,7 +194,8 @@ class ShardedDataIterator:
         features: np.ndarray | None = None,
     ) -> None:
         self._slice = _share(global_batch_size, rank, world_size)
-        self.num_rows, self.global_batch_size = num_rows, global_batch_size
+        self.num_rows = num_rows
+        self.global_batch_size = global_batch_size
         self.num_pools = num_rows // global_batch_size
         self._order = LapOrder(num_rows, seed, dataset, features=features, pool_size=global_batch_size)
 
@@ -221,11 +222,10 @@ class MultiSetDataIterator:
         names: Sequence[str] = (),
     ) -> None:
         names = names or [f"data set {number}" for number in range(len(iterators))]
-        self._iterators, self._seed = list(iterators), seed
-        num_rows, self._num_pools = (
-            [item.num_rows for item in iterators],
-            [item.num_pools for item in iterators],
-        )
+        self._iterators = list(iterators)
+        self._seed = seed
+        num_rows = [item.num_rows for item in iterators]
+        self._num_pools = [item.num_pools for item in iterators]
         self.counts = (sampling or Sampling()).pools_of_sets(num_rows, self._num_pools, names)
         self.pools_per_epoch = sum(self.counts)
 
@@ -289,7 +289,8 @@ class MixedDataIterator:
 
     def pool(self, epoch: int, index: int) -> PoolRows:
         if self._epoch != epoch:
-            self._rows, self._epoch = self._rows_of(epoch), epoch
+            self._rows = self._rows_of(epoch)
+            self._epoch = epoch
         start = index * self._pool_size
         return PoolRows(*(part[start : start + self._pool_size][self._slice] for part in self._rows))
 

@@ -61,8 +61,10 @@ class PoolDataset(Dataset[BiEncoderBatch]):
     """Maps (epoch, pool) to this rank's batch."""
 
     def __init__(self, sets: OpenedSets, iterator: PoolIterator, collator: Collator) -> None:
-        self.sources, self.options = [source for source, _ in sets], [options for _, options in sets]
-        self.iterator, self.collator = iterator, collator
+        self.sources = [source for source, _ in sets]
+        self.options = [options for _, options in sets]
+        self.iterator = iterator
+        self.collator = collator
 
     def __getitem__(self, key: tuple[int, int]) -> BiEncoderBatch:
         return self.collator(self.read(self.iterator.pool(*key)))
@@ -92,11 +94,13 @@ def cut_into_pools(
         ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, shares and sets
             do not match, a selector does not fit the tokenizer.
     """
-    sources, options = [source for source, _ in sets], [options for _, options in sets]
+    sources = [source for source, _ in sets]
+    options = [options for _, options in sets]
     for item in options:
         collator.tensorizer.check_selector(item.selector)
     sampling = with_weights_of_sets(sampling or Sampling(), sets)
-    num_rows, names = [len(source) for source in sources], [source.name for source in sources]
+    num_rows = [len(source) for source in sources]
+    names = [source.name for source in sources]
     features = None
     if sampling.group_by_words:
         features = [row_words(source) for source in sources]
@@ -254,7 +258,8 @@ def row_words(source: SampleSource) -> np.ndarray:
         blake2b(word.encode(errors="surrogatepass"), digest_size=2 * _PLACES).digest() for word in counts
     )
     draws = np.frombuffer(drawn, dtype="<u2").reshape(-1, _PLACES)
-    places, values = draws % _WIDTH, np.where(draws >> 15, 1.0, -1.0) * weights[:, None]
+    places = draws % _WIDTH
+    values = np.where(draws >> 15, 1.0, -1.0) * weights[:, None]
     features = np.zeros(len(text), dtype=WORDS)
     for row, (positive, sides) in enumerate(_rows(text)):
         found = ([numbers[word] for word in words] for words in sides)

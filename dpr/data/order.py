@@ -41,14 +41,18 @@ class LapOrder:
     def __init__(
         self, num_rows: int, seed: int, key: int, *, features: np.ndarray | None = None, pool_size: int = 1
     ) -> None:
-        self._num_rows, self._seed, self._key = num_rows, seed, key
-        self._features, self._pool_size = features, pool_size
+        self._num_rows = num_rows
+        self._seed = seed
+        self._key = key
+        self._features = features
+        self._pool_size = pool_size
         self._lap = -1
         self._rows = np.empty(0, dtype=np.int64)
 
     def __call__(self, lap: int) -> np.ndarray:
         if self._lap != lap:
-            self._rows, self._lap = self._of(lap), lap
+            self._rows = self._of(lap)
+            self._lap = lap
         return self._rows
 
     def _of(self, lap: int) -> np.ndarray:
@@ -84,8 +88,10 @@ def nearest_together(features: np.ndarray, pool_size: int) -> np.ndarray:
     Of rows with the same positive one is taken, unless no others are left: they would be no negatives of each
     other.
     """
-    vectors, positives = features["vector"].astype(np.float32), features["positive"]
-    left, pools = np.arange(len(features)), list[np.ndarray]()
+    vectors = features["vector"].astype(np.float32)
+    positives = features["positive"]
+    left = np.arange(len(features))
+    pools = list[np.ndarray]()
     while len(left):
         near = left[np.argsort(-(vectors @ vectors[left[0]])[left], kind="stable")]
         _, first = np.unique(positives[near], return_index=True)

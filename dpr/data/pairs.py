@@ -206,7 +206,8 @@ class TextRow:
         self.words = words_of(title, [passage.text[start:end] for start, end in self._text])
 
     def sample(self, cut: Cut, identity: tuple[int, int]) -> TrainingSample:
-        whole, spans = self.passage, self._text
+        whole = self.passage
+        spans = self._text
         asked = joined(whole.title, [self._title[word] for word in cut.title])
         asked = asked or joined(whole.text, [spans[word] for word in cut.question])
         parts = [whole.text[spans[start][0] : spans[end - 1][1]] for start, end in cut.passage if start < end]

@@ -269,8 +269,6 @@ class DataSetSettings(Settings):
     def stored_metadata(self, name: str, text: TextSettings) -> dict[str, Any]:
         """What decides the tokens of the set ``name``, as a token store states it, beside a model with these
         text settings."""
-        metadata, stored = (
-            self.metadata(name),
-            ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix"),
-        )
+        metadata = self.metadata(name)
+        stored = ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix")
         return {key: metadata[key] for key in stored if key in metadata} | text.stored_metadata(self.prompt)

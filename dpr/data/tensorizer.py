@@ -38,7 +38,9 @@ _LONG_TITLE = 4  # characters, in units of the sequence length
 
 
 _LOST_WORDS = 0.02  # share of a vocabulary; one that was made of lower-cased texts has hardly any
-SHARE_SAID, _SHARE_REFUSED = 0.05, 0.5  # of unknown tokens
+# of unknown tokens
+SHARE_SAID = 0.05
+_SHARE_REFUSED = 0.5
 _LEAST_TOKENS = 50  # fewer tell nothing about a language
 
 

@@ -89,7 +89,8 @@ class PresentedPassage(NamedTuple):
 
 def presented(passage: Passage, text: TextSettings) -> PresentedPassage:
     """The passage after the model's prompt, by its title template. The text is stripped, the title is not."""
-    prompt, body = text.passage_prompt, passage.text.strip()
+    prompt = text.passage_prompt
+    body = passage.text.strip()
     if not passage.title:
         return PresentedPassage("", prompt + body)
     if not text.title_template:
@@ -183,7 +184,8 @@ class JoinRule:
     ) -> JoinRule | None:
         """Reads the rule off the token ids and segments (None: special) of a sequence and a pair; None where
         they show no such rule."""
-        around_one, around_two = _specials(*single, count=1), _specials(*pair, count=2)
+        around_one = _specials(*single, count=1)
+        around_two = _specials(*pair, count=2)
         if around_one is None or around_two is None:
             return None
         return cls((around_one[0], around_one[1]), (around_two[0], around_two[1], around_two[2]), cut_start)

@@ -66,7 +66,8 @@ def check_files(folder: Path, *, within: Path | None = None) -> None:
         kind = next((pattern for pattern in _READ if re.fullmatch(pattern, entry.name)), None)
         if kind is None:
             continue
-        file, most = folder / entry.name, _READ[kind]
+        file = folder / entry.name
+        most = _READ[kind]
         if entry.is_symlink() and not leads_inside(folder, file):
             raise InputError(
                 "is a link",
@@ -198,7 +199,8 @@ def _is_sound(charsmap: Any) -> bool:
     if not len(waiting):
         return False
     while len(waiting):
-        nodes, waiting = waiting[:_NODES_AT_ONCE], waiting[_NODES_AT_ONCE:]
+        nodes = waiting[:_NODES_AT_ONCE]
+        waiting = waiting[_NODES_AT_ONCE:]
         if (nodes | 0xFF).max() >= len(units):
             return False
         seen[nodes] = True
@@ -241,7 +243,8 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
             " Hugging Face cache"
         )
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        found, name = f"no tokenizer could be loaded ({reason})", str(name_or_folder)
+        found = f"no tokenizer could be loaded ({reason})"
+        name = str(name_or_folder)
         if "/" in name and not Path(name).exists():
             is_path = name.startswith((".", "/")) or name.count("/") > 1
             found = (

@@ -87,7 +87,8 @@ class _Stored:
         return self._store[row]
 
     def _row_equals(self, row: int, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-        sample, text = self[row], self.text[row]
+        sample = self[row]
+        text = self.text[row]
         if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens(
             [text.question], **options.of_questions
         ):

@@ -108,7 +108,8 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     missing = flags[:num_chunks].nonzero().flatten().tolist()
     if len(missing) < num_chunks:
         logger.info("%s: %d of %d chunks exist already", folder, num_chunks - len(missing), num_chunks)
-    embedded, empty = 0, 0
+    embedded = 0
+    empty = 0
     if flags[num_chunks]:
         writer = opened[0] if opened else make_writer()
         barrier()  # no rank finishes the shard while another is still opening it
@@ -180,7 +181,8 @@ def _embed_chunks(
         1, thread_name_prefix="write"
     ) as pool:  # leaving it lets a write that has started finish
         for turn in range(turns + 1):  # in the last one, only the last chunk is written
-            done, failure = torch.zeros(3, dtype=torch.float64), None
+            done = torch.zeros(3, dtype=torch.float64)
+            failure = None
             try:
                 if turn < len(mine):
                     chunk = next(prepared)

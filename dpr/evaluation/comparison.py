@@ -87,7 +87,8 @@ def paired_values(
     Raises:
         InputError: the runs are about other questions.
     """
-    ours, theirs = first.judged(metric), second.judged(metric)
+    ours = first.judged(metric)
+    theirs = second.judged(metric)
     if other := sorted(ours.keys() ^ theirs.keys()):
         message = f"{metric} of question {other[0]!r} is in {against if other[0] in ours else label} alone"
         raise InputError(
@@ -119,7 +120,8 @@ def differences(sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:
     """The questions with the largest differences, those that got worse and better alike; equal ones in the
     order of the first run."""
-    ours, theirs = first.judged(metric), second.judged(metric)
+    ours = first.judged(metric)
+    theirs = second.judged(metric)
     texts = dict(zip(first.ids, first.texts, strict=True))
     changed = [
         Changed(key, texts[key], value, theirs[key]) for key, value in ours.items() if theirs[key] != value

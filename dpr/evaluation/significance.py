@@ -16,7 +16,10 @@ from scipy import special  # scipy.stats, which has these under other names, tak
 
 from dpr.core.errors import InputError
 
-HIGHER, LOWER, NO_DIFFERENCE, TOO_FEW = "higher", "lower", "no difference", "too few questions"
+HIGHER = "higher"
+LOWER = "lower"
+NO_DIFFERENCE = "no difference"
+TOO_FEW = "too few questions"
 FEWEST = 10
 """From fewer questions, or where all differ alike, nothing is told of others: how far these may lie is not
 known."""

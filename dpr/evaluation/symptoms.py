@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from dpr.evaluation.report.reading import Training
 
-_LEAST_LINES, _RISEN = 4, 1.2
+_LEAST_LINES = 4
+_RISEN = 1.2
 _HIGHEST = re.compile(r"(@\d+|_acc)$")
 
 
@@ -83,7 +84,8 @@ def _diverged(run: Training) -> Symptom | None:
     losses = _series(run, "train/loss")
     if len(losses) < _LEAST_LINES:
         return None
-    lowest, end = min(losses), _mean(losses[-_quarter(losses) :])
+    lowest = min(losses)
+    end = _mean(losses[-_quarter(losses) :])
     if end < max(1.5 * lowest + 0.1, losses[0] * (_RISEN if lowest == losses[0] else 0)):
         return None
     step = [line["step"] for line in run.logs if math.isfinite(line["train/loss"])][losses.index(lowest)]
@@ -140,10 +142,12 @@ def _worse_than_start(run: Training) -> Symptom | None:
 
 def _overfitted(run: Training) -> Symptom | None:
     name, sign, values = _best_metric(run)
-    after, losses = [value for value in values if value[0] > 0], _series(run, "train/loss")
+    after = [value for value in values if value[0] > 0]
+    losses = _series(run, "train/loss")
     if len(after) < 3 or losses[-1:] > losses[:1]:
         return None
-    best, last = max(after, key=lambda value: sign * value[1]), after[-1]
+    best = max(after, key=lambda value: sign * value[1])
+    last = after[-1]
     if best[0] > 0.5 * last[0] or abs(best[1] - last[1]) < 0.01 * abs(best[1]):
         return None
     seen = (

@@ -36,7 +36,8 @@ def export_dpr_file(
             ``allow_other_vectors`` is not set; or ``target`` exists and is not this model in this format.
         OutputError: ``target`` cannot be written.
     """
-    settings, config = model.settings, model.question_model.config
+    settings = model.settings
+    config = model.question_model.config
     impossible = {
         f"its backbone is {config.model_type}": config.model_type != "bert",
         f"pooling is {settings.pooling}": settings.pooling != "cls",

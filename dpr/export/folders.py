@@ -155,7 +155,9 @@ def model_card(model: BiEncoder, metadata: CardMetadata, *, to: str, usage: str,
         eval_results=results or None,
     )
 
-    settings, text, config = model.settings, model.tensorizer.text, model.ctx_model.config
+    settings = model.settings
+    text = model.tensorizer.text
+    config = model.ctx_model.config
     towers = "a tower for questions and one for passages"
     if settings.static_questions:
         towers = "a table of token vectors for questions and a tower for passages"

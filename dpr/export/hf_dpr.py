@@ -29,7 +29,8 @@ _CLASSES = {QUESTION: "DPRQuestionEncoder", CTX: "DPRContextEncoder"}
 def require_supported(model: BiEncoder, source: str) -> None:
     """InputError where the classes know no such model."""
     refuse_unknown_vectors(model, source)
-    settings, kind = model.settings, model.question_model.config.model_type
+    settings = model.settings
+    kind = model.question_model.config.model_type
     problems = {
         f"its backbone is {kind}": kind != "bert",
         f"pooling is {settings.pooling}": settings.pooling != "cls",

@@ -58,7 +58,8 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         InputError: a tower cannot be traced.
     """
     (folder / "onnx").mkdir()
-    tensorizer, text = model.tensorizer, model.tensorizer.text
+    tensorizer = model.tensorizer
+    text = model.tensorizer.text
     lengths = {"question": tensorizer.question_length, "ctx": tensorizer.sequence_length}
     serving: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -215,7 +216,9 @@ def _question(text: str, part: dict[str, Any]) -> str:
 
 
 def _passage(passage: Passage, part: dict[str, Any]) -> str | tuple[str, str]:
-    title, text, prompt = passage.title, passage.text.strip(), part["prompt"]
+    title = passage.title
+    text = passage.text.strip()
+    prompt = part["prompt"]
     if not title:
         return str(prompt + text)
     if template := part["title_template"]:

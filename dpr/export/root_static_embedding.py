@@ -31,7 +31,8 @@ class RootStaticEmbedding(StaticEmbedding):
         }
 
     def forward(self, features: dict[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
-        tokens, offsets = features["input_ids"], features["offsets"]
+        tokens = features["input_ids"]
+        offsets = features["offsets"]
         lengths = offsets.diff(append=offsets.new_tensor([len(tokens)]))
         text = torch.repeat_interleave(lengths)  # to which each token belongs
         _, same, counts = torch.unique(

@@ -145,7 +145,8 @@ def _is_bag(model: BiEncoder) -> bool:
 def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
     """Writes the modules of a tower; returns their types by the names of their folders, in order. Routes
     share what has no weights."""
-    tower, settings = side.tower, model.settings
+    tower = side.tower
+    settings = model.settings
     prefix = f"{side.folder}_" if side.folder else ""
     if _is_bag(model):
         is_rooted = settings.pooling == "idf_sqrt"
@@ -220,7 +221,8 @@ def _loaded(folder: Path) -> Any:
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     """Vectors by the library alone; passages as its users give them."""
-    model, text = _loaded(folder), TextSettings(**own_text(folder))
+    model = _loaded(folder)
+    text = TextSettings(**own_text(folder))
     options: dict[str, Any] = {"batch_size": _BATCH, "show_progress_bar": False}
 
     def of_passages(passages: list[Passage]) -> np.ndarray:

@@ -217,7 +217,8 @@ def write_tokenizer(
     Token types are left out. ``truncated`` also writes the length into tokenizer.json, for libraries that
     read nothing else.
     """
-    tokenizer, folder = tensorizer.tokenizer, target / side.folder
+    tokenizer = tensorizer.tokenizer
+    folder = target / side.folder
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["padding"], state["truncation"] = None, None
     if side.plain_apostrophes:
@@ -273,7 +274,8 @@ def merged(model: BiEncoder) -> BiEncoder:
 def _merged_tower(tower: Encoder) -> Encoder:
     whole = copy.deepcopy(tower)
     whole.to(torch.promote_types(next(tower.parameters()).dtype, torch.float32))
-    adapter, whole.adapter = whole.adapter, None
+    adapter = whole.adapter
+    whole.adapter = None
     assert adapter is not None
     with torch.no_grad():
         for name, layer in adapter.layers.items():

@@ -280,7 +280,8 @@ def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None
 
 def field_of(record: Mapping[str, Any], name: str) -> Any:
     """A field of a record, or of BEIR's object ``metadata`` in it; None where neither has it."""
-    value, inner = record.get(name), record.get("metadata")
+    value = record.get(name)
+    inner = record.get("metadata")
     return inner.get(name) if value is None and isinstance(inner, Mapping) else value
 
 

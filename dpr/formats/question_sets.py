@@ -261,11 +261,9 @@ def _csv_questions(
         if named is not None and (is_default or named["questions"] == question_col):
             header = first
         if named is not None and is_default:
-            question_col, answers_col, id_col = (
-                named["questions"],
-                named.get("answers", -1),
-                named.get("ids", -1),
-            )
+            question_col = named["questions"]
+            answers_col = named.get("answers", -1)
+            id_col = named.get("ids", -1)
             needed = max(question_col, answers_col, id_col) + 1
     rows = (item for item in table_rows(path, form) if item[1] != header)
     for index, (line, row) in enumerate(rows):

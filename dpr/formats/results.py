@@ -144,7 +144,8 @@ def read_trec_run(path: str | Path, *, as_trec_eval: bool = False) -> dict[str, 
 
 
 def _result(value: dict[str, Any], number: int) -> RetrievedQuestion:
-    answers, contexts = value.get("answers") or [], value.get("ctxs")
+    answers = value.get("answers") or []
+    contexts = value.get("ctxs")
     if not isinstance(answers, list) or not isinstance(contexts, list):
         raise ValueError("answers and ctxs are not both lists, expected a DPR results record")
     return RetrievedQuestion(
@@ -267,7 +268,8 @@ def require_consistent(report: Mapping[str, Any], each: PerQuestion | None, file
     if not isinstance(counts, list) or not all(
         type(number) is int and number >= 0 for number in (*counts, without)
     ):
-        counts, without = [], 0
+        counts = []
+        without = 0
     if each is not None and report.get("num_questions") != len(each.ids):
         raise InputError(
             f"num_questions is {report.get('num_questions')}, per_question lists {len(each.ids)}", file=file

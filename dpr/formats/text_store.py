@@ -31,7 +31,8 @@ from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import cache_key, ensure_built
 
 _VERSION = 1
-_ROWS, _IDS = "rows.arrow", "ids.npy"
+_ROWS = "rows.arrow"
+_IDS = "ids.npy"
 _ORIGIN = pa.struct({"file": pa.string(), "heading": pa.string(), "line": pa.int64(), "url": pa.string()})
 _SCHEMA = pa.schema(
     {

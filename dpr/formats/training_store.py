@@ -128,6 +128,7 @@ class RowStore(MappedBatches):
 
 def _passages(batch: pa.RecordBatch, column: str, index: int) -> tuple[Passage, ...]:
     listed = batch.column(column)
-    start, end = listed.offsets[index].as_py(), listed.offsets[index + 1].as_py()
+    start = listed.offsets[index].as_py()
+    end = listed.offsets[index + 1].as_py()
     fields = (listed.values.field(name).slice(start, end - start).to_pylist() for name in _PASSAGE)
     return tuple(Passage(*values) for values in zip(*fields, strict=True))

@@ -352,7 +352,8 @@ def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
                 raise InputError(found, file=path, hint="embed the corpus again with one model")
     groups: dict[tuple[Any, ...], dict[int, Path]] = {}
     for path, metadata in shards:
-        number, of_corpus = metadata.get("shard_id"), tuple(metadata.get(key) for key in _OF_CORPUS)
+        number = metadata.get("shard_id")
+        of_corpus = tuple(metadata.get(key) for key in _OF_CORPUS)
         if isinstance(number, int) and isinstance(of_corpus[-1], int):
             groups.setdefault(of_corpus, {})[number] = path
     for group, members in groups.items():
@@ -368,7 +369,8 @@ def are_rows_of_one_corpus(shards: Sequence[Metadata]) -> bool:
     embedded."""
     rows = []
     for metadata in shards:
-        start, stop = metadata.get("first_row"), metadata.get("end_row")
+        start = metadata.get("first_row")
+        stop = metadata.get("end_row")
         if "corpus_fingerprint" not in metadata or type(start) is not int or type(stop) is not int:
             return False
         if any(metadata.get(key) != shards[0].get(key) for key in _OF_IDS):

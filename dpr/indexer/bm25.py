@@ -39,10 +39,8 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 """Lucene's English list."""
 
 # the second is faster, and the same in ASCII
-_WORD, _ASCII_WORD = (
-    regex.compile(r"[\p{L}\p{N}\p{M}]+"),
-    re.compile("[a-z0-9]+"),
-)
+_WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+")
+_ASCII_WORD = re.compile("[a-z0-9]+")
 
 
 def lexical_tokens(text: str, *, is_passage: bool = False) -> list[str]:
@@ -192,10 +190,8 @@ class Bm25Index(Index):
         """The saved index, its arrays memory-mapped."""
         import bm25s
 
-        engine, ids = (
-            bm25s.BM25.load(folder, mmap=True, show_progress=False),
-            PackedIds.mapped(folder / "ids.npy"),
-        )
+        engine = bm25s.BM25.load(folder, mmap=True, show_progress=False)
+        ids = PackedIds.mapped(folder / "ids.npy")
         defaults = vars(bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene"))
         for name in ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype"):
             if (stored := getattr(engine, name)) != defaults[name]:
@@ -206,7 +202,9 @@ class Bm25Index(Index):
                 )
         if engine.scores["num_docs"] != len(ids):
             raise InputError(f"{len(ids)} ids for {engine.scores['num_docs']} passages", file=folder)
-        starts, rows, words = engine.scores["indptr"], engine.scores["indices"], engine.vocab_dict
+        starts = engine.scores["indptr"]
+        rows = engine.scores["indices"]
+        words = engine.vocab_dict
         if (
             len(starts) != len(words) + 1
             or len(rows) != len(engine.scores["data"])

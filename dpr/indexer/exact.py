@@ -89,7 +89,8 @@ class Products:
     def load(self, block: Tensor, known: dict[bool, Tensor]) -> None:
         """Sets the passages (n, D) to multiply next, and what earlier searches learned about their
         lengths."""
-        self._block, self._known = block, known
+        self._block = block
+        self._known = known
         self._half = self._half_fits and len(block) > 8 * self._k
         size = len(block)
         if self._is_on_cpu and not (self._is_few and self._half in known):
@@ -168,7 +169,8 @@ class Products:
             maxima.append(_maxima(scores[cell]))
         error = self.rounding_error(tile, self._of_block())
         reach = least - error
-        limit, num_found = 4 * self._k * len(least), 0
+        limit = 4 * self._k * len(least)
+        num_found = 0
         places: list[Places] | None = []
         for is_raised in [True] if bool((least == -torch.inf).any()) else [False, True]:
             if is_raised:
@@ -230,12 +232,14 @@ def may_round_factors() -> bool:
 
 def _places(scores: Tensor, maxima: Tensor, least: Tensor, mask: Tensor | None, first_row: int) -> Places:
     """Where the scores (n, q) of a cell are at least ``least`` (q,)."""
-    num_queries, group_rows = len(least), len(scores) // len(maxima)
+    num_queries = len(least)
+    group_rows = len(scores) // len(maxima)
     places = _true_places(maxima, least, mask)
     if (
         group_rows > 1 and len(places) * _RARE > scores.numel()
     ):  # then looking at all is faster than jumping from group to group
-        places, group_rows = _true_places(scores, least, mask), 1
+        places = _true_places(scores, least, mask)
+        group_rows = 1
     rows, columns = _divided(places, num_queries)
     if group_rows > 1:
         inside = rows[:, None] * group_rows + torch.arange(group_rows, device=rows.device)
@@ -244,7 +248,8 @@ def _places(scores: Tensor, maxima: Tensor, least: Tensor, mask: Tensor | None, 
             .view(-1)
             .nonzero()[:, 0]
         )
-        rows, columns = inside.view(-1)[hits], columns[_divided(hits, group_rows)[0]]
+        rows = inside.view(-1)[hits]
+        columns = columns[_divided(hits, group_rows)[0]]
     return rows + first_row, columns
 
 
@@ -289,7 +294,8 @@ def bfloat16_is_faster() -> bool:
     milliseconds."""
     seconds = []
     for kind in (torch.float32, torch.bfloat16):
-        left, right = torch.ones(1024, 256, dtype=kind), torch.ones(256, 512, dtype=kind)
+        left = torch.ones(1024, 256, dtype=kind)
+        right = torch.ones(256, 512, dtype=kind)
         result = torch.empty(1024, 512, dtype=kind)
         rounds = []
         for _ in range(4):
@@ -335,7 +341,8 @@ class ExactIndex(Index):
         self.sources = list(sources)
         self.dimension = common_dimension(sources)
         self.device = torch.device(device)
-        self.block_rows, self.query_rows = block_rows, query_rows
+        self.block_rows = block_rows
+        self.query_rows = query_rows
         self._lengths: defaultdict[int, dict[bool, Tensor]] = defaultdict(dict)
 
     @classmethod

@@ -44,11 +44,14 @@ from dpr.storage.durable import durable_file
 
 logger = get_logger(__name__)
 
-INDEX_FILE, IDS_FILE = "index.faiss", "ids.npy"
-TARGET_RECALL, _NEARLY = 0.95, 0.005
+INDEX_FILE = "index.faiss"
+IDS_FILE = "ids.npy"
+TARGET_RECALL = 0.95
+_NEARLY = 0.005
 _ADDED_AT_ONCE = 50_000
 _MOST_LISTS = 1 << 16
-_SAMPLED_PER_LIST, _LEAST_SAMPLE = 64, 1 << 14
+_SAMPLED_PER_LIST = 64
+_LEAST_SAMPLE = 1 << 14
 _QUESTION_TO_CENTRE = 4.0
 _CANDIDATES = (
     400  # of a question, which are scored again; four times as many as are asked for where that is more
@@ -378,7 +381,8 @@ class HnswIndex(FlatIndex):
         not change.
         """
         dimension = common_dimension(corpus)
-        least_norm, phi = np.inf, 0.0
+        least_norm = np.inf
+        phi = 0.0
         low = np.full(dimension, np.inf)
         high = np.full(dimension, -np.inf)
         for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):
@@ -456,7 +460,8 @@ def _difference(engine: Any, fresh: Any) -> str:
         part: Any = getattr(engine, name, None)
         expected: Any = getattr(fresh, name, None)
         if name == "storage" and part is not None:
-            part, expected = faiss.downcast_index(part), faiss.downcast_index(expected)
+            part = faiss.downcast_index(part)
+            expected = faiss.downcast_index(expected)
         if expected is not None and (problem := _difference(part, expected)):
             return problem
     return ""

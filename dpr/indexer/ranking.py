@@ -43,7 +43,8 @@ class HeldIds(Sequence[str]):
     """Ids in the room that their bytes take."""
 
     def __init__(self, ids: Iterable[str]) -> None:
-        rest, chunks = iter(ids), []
+        rest = iter(ids)
+        chunks = []
         while some := list(islice(rest, _HELD_AT_ONCE)):
             chunks.append(encode_ids(some))
         self.packed = PackedIds(pack_ids(lambda: chunks))
@@ -93,17 +94,22 @@ class RunningTopK:
     def add(self, rows: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> None:
         """Offers candidates: query row, score and id of each."""
         reaching = scores >= self._scores[rows, -1]
-        rows, scores, ids = rows[reaching], scores[reaching], ids[reaching]
+        rows = rows[reaching]
+        scores = scores[reaching]
+        ids = ids[reaching]
         if not len(rows):
             return
         offered = np.bincount(rows, minlength=len(self._counts)) > 0
-        touched, group = np.flatnonzero(offered), (np.cumsum(offered) - 1)[rows]
+        touched = np.flatnonzero(offered)
+        group = (np.cumsum(offered) - 1)[rows]
         held = np.arange(self.k)[None, :] < self._counts[touched][:, None]
         group = np.concatenate([np.nonzero(held)[0], group])
         scores = np.concatenate([self._scores[touched][held], scores])
         ids = np.concatenate([self._ids[touched][held], ids])
         order = _best_first(group, scores, ids)
-        group, scores, ids = group[order], scores[order], ids[order]
+        group = group[order]
+        scores = scores[order]
+        ids = ids[order]
         sizes = np.bincount(group, minlength=len(touched))
         column = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         kept = column < self.k
@@ -222,5 +228,6 @@ def fuse_linear(
 def _normalised(ranking: Ranking) -> dict[str, float]:
     """Scores by passage, 0 to 1."""
     values = [score for _, score in ranking]
-    low, high = min(values, default=0.0), max(values, default=0.0)
+    low = min(values, default=0.0)
+    high = max(values, default=0.0)
     return {passage: (score - low) / (high - low) if high > low else 1.0 for passage, score in ranking}

@@ -313,7 +313,8 @@ class IndexStore:
                 exact = index_class("exact").build(corpus, None, device=self.device)
                 truth = exact.search(queries, DEPTH)[1]
                 if len(queries) > 1 and index.tune(queries[::2], truth[::2]):
-                    queries, truth = queries[1::2], truth[1::2]
+                    queries = queries[1::2]
+                    truth = truth[1::2]
                 values = recall_values(index.search(queries, DEPTH)[1], truth)
                 index.recall = Recall(values, len(queries), index.breadth)
             logger.info("the %s index: %s", kind, index.recall_in_words())

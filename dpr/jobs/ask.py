@@ -111,7 +111,9 @@ def format_hit(hit: Hit, *, question: str, width: int, is_bright: bool = False) 
     from dpr.retrieval.hits import QuestionWords
 
     words = QuestionWords(question)
-    title, text, name = _printable(hit.title), _printable(hit.text), _printable(hit.id)
+    title = _printable(hit.title)
+    text = _printable(hit.text)
+    name = _printable(hit.id)
     heading = f"{hit.rank:>2}. {hit.score:9.4f}  {title or name}" + (f"  [{name}]" if title else "")
     inner = max(width - 4, 20)
     excerpt = "".join(words.excerpt(text, _SNIPPET_LINES * inner - inner // 4))

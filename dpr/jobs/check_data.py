@@ -63,7 +63,8 @@ def _list_suspects(config: CheckDataSettings, out: Path) -> None:
     )
     searches = [model, LexicalSearch()]
     counts = find_suspects(train, out, searches, most=_MOST_SUSPECTS, overwrite=config.overwrite)
-    positives, negatives = counts["positives in doubt"], counts["negatives in doubt"]
+    positives = counts["positives in doubt"]
+    negatives = counts["negatives in doubt"]
     print(
         f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict:"
         f" {positives:,} positives, {negatives:,} hard negatives; the most doubtful are in {out}"

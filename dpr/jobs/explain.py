@@ -44,7 +44,8 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     stored = stored_pool_size(None if config.output_dir is None else Path(config.output_dir), config)
     pool_size = config.train.global_batch_size or stored or config.train.batch_size
     plan = make_plan(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
-    per_epoch, total = plan.steps_per_epoch, plan.total_steps
+    per_epoch = plan.steps_per_epoch
+    total = plan.total_steps
     if config.step > total:
         raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
     (epoch, in_epoch), keys = divmod(config.step - 1, per_epoch), plan.pools_of(config.step - 1)
@@ -87,7 +88,8 @@ def _pool(
         f" ({batch.questions.tokens.shape[0]} of questions)"
     )
     columns = _masked_columns(batch, rule)
-    questions, contexts = _words(batch.questions, tensorizer), _words(batch.contexts, tensorizer)
+    questions = _words(batch.questions, tensorizer)
+    contexts = _words(batch.contexts, tensorizer)
     for number, row in enumerate(rows[: most or None]):
         assert isinstance(row.sample.question, str)  # sets are opened as text here
         drawn = dataset.collator.select(row)

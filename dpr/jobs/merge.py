@@ -124,7 +124,8 @@ def _opened(config: MergeConfig) -> dict[str, BiEncoder]:
         else:  # it does not say how it is used: as a run begins with it
             model = BiEncoder.from_pretrained(path, first.settings)
         models[name] = model
-        ours, theirs = _shape(models["tuned1"]), _shape(model)
+        ours = _shape(models["tuned1"])
+        theirs = _shape(model)
         for key in ours | theirs:
             if ours.get(key) != theirs.get(key):
                 found = f"its {key} is {theirs.get(key)!r}, that of {config.tuned[0]} is {ours.get(key)!r}"

@@ -39,7 +39,8 @@ def run(config: ReportSettings) -> None:
     from dpr.storage.outputs import require_writable
     from dpr.training.command_settings import BiEncoderTrainConfig
 
-    folder, out = Path(str(config.folder)), None if config.out is None else Path(config.out)
+    folder = Path(str(config.folder))
+    out = None if config.out is None else Path(config.out)
     if not folder.is_dir():
         raise InputError(
             "no such folder", file=folder, expected="the output_dir of a training run, or the folder above it"

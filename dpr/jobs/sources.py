@@ -153,7 +153,8 @@ class QuestionSet:
         Raises:
             InputError: a bad row (file and line), or no question in the range.
         """
-        start, size = self.options.data_range_start, self.options.data_size
+        start = self.options.data_range_start
+        size = self.options.data_size
         questions = read_questions(self.file, **{name: getattr(self.options, name) for name in _READ_OPTIONS})
         chosen = questions if start < 0 else questions[start : None if size < 0 else start + size]
         if not chosen and start >= 0:

@@ -124,7 +124,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         _check_other_use(encoder, model, str(config.model_file), is_training=is_training)
         if encoder.static_questions and not model.settings.static_questions:
             model.use_static_questions()
-        stated, stored = config.loss.temperature, model.stored_temperature
+        stated = config.loss.temperature
+        stored = model.stored_temperature
         if stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
             message = (
                 "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the"
@@ -227,7 +228,8 @@ def open_sets(
 
 def open_pairs(source: NamedSource) -> PseudoPairs:
     """The pairs that a set's options ask for, cut from its corpus."""
-    given, key = source.options, f"datasets.{source.name}"
+    given = source.options
+    key = f"datasets.{source.name}"
     if len(source.files) > 1:
         raise ConfigError(
             f"{key}.file names {len(source.files)} files, but pairs are cut from one corpus; make an entry of"
@@ -274,7 +276,8 @@ def build_trainer(
 def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     """The trackers that ``tracking`` asks for. They follow user-defined callbacks, so they get the metrics
     that those add."""
-    tracking, trackers = config.tracking, list[Callback]()
+    tracking = config.tracking
+    trackers = list[Callback]()
     if tracking.tensorboard:
         trackers.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:

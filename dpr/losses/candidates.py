@@ -49,7 +49,8 @@ class Candidates(NamedTuple):
     def mask_(self, scores: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
         """Writes ``MASKED_SCORE``, in place, over what does not count in the given part of the score
         matrix."""
-        width, column = scores.shape[1], self.masked[rows] - (columns.start or 0)
+        width = scores.shape[1]
+        column = self.masked[rows] - (columns.start or 0)
         # A spare column for what lies outside of this part.
         excluded = torch.cat([~self.counts[columns], self.counts.new_zeros(1)]).repeat(len(scores), 1)
         excluded.scatter_(1, torch.where((column >= 0) & (column < width), column, width), True)
@@ -85,7 +86,8 @@ def find_candidates(
     ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids``
     (B, K, 2), ``known_positive_valid`` (B, K); all on the host.
     """
-    num_slots, num_known = len(ids), known_positive_ids.shape[1]
+    num_slots = len(ids)
+    num_known = known_positive_ids.shape[1]
     column = torch.arange(num_slots, device=ids.device)
     by_name = [
         torch.unique(torch.cat([of_slots, of_known.flatten()]), return_inverse=True)[1]
@@ -94,7 +96,8 @@ def find_candidates(
 
     # Two texts of one id, one of which has another id too, are one passage with that: hence until nothing
     # changes.
-    first, is_settled = column, False
+    first = column
+    is_settled = False
     while not is_settled:
         found = []
         for name in by_name:

@@ -32,7 +32,8 @@ class BiEncoderNllLoss(Loss):
     def __init__(self, *, candidates: str = "distinct", max_scores: int = 1 << 22) -> None:
         if candidates not in CANDIDATE_RULES:
             raise ValueError(f"candidates={candidates!r} is not known, expected 'distinct' or 'dpr'")
-        self.candidates, self.max_scores = candidates, max_scores
+        self.candidates = candidates
+        self.max_scores = max_scores
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch | None = None) -> LossResult:
         """Scores this rank's questions (B, D) against the pool's contexts (M, D)."""
@@ -115,7 +116,9 @@ class _BlockwiseNll(torch.autograd.Function):
             target_score[block.rows] = torch.where(is_inside, found, target_score[block.rows])
             log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
         ctx.save_for_backward(questions, contexts, temperature, log_sum)
-        ctx.candidates, ctx.guide, ctx.max_scores = candidates, guide, max_scores
+        ctx.candidates = candidates
+        ctx.guide = guide
+        ctx.max_scores = max_scores
         correct = candidates.are_first(best_column)
         ctx.mark_non_differentiable(correct)
         return log_sum - target_score, correct

@@ -17,7 +17,10 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch, Temperature
 from dpr.losses.candidates import Candidates
 
-CONTEXTS, QUESTIONS, KNOWN_POSITIVES, OWN_SCORES = "contexts", "questions", "known_positives", "own_scores"
+CONTEXTS = "contexts"
+QUESTIONS = "questions"
+KNOWN_POSITIVES = "known_positives"
+OWN_SCORES = "own_scores"
 GATHERED = frozenset({CONTEXTS, QUESTIONS, KNOWN_POSITIVES})
 
 

@@ -92,7 +92,8 @@ class Mining(BlockJob):
         }
 
     def do_block(self, rows: range) -> tuple[list[Record], Record]:
-        settings, corpus = self.settings, self.corpus
+        settings = self.settings
+        corpus = self.corpus
         samples = [self.train[row] for row in rows]
         queries = []
         for sample in samples:

@@ -38,7 +38,9 @@ class Adapter:
     """One adapter of a backbone; ``config`` is peft's."""
 
     def __init__(self, backbone: nn.Module, name: str, base: BaseModel, config: Any) -> None:
-        self.name, self.base, self.config = name, base, config
+        self.name = name
+        self.base = base
+        self.config = config
         self.layers = adapted_layers(backbone)
 
     @contextmanager
@@ -89,7 +91,8 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
     if not base.fingerprint:
         name = str(Path(base.name).resolve()) if Path(base.name).exists() else base.name
         base = BaseModel(name, weights_fingerprint(backbone))
-    targets, configs = _targets(backbone, settings.lora_targets), {}
+    targets = _targets(backbone, settings.lora_targets)
+    configs = {}
     for name in ("question",) if settings.shared else ("question", "ctx"):
         configs[name] = peft.LoraConfig(
             r=settings.lora_rank,

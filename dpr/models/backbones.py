@@ -252,7 +252,8 @@ def _quiet_loading() -> Iterator[None]:
     """
     from transformers.utils import logging
 
-    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    has_bar = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if not current_ranks().is_main:
         logging.disable_progress_bar()
@@ -417,7 +418,8 @@ def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
 
 def check_vocabulary(tokenizer: Any, model: Any, file: str | Path | None) -> None:
     """Raises CheckpointError where a tokenizer has tokens that its model has no row for."""
-    rows, largest = len(model.get_input_embeddings().weight), max(tokenizer.get_vocab().values())
+    rows = len(model.get_input_embeddings().weight)
+    largest = max(tokenizer.get_vocab().values())
     if largest >= rows:
         found = f"its tokenizer has tokens up to number {largest}, but the model has embeddings of {rows}"
         raise CheckpointError(

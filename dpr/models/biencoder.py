@@ -74,8 +74,10 @@ class BiEncoder(nn.Module):
         options: TowerOptions | None = None,
     ) -> None:
         super().__init__()
-        self.question_model, self.ctx_model = question_model, ctx_model
-        self.tensorizer, self.settings = tensorizer, settings
+        self.question_model = question_model
+        self.ctx_model = ctx_model
+        self.tensorizer = tensorizer
+        self.settings = settings
         options = options or TowerOptions()
         temperature = 1.0 if options.temperature is None else options.temperature
         self.options = replace(options, temperature=temperature)
@@ -362,7 +364,8 @@ class BiEncoder(nn.Module):
         """Vectors (N, D) of token sequences in the given order, on the model's device, without dropout; of
         similar lengths together, at most ``batch_tokens`` tokens a forward and, above 0, ``max_sequences``.
         All ranks of a sharded model call it together, with or without texts."""
-        tower, was_training = self.tower(encoder_type), self.training
+        tower = self.tower(encoder_type)
+        was_training = self.training
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
         result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
         if (
@@ -380,10 +383,8 @@ class BiEncoder(nn.Module):
                 part = tokens.select(index)
                 if self.device.type == "cuda" and part.tokens.device.type == "cpu":
                     # the copies need not wait for the previous batch
-                    index, part = (
-                        index.pin_memory(),
-                        part.pin_memory(),
-                    )
+                    index = index.pin_memory()
+                    part = part.pin_memory()
                 result[index.to(self.device, non_blocking=True)] = tower(part.to(self.device)).to(dtype)
                 if progress is not None:
                     progress.advance(len(rows), len(part.tokens))
@@ -493,7 +494,8 @@ class BiEncoder(nn.Module):
         weights. The weights of ``idf`` pooling begin with the frequencies in the encoder's folder.
         """
         name_or_folder = with_home(name_or_folder)
-        settings, options = settings or EncoderSettings(), options or TowerOptions()
+        settings = settings or EncoderSettings()
+        options = options or TowerOptions()
         for name, given, kind in (
             ("settings", settings, EncoderSettings),
             ("options", options, TowerOptions),
@@ -501,7 +503,8 @@ class BiEncoder(nn.Module):
             if not isinstance(given, kind):
                 raise ConfigError(f"{name} is of type {type(given).__name__}; give dpr.{kind.__name__}")
         settings.check_values("encoder.")
-        has_table, settings = settings.static_questions, replace(settings, static_questions=False)
+        has_table = settings.static_questions
+        settings = replace(settings, static_questions=False)
         # one tower, which the table begins as
         settings = replace(settings, shared=True) if has_table else settings
         make = partial(

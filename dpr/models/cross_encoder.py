@@ -46,8 +46,11 @@ class CrossEncoder:
         precision: str = "fp32",
         max_length: int = _LONGEST,
     ) -> None:
-        self._model, self._tokenizer, self.fingerprint = model.eval(), tokenizer, fingerprint
-        self._batch_tokens, self._precision = batch_tokens, precision
+        self._model = model.eval()
+        self._tokenizer = tokenizer
+        self.fingerprint = fingerprint
+        self._batch_tokens = batch_tokens
+        self._precision = precision
         positions = getattr(model.config, "max_position_embeddings", None) or max_length
         positions -= first_position(model.base_model) or 0
         self._max_length = min(max_length, positions, tokenizer.model_max_length)

@@ -79,13 +79,15 @@ class Encoder(nn.Module):
         dimensions: int = 0,
     ) -> None:
         super().__init__()
-        self.backbone, self.config = backbone, backbone.config
+        self.backbone = backbone
+        self.config = backbone.config
         self.config.use_cache = False  # of a decoder: a text is encoded, never continued
         self.pooling, width = make_pooling(pooling, int(self.config.hidden_size), int(self.config.vocab_size))
         self.normalize = normalize
         self.encode_proj = nn.Linear(width, projection_dim) if projection_dim else None
         self._has_tanh = projection_activation == "tanh"
-        self.pooled_width, self.dimension = width, projection_dim or width
+        self.pooled_width = width
+        self.dimension = projection_dim or width
         if dimensions:
             self.keep(dimensions)
         nothing = torch.zeros(0, dtype=torch.int64)
@@ -172,13 +174,16 @@ class Encoder(nn.Module):
         The shapes follow from those of the arguments alone, so that one graph computes any batch
         (``dpr.export.onnx``).
         """
-        original, options = mask, dict[str, Tensor]()
+        original = mask
+        options = dict[str, Tensor]()
         if self._last is not None:
             places = torch.arange(input_ids.shape[1] + 1, device=mask.device)[None]
             lengths = mask.sum(1, keepdim=True)
             is_added = (places == lengths) & (lengths <= self._last.position)
-            original, input_ids = nn.functional.pad(mask, (0, 1)), nn.functional.pad(input_ids, (0, 1))
-            mask, input_ids = original | is_added, torch.where(is_added, self._last.token, input_ids)
+            original = nn.functional.pad(mask, (0, 1))
+            input_ids = nn.functional.pad(input_ids, (0, 1))
+            mask = original | is_added
+            input_ids = torch.where(is_added, self._last.token, input_ids)
             positions = torch.where(is_added, self._last.position, places) + self._last.first
             options["position_ids"] = torch.where(mask, positions, 0)
         hidden = self.backbone(

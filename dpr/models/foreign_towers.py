@@ -40,7 +40,8 @@ from dpr.models.trials import longest_sequence
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import describe
 
-QUESTION, CTX = "question_encoder", "ctx_encoder"
+QUESTION = "question_encoder"
+CTX = "ctx_encoder"
 DPR_PAIR = (
     f"a folder that holds both: the folder of the question encoder as {QUESTION}, that of the context encoder"
     f" as {CTX}"
@@ -311,7 +312,9 @@ _PLAIN_DENSE = {
 }
 _TANH = "torch.nn.modules.activation.Tanh"
 _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "none", _TANH: "tanh"}
-_TABLE, _WEIGHT, _BIAS = "embedding.weight", "linear.weight", "linear.bias"
+_TABLE = "embedding.weight"
+_WEIGHT = "linear.weight"
+_BIAS = "linear.bias"
 
 
 def static_tower(folder: Path) -> tuple[ForeignTower, int]:
@@ -422,7 +425,8 @@ def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
                 file=folder,
                 expected=f"the {len(weight)} it is given",
             )
-        weight, bias = second @ weight, second @ bias + added
+        weight = second @ weight
+        bias = second @ bias + added
     layer = {"encode_proj.weight": weight.float().contiguous(), "encode_proj.bias": bias.float()}
     return tower._replace(
         weights=tower.weights | layer,
@@ -447,7 +451,8 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
         raise CheckpointError(found, file=file, expected="Identity or Tanh")
     check_safetensors(folder)
     stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
-    weight, bias = stored.get(_WEIGHT), stored.get(_BIAS)
+    weight = stored.get(_WEIGHT)
+    bias = stored.get(_BIAS)
     is_linear = weight is not None and weight.dim() == 2 and stored.keys() <= {_WEIGHT, _BIAS}
     if weight is None or not is_linear or (bias is not None and bias.shape != weight.shape[:1]):
         found = f"holds {', '.join(sorted(stored))[:100] or 'nothing'}"

@@ -97,7 +97,8 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
     stated = _stated(folder)
     layers, weights = _weights(folder)
     ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
-    rank, alpha = stated.get("r"), stated.get("lora_alpha")
+    rank = stated.get("r")
+    alpha = stated.get("lora_alpha")
     is_number = (
         isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
     )
@@ -157,7 +158,8 @@ def _weights(folder: Path) -> tuple[set[str], dict[str, Tensor]]:
             "; its adapter_model.bin is a pickle" if (folder / "adapter_model.bin").exists() else ""
         )
         raise InputError(found, file=folder, hint="save it again with save_pretrained of a recent peft")
-    layers, weights = set(), {}
+    layers = set()
+    weights = {}
     for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
         if (parts := _NAME.fullmatch(name)) is None or tensor.dim() != 2:
             raise CheckpointError(
@@ -338,7 +340,8 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     checkpoints.check_whole(folder)
     file = folder / checkpoints.SETTINGS_FILE
     stored = checkpoints.read_settings(folder)
-    settings, temperature = _checked(stored, file), _temperature(stored.get("temperature"), file)
+    settings = _checked(stored, file)
+    temperature = _temperature(stored.get("temperature"), file)
     if is_user_defined(settings.pooling) and settings.pooling != given_pooling:
         found = f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run"
         raise CheckpointError(

@@ -226,7 +226,8 @@ def _width_of(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 4, hidden_size, generator=generator)
     tokens = torch.randint(0, vocab_size, (3, 4), generator=generator)
-    lengths, position = torch.tensor([3, 1, 4]), torch.zeros(3, dtype=torch.int64)
+    lengths = torch.tensor([3, 1, 4])
+    position = torch.zeros(3, dtype=torch.int64)
     mask = torch.arange(4)[None] < lengths[:, None]
     read = pooling.token_read(lengths, position)
     padded = pooling.padded(hidden, tokens, mask, position)
@@ -249,8 +250,10 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
     Raises:
         ConfigError: there are none, or two texts have the same vector because they start with the same token.
     """
-    kind, batch = type(backbone).__name__, sample_batch(backbone, (*LENGTHS, LENGTHS[1]))
-    first, second = LENGTHS[0], sum(LENGTHS)
+    kind = type(backbone).__name__
+    batch = sample_batch(backbone, (*LENGTHS, LENGTHS[1]))
+    first = LENGTHS[0]
+    second = sum(LENGTHS)
     batch.tokens[second] = batch.tokens[first]
 
     def vectors_of(part: TokenBatch) -> Tensor:

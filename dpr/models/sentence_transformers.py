@@ -28,14 +28,12 @@ MODULES = "modules.json"
 SIDES = ("query", "document")
 OF_PASSAGES = ("passage", "corpus")
 """Prompts that the library documents for passages, but never comes to."""
-TRANSFORMER, STATIC, POOLING, DENSE, NORMALIZE, ROUTER = (
-    "Transformer",
-    "StaticEmbedding",
-    "Pooling",
-    "Dense",
-    "Normalize",
-    "Router",
-)
+TRANSFORMER = "Transformer"
+STATIC = "StaticEmbedding"
+POOLING = "Pooling"
+DENSE = "Dense"
+NORMALIZE = "Normalize"
+ROUTER = "Router"
 _OWN = "dpr"
 """Under this key the library's file states what it has no place for: the title template, and that questions'
 apostrophes become plain."""

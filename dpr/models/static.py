@@ -30,7 +30,9 @@ class StaticConfig(PretrainedConfig):
         initializer_range: float = 0.1,
         **others: Any,
     ) -> None:
-        self.vocab_size, self.hidden_size, self.initializer_range = vocab_size, hidden_size, initializer_range
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.initializer_range = initializer_range
         self.pad_token_id = pad_token_id
         super().__init__(**others)
 

@@ -68,7 +68,8 @@ def _small_weights(backbone: Any) -> Iterator[tuple[Tensor, float]]:
 
 def sample_batch(backbone: Any, lengths: Sequence[int] = LENGTHS) -> TokenBatch:
     """Random tokens, none of them padding, on the backbone's device."""
-    config, generator = backbone.config, torch.Generator().manual_seed(0)
+    config = backbone.config
+    generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, int(config.vocab_size), (sum(lengths),), generator=generator)
     pad = pad_id(config)
     tokens[tokens == pad] = pad + 1 if pad + 1 < int(config.vocab_size) else pad - 1

@@ -48,12 +48,15 @@ class Corrections:
     """
 
     def __init__(self, file: Path, *, relabel: bool = False) -> None:
-        self._file, self._relabel, self._used = file, relabel, 0
+        self._file = file
+        self._relabel = relabel
+        self._used = 0
         self.identity = [content_sha256(file), relabel]
         self._suspects: dict[tuple[str, str, str], Passage | None] = {}
         for line, record in iter_json_objects(file):
             try:
-                label, instead = record["label"], record.get("instead")
+                label = record["label"]
+                instead = record.get("instead")
                 key = (
                     label,
                     plain(record["question"]),
@@ -73,7 +76,8 @@ class Corrections:
             InputError: no label is one of the list's.
         """
         for sample in samples:
-            positives, negatives = list[Passage](), list[Passage]()
+            positives = list[Passage]()
+            negatives = list[Passage]()
             for label, listed in (("positive", sample.positives), ("negative", sample.hard_negatives)):
                 for passage in listed:
                     key = label, plain(sample.question), plain(passage.text)

@@ -83,7 +83,8 @@ class TextsAndIds:
         found = {"equal texts under different ids": Finding(), "ids with different texts": Finding()}
         for finding, same, other in zip(found.values(), (texts, ids), (ids, texts), strict=True):
             order = np.lexsort((other, same))
-            same, other = same[order], other[order]
+            same = same[order]
+            other = other[order]
             last = np.flatnonzero((same[1:] == same[:-1]) & (other[1:] != other[:-1]))
             pairs = [
                 sorted(self._places[int(order[index])] for index in (place, place + 1)) for place in last
@@ -283,7 +284,8 @@ def report(
     Lengths and examples are with ``prefixes``."""
     lines: list[str] = []
     problems: dict[str, Finding] = {}
-    train, dev = sets.get("train"), sets.get("dev")
+    train = sets.get("train")
+    dev = sets.get("dev")
     for name, check in sets.items():
         table, of_texts = _lengths(check.texts, tensorizer, prefixes)
         lines += [*_counts(name, check), *table, ""]
@@ -295,7 +297,8 @@ def report(
     if train and dev:
         if shared := num_shared(train.questions, dev.questions):
             problems["dev: questions that are in train too"] = Finding(shared)
-        shared, total = num_shared(train.positives, dev.positives), len(dev.positives)
+        shared = num_shared(train.positives, dev.positives)
+        total = len(dev.positives)
         lines.insert(
             -1,
             f"  {shared:,} of {total:,} positives of dev are positives in train too"

@@ -99,8 +99,12 @@ def content_of_documents(files: Mapping[str, Path]) -> str:
 
 logger = get_logger(__name__)
 
-TRAIN, DEV, TEST = "train", "dev", "test"
-CORPUS, EVALUATION_CORPUS, UNREAD = "corpus.jsonl", "evaluation_corpus.jsonl", "unread.jsonl"
+TRAIN = "train"
+DEV = "dev"
+TEST = "test"
+CORPUS = "corpus.jsonl"
+EVALUATION_CORPUS = "evaluation_corpus.jsonl"
+UNREAD = "unread.jsonl"
 LEAST_QUESTIONS = 30
 _FEW_GROUPS = 50
 _PART = 20  # passages

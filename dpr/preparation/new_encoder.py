@@ -34,7 +34,11 @@ from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+PAD = "[PAD]"
+UNK = "[UNK]"
+CLS = "[CLS]"
+SEP = "[SEP]"
+MASK = "[MASK]"
 _CONTINUATION = "##"
 _MOST_CHARACTERS = 1000  # the most frequent ones get tokens; words with others become [UNK]
 _PASSAGES_AT_ONCE = 1000
@@ -94,11 +98,13 @@ def new_encoder(
         InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
         OutputError: ``out`` cannot be written.
     """
-    out, sources = user_path(out), [user_path(file) for file in (corpus, *question_files)]
+    out = user_path(out)
+    sources = [user_path(file) for file in (corpus, *question_files)]
     require_writable(out, folder=True)
     made_of = {"texts": [content_sha256(file) for file in sources], **asdict(shape)}
     made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}
-    texts, passages = partial(_texts_of, sources[0], sources[1:]), partial(read_passages, sources[0])
+    texts = partial(_texts_of, sources[0], sources[1:])
+    passages = partial(read_passages, sources[0])
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if is_missing:
             return write_encoder(
@@ -155,7 +161,8 @@ def write_encoder(
 
             load_tokenizer(tokenizer).save_pretrained(str(folder))
         loaded = load_tokenizer(folder)
-        size, pad = len(loaded), loaded.pad_token_id or 0
+        size = len(loaded)
+        pad = loaded.pad_token_id or 0
         write_json(
             folder / "config.json",
             _bert_config(shape, heads, size, pad) if shape.num_layers else _static_config(shape, size, pad),
@@ -169,7 +176,9 @@ def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int
     """Frequencies of the ``vocab_size`` tokens of a fast tokenizer in passages as towers see them: titles and
     special tokens too."""
     tensorizer = Tensorizer(tokenizer, sequence_length=_WHOLE)
-    counts, total, length = np.zeros(vocab_size, dtype=np.int64), 0, 0
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    total = 0
+    length = 0
     remaining = iter(passages)
     while part := list(islice(remaining, _PASSAGES_AT_ONCE)):
         for tokens in tensorizer.passage_tokens(part):

@@ -97,7 +97,8 @@ def cut_section(section: Section, *, words: int, overlap: int) -> list[Piece]:
             length = 0
         groups[-1].append((number, text))
         length += size
-    pieces, before = [], ""
+    pieces = []
+    before = ""
     for index, group in enumerate(groups):
         text = _joined(group)
         starts_with_prose = section.blocks[group[0][0]].is_prose
@@ -150,7 +151,8 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 def sentences(text: str) -> list[str]:
     """All sentences of a paragraph, in order."""
-    cut, start = [], 0
+    cut = []
+    start = 0
     for end in _SENTENCE_END.finditer(text):
         if not _ABBREVIATION.search(text[max(0, end.end() - 12) : end.end()]):
             cut.append(text[start : end.end()].strip())
@@ -158,7 +160,11 @@ def sentences(text: str) -> list[str]:
     return [*cut, *([rest] if (rest := text[start:].strip()) else [])]
 
 
-FAQ, TITLE, HEADING, SENTENCE, GIVEN = "faq", "title", "heading", "sentence", "given"
+FAQ = "faq"
+TITLE = "title"
+HEADING = "heading"
+SENTENCE = "sentence"
+GIVEN = "given"
 KINDS = (GIVEN, FAQ, HEADING, TITLE, SENTENCE)
 """The kinds of questions, those that resemble real ones most first."""
 _WORD = re.compile(r"[^\W\d_]{2,}|\d+")
@@ -168,7 +174,10 @@ _FIELD = re.compile(
     r" *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$",
     re.I,
 )
-_HEADING_WORDS, _SENTENCE_WORDS, _MOST_WORDS, _PASSAGE_WORDS = 2, 4, 40, 12
+_HEADING_WORDS = 2
+_SENTENCE_WORDS = 4
+_MOST_WORDS = 40
+_PASSAGE_WORDS = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,10 @@ from dpr.preparation.settings import PairFileSettings
 from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import output, require_writable
 
-EVALUATION_CORPUS, QUESTIONS, QRELS, TRAIN = (
-    "evaluation_corpus.jsonl",
-    "dev_questions.jsonl",
-    "dev_qrels.tsv",
-    "train.jsonl",
-)
+EVALUATION_CORPUS = "evaluation_corpus.jsonl"
+QUESTIONS = "dev_questions.jsonl"
+QRELS = "dev_qrels.tsv"
+TRAIN = "train.jsonl"
 _MOST_QUESTIONS = 500
 _LEAST_WORDS = 3
 _DROP_SHARED = 0.5  # people who ask know few of a passage's own words
@@ -96,7 +94,8 @@ def _write_questions(target: Path, asked: Mapping[int, tuple[str, Passage]]) -> 
 def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
     """A question cut from a row's passage, and the passage without it; None where too little is left of
     either."""
-    row_of_corpus, generator = pairs.row(pairs.corpus_row(row)), generator_for(PAIRS, 0, 0, 0, row)
+    row_of_corpus = pairs.row(pairs.corpus_row(row))
+    generator = generator_for(PAIRS, 0, 0, 0, row)
     kinds = {kind: weight for kind, weight in pairs.kinds.items() if kind in KINDS}
     cut = KINDS[choose(kinds, row_of_corpus.words, generator)][0](row_of_corpus.words, generator)
     around = (
@@ -108,7 +107,8 @@ def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
         return None
     sample = row_of_corpus.sample(cut._replace(passage=around), (0, 0))
     (rest,) = sample.positives
-    left, asked = f"{rest.title} {rest.text}", written_spans(sample.question)
+    left = f"{rest.title} {rest.text}"
+    asked = written_spans(sample.question)
     shared = {_bare(left[start:end]) for start, end in written_spans(left)}
     draws = generator.random(len(asked))
     kept = [

@@ -107,7 +107,8 @@ class QuestionWords:
         what is left out."""
         flat = " ".join(text[:_MOST_READ].split())
         spans = list(self._spans(flat))
-        start, end = 0, len(flat)
+        start = 0
+        end = len(flat)
         if len(flat) > limit:
             start, end = _stretch(flat, spans, limit)
         pieces = _cut(flat, spans, start, end)
@@ -137,7 +138,9 @@ def _cut(text: str, spans: Iterator[Span] | Sequence[Span], start: int, end: int
 
 def _stretch(text: str, spans: Sequence[Span], limit: int) -> tuple[int, int]:
     """Start and end of the part to show of a text longer than ``limit``."""
-    most, first, last = 0, 0, 0
+    most = 0
+    first = 0
+    last = 0
     for number, (start, _, _) in enumerate(spans):
         words: set[str] = set()
         reached = start
@@ -147,7 +150,9 @@ def _stretch(text: str, spans: Sequence[Span], limit: int) -> tuple[int, int]:
             words.add(word)
             reached = max(reached, end)
         if len(words) > most:
-            most, first, last = len(words), start, reached
+            most = len(words)
+            first = start
+            last = reached
     start = max(0, first - (limit - (last - first)) // 3)
     if start:
         sentence = text.rfind(". ", start, first)

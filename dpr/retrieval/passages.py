@@ -141,7 +141,8 @@ class PassageFields:
             if name not in self._kinds:
                 known = ", ".join(self._kinds) or "none; metadata=<name> names them at the start"
                 raise InputError(f"there is no field {name[:100]!r} to filter by", expected=known)
-            kind, accepted = self._kinds[name], given if isinstance(given, list) else [given]
+            kind = self._kinds[name]
+            accepted = given if isinstance(given, list) else [given]
             for value in accepted:
                 if not isinstance(value, KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
                     raise InputError(f"filter by {name}={str(value)[:100]!r}", expected=kind)

@@ -338,7 +338,8 @@ def is_loopback(host: str) -> bool:
 
 def _check_origin(request: Request, settings: ServeSettings, token: str | None) -> None:
     """Raises HTTPException where somebody asks who may not."""
-    path, headers = request.scope["path"], request.headers
+    path = request.scope["path"]
+    headers = request.headers
     is_open = path == "/" or path.startswith("/page/")
     if path in HEALTH:
         return

@@ -80,7 +80,8 @@ class ServedIndex:
         search, or passages without title; HTTPException where that cannot be meant."""
         if self.model is None:
             raise HTTPException(422, f"{self.name} has no model; it searches by words alone")
-        model, form = self.model, self.form
+        model = self.model
+        form = self.form
         if side is None and (model.sides_differ or form != QuestionForm()):
             said = "the model embeds questions and passages differently; say which these are by input_type:"
             raise HTTPException(422, f"{said} query or passage")
@@ -174,10 +175,13 @@ class Engine:
         observe: Observe,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self._opened, self.observe, self._on_failure = opened, observe, on_failure
+        self._opened = opened
+        self.observe = observe
+        self._on_failure = on_failure
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="engine")
-        self.start, self.num_waiting = self._thread.start, self._waiting.qsize
+        self.start = self._thread.start
+        self.num_waiting = self._waiting.qsize
         self.indexes: list[ServedIndex] = []
         """Empty until they are open."""
 
@@ -208,7 +212,8 @@ class Engine:
             self._on_failure(error)
             return
         logger.info("ready: %s", ", ".join(index.name for index in self.indexes))
-        last, patience = 1, 0.0
+        last = 1
+        patience = 0.0
         while True:
             together: dict[Any, list[_Job]] = {}
             count = num_jobs = 0
@@ -237,7 +242,8 @@ class Engine:
             start = time.perf_counter()
             for jobs in together.values():
                 self._work(jobs)
-            last, patience = num_jobs, min(0.05, 0.2 * (time.perf_counter() - start))
+            last = num_jobs
+            patience = min(0.05, 0.2 * (time.perf_counter() - start))
 
     def _work(self, jobs: list[_Job]) -> None:
         try:

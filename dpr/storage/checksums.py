@@ -72,7 +72,8 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
             return _cached_sha256(path)
         files = sorted(found for found in path.rglob("*") if found.is_file())
         if without is not None:
-            parent, names = without.parent.resolve(), (without.name, f".tmp-{without.name}")
+            parent = without.parent.resolve()
+            names = (without.name, f".tmp-{without.name}")
             files = [
                 file for file in files if file.parent.resolve() != parent or not file.name.startswith(names)
             ]
@@ -96,7 +97,8 @@ def _cached_sha256(path: Path) -> str:
     if kind := odd_kind(path):
         raise InputError(f"is {kind}", file=path, expected="a file")
     with open(path, "rb") as file:
-        start, seen = time.time_ns(), _stated(os.fstat(file.fileno()))
+        start = time.time_ns()
+        seen = _stated(os.fstat(file.fileno()))
         if found := recalled("content", [seen]):
             return found
         found = hashlib.file_digest(file, "sha256").hexdigest()

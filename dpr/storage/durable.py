@@ -339,7 +339,8 @@ def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
 def flush(path: Path) -> None:
     """Flushes a file's content, or a folder's names, to disk. (Windows flushes no folders, and only files
     open for writing.)"""
-    is_windows, is_folder = os.name == "nt", path.is_dir()
+    is_windows = os.name == "nt"
+    is_folder = path.is_dir()
     if is_windows and is_folder:
         return
     descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)

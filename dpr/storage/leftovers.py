@@ -18,7 +18,8 @@ from dpr.core.errors import OutputError
 
 HOST_BYTES = 64
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_TEMPORARY, REPLACED = ".tmp-", ".old-"
+_TEMPORARY = ".tmp-"
+REPLACED = ".old-"
 _OWNED = re.compile(
     r"(?P<kind>\.tmp-|\.old-)(?P<name>.+)-(?P<pid>\d+)(?:\.(?P<start>\d+))?@(?P<host>[^@]+)", re.DOTALL
 )

@@ -63,7 +63,8 @@ class RunLock:
     """
 
     def __init__(self, target: Path, *, file: Path | None = None) -> None:
-        self._target, self._file = target, file or target / LOCK_FILE
+        self._target = target
+        self._file = file or target / LOCK_FILE
         self._token = ""
         self._release: weakref.finalize[..., RunLock] | None = None
 

@@ -168,7 +168,8 @@ class Steps:
         if not isinstance(stated, dict):
             hint = f"remove {self.folder} and rerun the same command"
             raise InputError(f"does not say what its {self.contents} is made of", file=self.folder, hint=hint)
-        theirs, ours = dict(_by_key(stated)), dict(_by_key(self.provenance))
+        theirs = dict(_by_key(stated))
+        ours = dict(_by_key(self.provenance))
         for key in sorted(theirs.keys() | ours.keys()):
             if theirs.get(key) != ours.get(key):
                 found = (

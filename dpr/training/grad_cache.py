@@ -78,7 +78,8 @@ class CachedStep(Step):
         # Dropout of a chunk depends on the trainer's seed and on the chunk's number, so encoding it again
         # repeats it.
         seed = int(torch.randint(1 << 62, ()))
-        chunks, gather = self._agreed(list(self._chunks(batch))), PoolGather(batch, self.loss, self.ranks)
+        chunks = self._agreed(list(self._chunks(batch)))
+        gather = PoolGather(batch, self.loss, self.ranks)
         set_reduction(self.model, False)
         with self._sparse_word_gradients():
             with record_function("dpr/encode"):
@@ -210,15 +211,14 @@ class CachedStep(Step):
             tokens.tokens.shape[0] if is_packed[side] else tokens.padded_size
             for side, tokens in sides.items()
         )
-        limit, room = self.max_tokens, self.max_tokens
+        limit = self.max_tokens
+        room = self.max_tokens
         if total > self.max_tokens:
             # A CPU takes MIN_CHUNK_TOKENS at a time anyway; what is encoded while graphs are held must be
             # small.
             share = 0 if self.device.type == "cpu" else self.max_tokens // 4
-            limit, room = (
-                min(self.max_tokens, max(share, MIN_CHUNK_TOKENS)),
-                self.max_tokens - self._vectors_in_tokens(batch),
-            )
+            limit = min(self.max_tokens, max(share, MIN_CHUNK_TOKENS))
+            room = self.max_tokens - self._vectors_in_tokens(batch)
         plans: dict[str, list[_Chunk]] = {}
         for side, tokens in sides.items():
             lengths = tokens.lengths.cpu().numpy()
@@ -254,7 +254,8 @@ class CachedStep(Step):
     def _vectors_in_tokens(self, batch: BiEncoderBatch) -> int:
         """How many tokens' graphs take as much memory as the pool's vectors and their gradients, in fp32, do
         on this rank."""
-        world_size, slots = self.ranks.world_size, len(batch.context_row)
+        world_size = self.ranks.world_size
+        slots = len(batch.context_row)
         rows = len(batch) + slots * world_size + (slots if world_size > 1 else 0)
         return int(rows * self.model.dimension * 2 * 4 / self._bytes_per_token)
 

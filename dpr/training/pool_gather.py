@@ -43,7 +43,9 @@ class PoolGather:
     """
 
     def __init__(self, batch: BiEncoderBatch, loss: Loss, ranks: Ranks) -> None:
-        self._batch, self._loss, self._ranks = batch, loss, ranks
+        self._batch = batch
+        self._loss = loss
+        self._ranks = ranks
         self._metadata = self._sent(
             torch.cat([batch.context_ids, batch.context_valid[:, None].to(torch.int64)], dim=1), CONTEXTS
         )
@@ -75,12 +77,11 @@ class PoolGather:
     def pool(self, questions: Tensor, temperature: Temperature) -> Pool:
         """The pool of this rank's question vectors (B, D)."""
         assert self._vectors is not None, "the vectors were not started"
-        batch, pending = self._batch, self._sent(questions, QUESTIONS)
+        batch = self._batch
+        pending = self._sent(questions, QUESTIONS)
         metadata = self._metadata()
-        own_contexts, own_questions = (
-            self._own(len(batch.context_ids), CONTEXTS),
-            self._own(len(batch), QUESTIONS),
-        )
+        own_contexts = self._own(len(batch.context_ids), CONTEXTS)
+        own_questions = self._own(len(batch), QUESTIONS)
         candidates = find_candidates(
             self._loss.candidates
             if CONTEXTS in self._loss.needs
@@ -92,7 +93,8 @@ class PoolGather:
             batch.known_positive_valid,
         ).to(questions.device)
         # The order of waiting is the order of backward's collectives, reversed: equal on all ranks.
-        contexts, all_questions = self._vectors(), pending()
+        contexts = self._vectors()
+        all_questions = pending()
         self._vectors = None  # the caller may free them before this object
         known = self._known() if self._known else None
         return Pool(

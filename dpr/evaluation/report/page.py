@@ -224,7 +224,8 @@ def _training_charts(run: Training) -> list[str]:
 
 def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
     """Runs over the same questions: a line of the table and a curve for each."""
-    total, judged = runs[0].file.num_questions, runs[0].num_judged
+    total = runs[0].file.num_questions
+    judged = runs[0].num_judged
     counted = f"{total:,} questions" if judged == total else f"{judged:,} of {total:,} questions judged"
     metrics = [name for name in validated_names() if any(name in one.file.metrics for one in runs)]
     metrics = metrics or sorted({name for one in runs for name in one.file.metrics})[:8]

@@ -153,8 +153,10 @@ def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Sect
     if len(numbered) < 2:
         raise InputError("no row under the header")
     header = [name.strip() for name in numbered[0][1]]
-    question, answer = column(header, QUESTIONS), column(header, ANSWERS)
-    title, body = column(header, _TITLES), column(header, _TEXTS)
+    question = column(header, QUESTIONS)
+    answer = column(header, ANSWERS)
+    title = column(header, _TITLES)
+    body = column(header, _TEXTS)
     is_faq = question is not None and answer is not None
     sections = []
     for line, row in numbered[1:]:

@@ -69,7 +69,8 @@ class _Reader:
                     self.lines.append(line)
             elif mark:
                 self.flush()
-                fence, self.start = mark[1], number
+                fence = mark[1]
+                self.start = number
             else:
                 self._line(line, number)
         self.flush(is_prose=not fence)
@@ -91,7 +92,8 @@ class _Reader:
             and (under := _UNDERLINE.fullmatch(line))
             and not any(map(_NOT_TITLE.match, self.lines))
         ):
-            text, self.lines = " ".join(self.lines), []
+            text = " ".join(self.lines)
+            self.lines = []
             self.builder.heading(1 if under[1][0] == "=" else 2, plain_text(text), number - 1)
         elif _RULE.fullmatch(line) or _REFERENCE.fullmatch(line):
             self.flush()

@@ -153,11 +153,9 @@ def _checkpoint(weights: dict[str, Tensor], params: dict[Any, Any]) -> DprCheckp
     flat = {**params, **(_dictionary(params.get("encoder")) or {})}
     plain = ((str(key), value.state.get("_val") if _is_node(value) else value) for key, value in flat.items())
     settings = {key: value for key, value in plain if value is None or isinstance(value, str | int | float)}
-    name, length, lower = (
-        settings.get("pretrained_model_cfg"),
-        settings.get("sequence_length", 256),
-        settings.get("do_lower_case", True),
-    )
+    name = settings.get("pretrained_model_cfg")
+    length = settings.get("sequence_length", 256)
+    lower = settings.get("do_lower_case", True)
     if (
         not (name is None or isinstance(name, str))
         or isinstance(length, bool)
@@ -302,7 +300,8 @@ def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
     machine = reader.load()
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
         raise MalformedPickle("written on a big-endian machine")
-    root, keys = reader.load(), reader.load()
+    root = reader.load()
+    keys = reader.load()
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in seen for key in keys):
         raise MalformedPickle("the list of data is damaged")
     import torch

@@ -37,7 +37,10 @@ _FIXED = {
     ord("G"): 8,
 }
 _COUNTED = {0x8A: 1, 0x8C: 1, ord("C"): 1, ord("X"): 4, ord("B"): 4, 0x8D: 8, 0x8E: 8, 0x96: 8}
-_FRAME, _GLOBAL, _LONG_PUT, _STOP = 0x95, ord("c"), ord("r"), ord(".")
+_FRAME = 0x95
+_GLOBAL = ord("c")
+_LONG_PUT = ord("r")
+_STOP = ord(".")
 _OF_STRUCTURES = b"}su\x8f\x90\x91\x81Q"
 
 
@@ -55,7 +58,8 @@ class Record:
 
     def __new__(cls, *arguments: Any) -> Record:
         record = object.__new__(cls)
-        record.arguments, record.state = arguments, None
+        record.arguments = arguments
+        record.state = None
         return record
 
     # Without it, the unpickler would set attributes, on the class itself if a stream asked for that.
@@ -108,7 +112,9 @@ class StructureReader(_Inert, _Unpickler):
         self, stream: io.BytesIO, is_allowed: Callable[[str], bool], reference: Callable[[Any], Any]
     ) -> None:
         super().__init__(stream)
-        self._is_allowed, self._found, self._reference = is_allowed, {}, reference
+        self._is_allowed = is_allowed
+        self._found = {}
+        self._reference = reference
 
     def persistent_load(self, value: Any) -> Any:
         return self._reference(value)
@@ -147,7 +153,8 @@ StructureReader.dispatch = {
 class _VectorReader(_Inert, Unpickler):
     def __init__(self, stream: mmap.mmap, is_allowed: Callable[[str], bool]) -> None:
         super().__init__(stream)
-        self._is_allowed, self._found = is_allowed, {}
+        self._is_allowed = is_allowed
+        self._found = {}
 
 
 def load_vectors(stream: mmap.mmap, is_allowed: Callable[[str], bool]) -> Any:
@@ -175,7 +182,9 @@ def _check_operations(data: mmap.mmap) -> None:
     """Walks through the operations up to the last. A vector has some thirty, so the usual ones only look up a
     number and add it."""
     sizes = [_FIXED.get(code, -1) for code in range(256)]
-    offset, end, count = 0, len(data), 0
+    offset = 0
+    end = len(data)
+    count = 0
     while (code := data[offset]) != _STOP:
         offset += 1
         count += 1

@@ -90,7 +90,8 @@ class PackedLayout:
     ) -> PackedLayout:
         """For sequences in the given order, longest first. Those of ``min_unpadded`` tokens or more are not
         padded."""
-        regions, first = [], 0
+        regions = []
+        first = 0
         for bucket in plan_buckets(lengths, min_unpadded=min_unpadded):
             bucket_lengths = torch.tensor(lengths[first : first + bucket.num_sequences])
             first += bucket.num_sequences
@@ -110,12 +111,16 @@ class PackedLayout:
         self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None
     ) -> Tensor:
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
-        outputs, first = [], 0
+        outputs = []
+        first = 0
         for region in self.regions:
-            bucket, rows = region.bucket, slice(first, first + region.bucket.num_sequences)
-            tokens, first = slice(bucket.start, bucket.stop), rows.stop
+            bucket = region.bucket
+            rows = slice(first, first + region.bucket.num_sequences)
+            tokens = slice(bucket.start, bucket.stop)
+            first = rows.stop
             q = padded(queries[tokens], region) if read is None else queries[rows, :, None]
-            k, v = padded(keys[tokens], region), padded(values[tokens], region)
+            k = padded(keys[tokens], region)
+            v = padded(values[tokens], region)
             # Padding comes after all real tokens: under causal attention none of them sees it.
             mask = None if options.causal and read is None else region.mask
             if not options.covers(bucket.longest) or (options.causal and read is not None):
@@ -197,7 +202,9 @@ class _DroppedAttention(torch.autograd.Function):
         # kept for backward: drawing again would give other bits and advance the generator
         bits = draw_bits(weights.shape)
         ctx.save_for_backward(q, k, v, weights, bits)
-        ctx.heads, ctx.scaling, ctx.probability = heads, scaling, probability
+        ctx.heads = heads
+        ctx.scaling = scaling
+        ctx.probability = probability
         kept = keep_mask(bits, probability, weights.dtype).mul_(weights)
         return torch.bmm(kept, v).mul_(keep_scale(probability)).view(sequences, heads, length, -1)
 
@@ -295,11 +302,9 @@ def packed_attention(
         raise NotImplementedError(f"its attention has a {found[0]}")
     # As in transformers, a config with is_causal=False takes precedence over the caller, and the caller over
     # the module.
-    of_module, is_causal, window = (
-        bool(getattr(module, "is_causal", False)),
-        options.get("is_causal"),
-        options.get("sliding_window"),
-    )
+    of_module = bool(getattr(module, "is_causal", False))
+    is_causal = options.get("is_causal")
+    window = options.get("sliding_window")
     if getattr(getattr(module, "config", None), "is_causal", None) is False:
         is_causal = False
     if of_module and is_causal is False and window is not None:
@@ -344,7 +349,8 @@ def enable_packing(backbone: Any) -> int | None:
     one warning.
     """
     register()
-    original, reason = backbone.config._attn_implementation, "its packed attention gives other states"
+    original = backbone.config._attn_implementation
+    reason = "its packed attention gives other states"
     try:
         with trial(backbone):
             batch = sample_batch(backbone, (past_the_windows(backbone), *LENGTHS[1:]))

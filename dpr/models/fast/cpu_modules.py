@@ -92,7 +92,8 @@ class Gelu(nn.Module):
         in_place = states.device.type == "cpu" and states.is_contiguous() and not torch.is_grad_enabled()
         if not in_place or torch.compiler.is_compiling():
             return nn.functional.gelu(states)
-        flat, start = states.view(-1), 0
+        flat = states.view(-1)
+        start = 0
         while start < len(flat):
             size = min(_PIECE, 1 << ((len(flat) - start).bit_length() - 1))
             torch.ops.aten.gelu_(flat[start : start + size])

@@ -63,7 +63,8 @@ def enable_pruning(backbone: Any, first_position: int) -> bool:
     starts = torch.cumsum(batch.lengths, 0) - batch.lengths
     read = ReadLayout(whole, position + starts.to(position.device), position)
     with suppress(*FAILURES), trial(backbone):
-        words, positions = backbone.get_input_embeddings()(batch.tokens), batch.positions() + first_position
+        words = backbone.get_input_embeddings()(batch.tokens)
+        positions = batch.positions() + first_position
         expected, found = (packed_states(backbone, words, positions, layout) for layout in (whole, read))
         if agree(found, expected[read.token]):
             return True

@@ -86,15 +86,14 @@ def packed_vectors(
         lengths if last is None else lengths + (lengths <= last[1]), descending=True, stable=True
     )
     original = batch.select(order)
-    batch, positions = original, original.positions()
+    batch = original
+    positions = original.positions()
     if last is not None:
         batch, positions, _ = original.with_last_token(*last)
     # The words of all packs are looked up at once: the gradient of the table is as large as the table,
     # however few words are read.
-    words, starts = (
-        backbone.get_input_embeddings()(batch.tokens),
-        torch.cumsum(batch.lengths, 0) - batch.lengths,
-    )
+    words = backbone.get_input_embeddings()(batch.tokens)
+    starts = torch.cumsum(batch.lengths, 0) - batch.lengths
     original_lengths = original.lengths.to(device, non_blocking=True)
     read = pooling.token_read(original_lengths, original.position) if able.prunes_last_layer else None
     if read is not None:
@@ -125,13 +124,15 @@ def token_states(
     The sequences of ``batch`` are the longest first. ``read`` is the number (N,) of each of these tokens in
     the batch, and its position (N,) in its sequence.
     """
-    device, lengths = batch.tokens.device, batch.lengths.tolist()
+    device = batch.tokens.device
+    lengths = batch.lengths.tolist()
     positions = positions + (able.first_position or 0)
     packs = plan_packs(
         lengths, CPU_FORWARD_TOKENS if device.type == "cpu" and not able.in_one_pack else sum(lengths)
     )
     sizes = [sum(lengths[rows]) for rows in packs]
-    states, start = [], 0
+    states = []
+    start = 0
     for rows, pack_words, pack_positions in zip(
         packs, words.split(sizes), positions.split(sizes), strict=True
     ):
@@ -155,7 +156,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
-        ctx.rows, ctx.shape = rows, table.shape
+        ctx.rows = rows
+        ctx.shape = table.shape
         return table.index_select(0, rows)
 
     @staticmethod
