@@ -26,7 +26,6 @@ for package in ("onnxruntime", "onnxscript", "onnx"):
 
 MADE = {
     "two towers, projection": MODELS["projection"],
-    "idf of a transformer": lambda folder: shared(folder, pooling="idf", normalize=True),
     "decoder": MODELS["decoder, shared"],
     "static, cut": lambda folder: static(folder, shared=True, dimensions=8),
     "roots of repeats": lambda folder: static(
