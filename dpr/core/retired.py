@@ -151,7 +151,7 @@ SETTINGS = {
     "train.metrics": "train.validation=module:Class measures what you like (docs/training.md)",
     "train.best_is_highest": "more is better, except of losses and ranks; Validation.lower_is_better says otherwise",
     "train.early_stopping.min_delta": "from Python, callbacks=[dpr.EarlyStopping(min_delta=...)]",
-    "init": "the weights of model_file, else as encoder.pretrained says; the same command resumes a run",
+    "init=resume": "the same command resumes the run in output_dir",
     "out_dtype=binary": "out_dtype=int8 loses less; indexer.factory with RaBitQ makes codes of bits",
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
