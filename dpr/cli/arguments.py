@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Setting, quoted, same_as_remote, suggestion
+from dpr.core.settings import Setting, name_here_of, quoted, suggestion
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")
@@ -313,7 +313,7 @@ def check_keys(
                 problems.append(_no_value(override, known))
             # The next token is the flag's value.
             follows_flag = not follows_flag and bool(
-                same_as_remote(key, known) or any(name.endswith(f".{key}") for name in known)
+                name_here_of(key, known) or any(name.endswith(f".{key}") for name in known)
             )
             continue
         elif f"{key}={value}" in retired.SETTINGS:
@@ -343,9 +343,9 @@ def check_keys(
                 f" {next(name for name in known if name.startswith(key + '.'))}=..."
             )
         else:
-            remote = same_as_remote(key, known)
+            here = name_here_of(key, known)
             problems.append(
-                f"unknown setting {key}" + (f"; did you mean {remote}?" if remote else suggestion(key, known))
+                f"unknown setting {key}" + (f"; did you mean {here}?" if here else suggestion(key, known))
             )
     if problems:
         rest = [f"and {len(problems) - _SHOWN} more like these"] if len(problems) > _SHOWN else []
@@ -361,8 +361,8 @@ def check_keys(
 def _no_value(token: str, known: Mapping[str, Setting]) -> str:
     if token in known:
         return f"{token} needs a value: {token}=..."
-    if remote := same_as_remote(token, known):
-        return f"--{token} is not a flag here; settings read key=value: {re.split('[, =]', remote)[0]}=..."
+    if here := name_here_of(token, known):
+        return f"--{token} is not a flag here; settings read key=value: {re.split('[, =]', here)[0]}=..."
     taker = next((entry.key for entry in known.values() if entry.takes_texts), None)
     example = (
         f"; for a file, e.g. {taker}={token}"

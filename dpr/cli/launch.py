@@ -238,10 +238,10 @@ def _describe(entry: Setting, width: int) -> str:
         if rule.choices
         else type_name(entry.type)
     )
-    metadata = ", ".join(
+    details = ", ".join(
         filter(None, [kind, rule.unit, rule.range, f"also {', '.join(rule.also)}" if rule.also else ""])
     )
-    return _row(f"{entry.key}{value}", f"({metadata}) {entry.doc}".rstrip(), width)
+    return _row(f"{entry.key}{value}", f"({details}) {entry.doc}".rstrip(), width)
 
 
 def _row(left: str, right: str, width: int) -> str:

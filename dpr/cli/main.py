@@ -108,7 +108,7 @@ COMMANDS: dict[str, Command] = {
         "print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"
     ),
 }
-_REMOTE = {"search": "ask"}
+_OTHER_MODULES = {"search": "ask"}
 _ALIASES = {"prepare-folder": ["prepare"], "prepare-pairs": ["prepare", "pairs=mixed"]}
 """Names that stand for a command with settings."""
 
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def job_of(name: str) -> Callable[[Any], Any]:
     """``run`` of the module of a command, which is imported when it is called."""
-    module = _REMOTE.get(name, name).replace("-", "_")
+    module = _OTHER_MODULES.get(name, name).replace("-", "_")
     return lambda config: importlib.import_module(f"dpr.jobs.{module}").run(config)
 
 

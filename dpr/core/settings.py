@@ -93,7 +93,7 @@ def suggestion(word: str, choices: Iterable[str], *, also: Iterable[str] = (), o
     return f"; did you mean {', '.join(near)}?" if near else otherwise
 
 
-def same_as_remote(key: str, known: Collection[str]) -> str:
+def name_here_of(key: str, known: Collection[str]) -> str:
     """The settings of this job for what another program calls ``key``, as a text; empty if there are none."""
     named = _NAMES_IN_OTHERS.get(key, _NAMES_IN_OTHERS.get(key.rpartition(".")[2], "")).split(", ")
     return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)

@@ -253,7 +253,7 @@ class Evaluator:
         """Writes a metrics file.
 
         Args:
-            facts: what was asked and how, put into the file as it is.
+            metadata: what was asked and how, put into the file as it is.
             texts: the questions as they were asked.
         """
         ranks = Counter(

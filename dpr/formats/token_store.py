@@ -203,7 +203,7 @@ class TokenStore:
     """A complete store, by row number.
 
     Raises:
-        InputError: it is unfinished or made of other ``facts``, or files are missing or of another size.
+        InputError: it is unfinished or made of other ``metadata``, or files are missing or of another size.
     """
 
     def __init__(self, folder: Path, metadata: StoreFacts) -> None:

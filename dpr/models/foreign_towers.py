@@ -440,10 +440,10 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
     stated = read_object(file)
     if not stated:
         raise CheckpointError("is missing or empty", file=file, expected="the settings of a Dense")
-    for name, defaults in _PLAIN_DENSE.items():
-        if (stated.get(name) or defaults) != defaults:
+    for name, default in _PLAIN_DENSE.items():
+        if (stated.get(name) or default) != default:
             found = f"{name} of this Dense is {describe(stated[name])}"
-            raise CheckpointError(found, file=file, expected=f"{defaults}, a linear layer behind the pooling")
+            raise CheckpointError(found, file=file, expected=f"{default}, a linear layer behind the pooling")
     function = stated.get("activation_function", _TANH)
     activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
     if activation is None:

@@ -100,14 +100,14 @@ class Named:
 
 
 class BiEncoderTrainer(Trainer):
-    """Trains a bi-encoder on one or several ranks, with the usual callbacks and what its settings name.
+    """Trains a bi-encoder on one or several ranks, with the default callbacks and what its settings name.
 
     ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files,
     rows in memory, data sets), or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr
     train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks`` and
-    ``validations`` are added to the usual ones and to those that settings name; with ``usual=False`` they are
+    ``validations`` are added to the default ones and to those that settings name; with ``defaults=False`` they are
     all that there are besides the validations over dev sets, and nothing validates or saves without a
-    callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of ``loss.name``, ``named``
+    callback that does, as those of ``default_callbacks``. ``loss`` takes the place of ``loss.name``, ``named``
     that of what settings name. ``config`` is what checkpoints keep for people to read, by default the
     settings. Call ``train()``.
 

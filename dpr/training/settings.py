@@ -18,7 +18,7 @@ from dpr.core.settings import (
     START,
     WARNED,
     Settings,
-    same_as_remote,
+    name_here_of,
     setting,
     store_name,
     suggestion,
@@ -309,8 +309,8 @@ class TrainingSettings(Settings):
         for name in values.keys() - {key.removeprefix("train.") for key in known}:
             if sentence := retired.SETTINGS.get(f"train.{name}"):
                 raise ConfigError(f"{name} is gone: {sentence}")
-            remote = same_as_remote(name, known)
-            hint = f"; did you mean {remote}?" if remote else suggestion(name, known)
+            here = name_here_of(name, known)
+            hint = f"; did you mean {here}?" if here else suggestion(name, known)
             if name in {item.name for item in fields(base.loss)}:
                 hint = f"; it is one of loss: loss=LossSettings({name}=...)"
             raise ConfigError(f"there is no setting {name}{hint.replace('train.', '')}")

@@ -55,9 +55,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def linked(name: str) -> Change:
-    def change(folder: Path, remote: Path) -> None:
-        shutil.move(str(folder / name), remote / "moved")
-        (folder / name).symlink_to(remote / "moved")
+    def change(folder: Path, outside: Path) -> None:
+        shutil.move(str(folder / name), outside / "moved")
+        (folder / name).symlink_to(outside / "moved")
 
     return change
 
@@ -66,13 +66,13 @@ def sharded(*, name: str = "model.safetensors.index.json", **files: str) -> Chan
     """The weights in two files, by an index that finds some of them elsewhere; a decoy of the right shapes
     lies beside it."""
 
-    def change(folder: Path, remote: Path) -> None:
+    def change(folder: Path, outside: Path) -> None:
         weights = load_file(str(folder / "model.safetensors"))
-        save_file(weights, str(remote / "w2.safetensors"))
+        save_file(weights, str(outside / "w2.safetensors"))
         torch.save(weights, folder / "evil.bin")
         (folder / "model.safetensors").rename(folder / "w1.safetensors")
         places = dict.fromkeys(weights, "w1.safetensors") | {
-            next(iter(weights)): files["other"].replace("ELSEWHERE", str(remote))
+            next(iter(weights)): files["other"].replace("ELSEWHERE", str(outside))
         }
         (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
@@ -80,7 +80,7 @@ def sharded(*, name: str = "model.safetensors.index.json", **files: str) -> Chan
 
 
 def stated(name: str, **values: Any) -> Change:
-    def change(folder: Path, remote: Path) -> None:
+    def change(folder: Path, outside: Path) -> None:
         file = folder / name
         state = json.loads(file.read_text()) if file.exists() else {}
         file.write_text(json.dumps(state | values))
@@ -88,10 +88,10 @@ def stated(name: str, **values: Any) -> Change:
     return change
 
 
-def normalizer(folder: Path, remote: Path) -> None:
+def normalizer(folder: Path, outside: Path) -> None:
     """Every space becomes a hundred thousand letters."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "x" * 100_000}
-    stated("tokenizer.json", normalizer={"type": "Sequence", "normalizers": [replace]})(folder, remote)
+    stated("tokenizer.json", normalizer={"type": "Sequence", "normalizers": [replace]})(folder, outside)
 
 
 LEADS_OUT: dict[str, Change] = {
@@ -126,11 +126,11 @@ OF_MODULES: dict[str, Change] = {
 
 
 def refused(good: Path, tmp_path: Path, change: Change, load: Callable[[Path], object]) -> str:
-    folder, remote = tmp_path / "model", tmp_path / "elsewhere"
+    folder, outside = tmp_path / "model", tmp_path / "elsewhere"
     shutil.copytree(good, folder)
     load(folder)
-    remote.mkdir()
-    change(folder, remote)
+    outside.mkdir()
+    change(folder, outside)
     started = time.process_time()
     with pytest.raises(InputError) as caught:
         load(folder)
@@ -225,10 +225,10 @@ DISAGREE: dict[str, Change] = {
 def test_a_tokenizer_of_another_model_is_one_line(case: str, kind: str, good: Path, tmp_path: Path) -> None:
     source = good if kind != "cross-encoder" else good.parent / "classifier"
 
-    def change(folder: Path, remote: Path) -> None:
+    def change(folder: Path, outside: Path) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).unlink()
-        DISAGREE[case](folder, remote)
+        DISAGREE[case](folder, outside)
 
     loads: dict[str, Callable[[Path], Any]] = {
         "bi-encoder": BiEncoder.load,

@@ -202,7 +202,7 @@ def test_a_name_leads_nowhere_else(
         shutil.copytree(good, place)
         outside.mkdir()
 
-        def remote(name: str, place: Path = place, outside: Path = outside, file: Path = file) -> str:
+        def led_outside(name: str, place: Path = place, outside: Path = outside, file: Path = file) -> str:
             """A name of what lies outside: a copy of the same, which holds a text of its own."""
             target, within = outside / Path(name).name, place / file.parent / name
             shutil.copytree(within, target) if within.is_dir() else shutil.copy(within, target)
@@ -218,7 +218,7 @@ def test_a_name_leads_nowhere_else(
                 return name
             return f"{'../' * (len(file.parts) - 1)}outside/{target.name}"
 
-        renamed(place / file, at, remote)
+        renamed(place / file, at, led_outside)
         before = snapshot(outside)
         for words in OPENED[part]:
             capsys.readouterr()
