@@ -73,7 +73,7 @@ top-k: share of questions with their passage among the first k. The encoder has 
 modules that the test questions are about. BM25 looks for equal words, the encoder has learned which words go together; the hybrid has
 both. It took $((SECONDS / 60)) min $((SECONDS % 60)) s.
 
-Look at it:       $Q/report.html in a browser: curves, tables and example questions
+Look at it:       $Q/report.html in a browser: curves and tables
 Search by hand:   $DPR search $Q "read a csv file"
                   $DPR search $Q --mode dense "read a csv file"      (or bm25, or hybrid)
 Your own folder:  $DPR quickstart path/to/folder
