@@ -63,17 +63,17 @@ check-fast: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
-	$(BIN)/python -m benchmarks --out docs/benchmarks.md
+	$(BIN)/python -m benchmarks --out benchmarks/results/benchmarks.md
 
 compare-peers: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
 	$(BIN)/python -m benchmarks.compare_peers --data $(DATA) --out runs/compare_peers
 
 memory: $(INSTALLED)
-	$(BIN)/python -m benchmarks.memory --out docs/memory.md
+	$(BIN)/python -m benchmarks.memory --out benchmarks/results/memory.md
 
 gpu: $(INSTALLED)
-	$(BIN)/python -m benchmarks.gpu --out docs/gpu
+	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""``make bench``, or ``python -m benchmarks [--only training,search] [--out docs/benchmarks.md]``: speed
+"""``make bench``, or ``python -m benchmarks [--only training,search] [--out benchmarks/results/benchmarks.md]``: speed
 against others, as ratios.
 
 Every section prints its part of the page. With ``--out`` the page is written, its figures beside it as JSON
@@ -27,22 +27,22 @@ INTRODUCTION = """# Benchmarks
 Speed compared with other implementations of the same work. The sides of a comparison take turns within one run, with the same weights,
 texts and optimizer, so each ratio is of two measurements seconds apart. The tables show the median of the rounds and their range. A test
 (`tests/unit/benchmarks`) checks that the sides compute the same losses. `make bench` writes this page; `python -m
-benchmarks --only training,search --out docs/benchmarks.md` measures some sections and keeps the others as they were.
+benchmarks --only training,search --out benchmarks/results/benchmarks.md` measures some sections and keeps the others as they were.
 
 "Share of peak" counts the operations that the vectors need, in the same way for every side: those on real tokens, and in a last layer
 that is read at one token only, the keys and values of all tokens and the rest of that one. The peak is an fp32 matrix product (2048^3)
 timed beside each run. Nothing here was measured on a GPU: not training, not encoding, not search. Measured elsewhere: whole trainings, by
-sentence-transformers' own trainer and ours ([compare_peers](compare_peers.md)), [memory](memory.md), mining ([training
-data](training_data.md)), many processes ([scaling](scaling.md)), pools of rows of similar length ([training](training.md)), large
-training files ([file formats](file_formats.md)), what encoders and objectives are worth from scratch ([objectives](objectives_study.md),
-by `python -m benchmarks.study --data ../shared/data --out runs/study`).
+sentence-transformers' own trainer and ours ([compare_peers](compare_peers.md)), [memory](memory.md), mining
+([training data](../../docs/training_data.md)), many processes ([scaling](../../docs/scaling.md)), pools of rows of similar length
+([training](../../docs/training.md)), large training files ([file formats](../../docs/file_formats.md)), what encoders and objectives are
+worth from scratch ([objectives](objectives_study.md), by `python -m benchmarks.study --data ../shared/data --out runs/study`).
 
-`make gpu` measures one H100 or H200: `python -m benchmarks.gpu --out docs/gpu`, in seven parts of at most eight minutes (`--only
-training` runs one): tests, training, embedding, exact search, gradient caching, a decoder with LoRA, memory. Each writes
-`docs/gpu/PART.json` as its results come, and says of each bar whether it is met: 50% of 989 TFLOP/s in training and 55% in embedding,
-1.38 times the time of a direct step with gradient caching, 1.5 times the limit in exact search, no wait for the device between log lines.
-Texts, vocabulary and weights are made on the spot. `--rehearse` runs all parts on a CPU with tiny sizes; a test does so too. It has not
-run on a GPU yet; [gpu.md](gpu.md) says what has been reviewed."""
+`make gpu` measures one H100 or H200: `python -m benchmarks.gpu --out benchmarks/results/gpu`, in seven parts of at most eight minutes
+(`--only training` runs one): tests, training, embedding, exact search, gradient caching, a decoder with LoRA, memory. Each writes
+`benchmarks/results/gpu/PART.json` as its results come, and says of each bar whether it is met: 50% of 989 TFLOP/s in training and 55% in
+embedding, 1.38 times the time of a direct step with gradient caching, 1.5 times the limit in exact search, no wait for the device between
+log lines. Texts, vocabulary and weights are made on the spot. `--rehearse` runs all parts on a CPU with tiny sizes; a test does so too. It
+has not run on a GPU yet; [gpu.md](gpu.md) says what has been reviewed."""
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,9 @@ def _pairs(folder: Path, kind: str) -> list[tuple[str, str]]:
                 paragraph for article in json.load(file)["data"] for paragraph in article["paragraphs"]
             ]
     else:
-        raise SystemExit(f"{folder}: no {kind}-v1.1.json; docs/collections.md says where SQuAD is published")
+        raise SystemExit(
+            f"{folder}: no {kind}-v1.1.json; benchmarks/results/collections.md says where SQuAD is published"
+        )
     kept = paragraphs[:800] if kind == "train" else paragraphs
     return [(asked["question"], paragraph["context"]) for paragraph in kept for asked in paragraph["qas"]]
 
@@ -399,7 +401,9 @@ def main() -> None:
     parser.add_argument("--only", choices=[case.name for case in CASES], help="one of the encoders")
     arguments = parser.parse_args()
     if arguments.data is None and not (arguments.quick or arguments.train):
-        parser.error("--data FOLDER is missing; docs/collections.md says where SQuAD is published")
+        parser.error(
+            "--data FOLDER is missing; benchmarks/results/collections.md says where SQuAD is published"
+        )
     cases = [case for case in (QUICK if arguments.quick else CASES) if arguments.only in (None, case.name)]
     if arguments.train:
         name, side, seed = arguments.train

@@ -64,7 +64,7 @@ def section(rounds: int) -> Section:
         " The plain side holds all rows in memory as Python objects, tokenises in its `collate_fn` and pads"
         f" to the longest; ours maps a token store, which took {found['building_s']:.0f} s to build, once,"
         " and also finds repeated passages and known positives. Larger files, memory and the way from the"
-        " text: `python -m benchmarks.token_store`, [file formats](file_formats.md)."
+        " text: `python -m benchmarks.token_store`, [file formats](../../docs/file_formats.md)."
     )
     return Section("Data loading", "\n\n".join([text, "\n".join(lines)]), tuple(ratios))
 

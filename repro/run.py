@@ -1,5 +1,5 @@
 """Runs one recipe of ``repro/*.yaml`` as commands of dpr and compares its figures with the published ones
-(docs/reproduction.md).
+(benchmarks/results/reproduction.md).
 
 Rerun the same line after a kill: finished commands are skipped, the one that was interrupted goes on. Exits
 with 1 where a figure fails.
@@ -209,7 +209,7 @@ def run(recipe: Recipe, steps: list[str], out: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="of a recipe: docs/reproduction.md lists them")
+    parser.add_argument("name", help="of a recipe: benchmarks/results/reproduction.md lists them")
     parser.add_argument(
         "--stage",
         action="append",

@@ -1,4 +1,4 @@
-"""What one GPU (an H100 or H200) does: ``python -m benchmarks.gpu``; docs/gpu.md says how to run it.
+"""What one GPU (an H100 or H200) does: ``python -m benchmarks.gpu``; benchmarks/results/gpu.md says how to run it.
 
 Every part can run alone, ends within eight minutes, and writes its results as they come. It runs on torch
 2.10 to 2.15; what a version lacks is a line in the results (``encoder.attention=varlen`` needs 2.11). Needed

@@ -1,4 +1,4 @@
-"""``make gpu``, or ``python -m benchmarks.gpu [--only training,search] [--out docs/gpu]``: what one GPU does,
+"""``make gpu``, or ``python -m benchmarks.gpu [--only training,search] [--out benchmarks/results/gpu]``: what one GPU does,
 part by part.
 
 Each part writes ``PART.json`` into the folder as its results come, with the bars that it meets or misses. It
@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     needed = error.name or "another version of a package"
     sys.exit(
-        f"python -m benchmarks.gpu needs {needed}, which cannot be imported here ({error}); docs/gpu.md lists"
+        f"python -m benchmarks.gpu needs {needed}, which cannot be imported here ({error}); benchmarks/results/gpu.md lists"
         " the packages"
     )
 

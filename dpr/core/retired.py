@@ -12,11 +12,11 @@ COMMANDS = {
     "ladder": "examples/rounds.sh trains, mines and trains again; rerun it to go on (docs/recipes.md)",
     "reproduce": (
         "python repro/run.py NAME, in a clone, runs a recipe of repro/*.yaml and compares"
-        " (docs/reproduction.md)"
+        " (benchmarks/results/reproduction.md)"
     ),
     "pretrain": (
         'dpr train "train_datasets=[{file: corpus.jsonl, pairs: mixed}]" trains on text alone'
-        " (docs/pretraining.md)"
+        " (benchmarks/results/pretraining.md)"
     ),
 }
 _OTHER_STORES = (

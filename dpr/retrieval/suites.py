@@ -119,7 +119,7 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
             continue
         test_sets.append(_test_set(name, options, file, split, base, cache))
     if not test_sets:
-        expected = "some, as in docs/collections.md"
+        expected = "some, as in benchmarks/results/collections.md"
         raise InputError(f"holds none of the sets {', '.join(entries)}", file=base, expected=expected)
     return test_sets
 

@@ -25,6 +25,7 @@ DOCUMENTS = [
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "benchmarks" / "results").glob("*.md")),
 ]
 
 

@@ -74,12 +74,13 @@ def test_links_lead_somewhere() -> None:
         REPOSITORY / "README.md",
         REPOSITORY / "CONTRIBUTING.md",
         *(REPOSITORY / "docs").glob("*.md"),
+        *(REPOSITORY / "benchmarks" / "results").glob("*.md"),
     ]:
         for target in re.findall(r"\]\(([\w./]+?)(?:#\w+)?\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
 def test_what_proves_a_claim_is_there() -> None:
-    page = (REPOSITORY / "docs" / "compare_peers.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "benchmarks" / "results" / "compare_peers.md").read_text(encoding="utf-8")
     paths = set(re.findall(r"\btests/[\w/]+(?:\.py)?", page))
     assert len(paths) > 20 and [path for path in sorted(paths) if not (REPOSITORY / path).exists()] == []

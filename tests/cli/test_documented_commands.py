@@ -40,6 +40,7 @@ DOCUMENTS = [
     REPOSITORY / "README.md",
     REPOSITORY / "SECURITY.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "benchmarks" / "results").glob("*.md")),
 ]
 # Placeholders of a reader's own: the command is looked at without them.
 PLACEHOLDER = re.compile(r"\.\.\.|<|\$|^(?:PATH|KEY|COMMAND|FILE)$|=N$|=T$|=$")

@@ -15,7 +15,7 @@ from benchmarks.page import Ratio, Section
 from dpr.formats.results import PerQuestion, write_metrics
 from tests.architecture.source_files import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "benchmarks.md"
+PAGE = REPOSITORY / "benchmarks" / "results" / "benchmarks.md"
 
 
 def test_sections_that_were_not_run_stay_as_they_were(tmp_path: Path) -> None:
@@ -65,11 +65,12 @@ def test_page_is_what_its_numbers_give() -> None:
 
 def test_readme_says_what_the_page_says() -> None:
     rows = re.findall(
-        r"(?m)^\| \[.+\]\(docs/benchmarks\.md#.+$", (REPOSITORY / "README.md").read_text(encoding="utf-8")
+        r"(?m)^\| \[.+\]\(benchmarks/results/benchmarks\.md#.+$",
+        (REPOSITORY / "README.md").read_text(encoding="utf-8"),
     )
     sections = page.read(PAGE.with_suffix(".json")).values()
     known = {
-        page.summary_row(section, ratio, "docs/benchmarks.md")
+        page.summary_row(section, ratio, "benchmarks/results/benchmarks.md")
         for section in sections
         for ratio in section.ratios
     }

@@ -129,7 +129,7 @@ def test_real_collections_have_the_figures_of_bm25(
 def test_the_page_s_lines_join_the_passages_and_read_medquad(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (REPOSITORY / "docs" / "collections.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "benchmarks" / "results" / "collections.md").read_text(encoding="utf-8")
     join, medquad = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
     (tmp_path / "data" / "collections").symlink_to(data)
     monkeypatch.chdir(tmp_path)
