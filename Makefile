@@ -45,7 +45,7 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900 $(PYTEST_ARGS)
 
 fuzz: $(INSTALLED)
-	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/unit/formats tests/unit/data/test_joining.py \
+	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/security tests/unit/formats tests/unit/data/test_joining.py \
 		tests/unit/data/test_token_texts.py $(PYTEST_ARGS)
 
 faults: $(INSTALLED)

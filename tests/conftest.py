@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ os.environ.update(
 
 # Modules and tests are never garbage: none is looked for while they are loaded, nor among them afterwards.
 gc.disable()
+
+# Processes that tests start compile nothing that another one has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A cache folder of this run alone, for every process of it.
 if "DPR_TESTS_CACHE" not in os.environ:
@@ -41,6 +46,8 @@ import numpy as np
 import pytest
 import torch
 
+from dpr.evaluation.report import page
+from tests.helpers import quick
 from tests.helpers.no_network.sitecustomize import block_connections
 from tests.helpers.slow_tests import is_slow
 
@@ -77,6 +84,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures of modules, which train."""
+    page.curves_svg = quick.DRAWN if item.path.name == "test_report.py" else quick.no_chart
 
 
 @pytest.fixture(autouse=True)

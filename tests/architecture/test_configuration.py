@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,16 +31,16 @@ DOCUMENTS = [
 
 
 def option_overrides() -> list[tuple[LaunchedJob, str]]:
-    """Every option of every group a job has a place for."""
-    pairs = []
+    """Every option of every group, with the first job that has a place for it."""
+    jobs: dict[str, LaunchedJob] = {}
     for job in launched_jobs():
         places = {name for name in sections(job.config_class) if name} | {
             entry.key for entry in settings(job.config_class)
         }
-        pairs += [
-            (job, f"{group}={option}") for group in sorted(places) for option in group_options(group, [CONF])
-        ]
-    return pairs
+        for group in sorted(places):
+            for option in group_options(group, [CONF]):
+                jobs.setdefault(f"{group}={option}", job)
+    return [(job, override) for override, job in jobs.items()]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -93,6 +94,7 @@ def test_documented_targets_and_scripts_exist() -> None:
     assert not missing
 
 
+@cache
 def known_words() -> set[str]:
     words = set(arguments.REPLACED) | {"fp16", "key"}
     for command in COMMANDS.values():

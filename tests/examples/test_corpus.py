@@ -107,7 +107,7 @@ def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_p
     def prepare(name: str, **options: int) -> dict[str, int]:
         return prepare_docstrings(
             tmp_path / name,
-            packages=["fsspec", "huggingface_hub", "hydra", "jinja2"],
+            packages=["fsspec", "hydra", "jinja2"],
             num_dev=50,
             num_test=100,
             **options,

@@ -6,12 +6,11 @@ pytest tests/examples/test_repro.py
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import os
-import shutil
+import itertools
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.cli.launch import launch
-from dpr.cli.main import COMMANDS
+from dpr.cli.launch import answer
+from dpr.cli.main import COMMANDS, main
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from tests.architecture.source_files import REPOSITORY
-from tests.helpers.patience import patient
+from tests.helpers.command_lines import check_keys_of, different_ones
 from tests.helpers.tiny import make_samples, static_folder
 
 FOLDER = REPOSITORY / "repro"
@@ -64,59 +63,76 @@ RUN = program()
 RECIPES = RUN.read_recipes(FOLDER)
 
 
+@pytest.fixture(scope="module")
+def commands() -> list[tuple[str, ...]]:
+    """Of all recipes, full and mini. They share most of their commands, each with outputs of its own."""
+    found: dict[tuple[str, ...], None] = {}
+    for name, data in itertools.product(RECIPES, (None, "data")):
+        recipe = RUN.Recipe(*RECIPES[name], Path("out"), data=data)
+        for step in recipe.steps_of([]):
+            words = recipe.commands[step]
+            found[tuple(word.replace(f"out/{name}/", "out/") for word in words[words.index("dpr") + 1 :])] = (
+                None
+            )
+    return list(found)
+
+
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("data", [None, "data"], ids=["full", "mini"])
-def test_commands_of_recipes_are_understood_and_lead_to_numbers(
-    name: str, data: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_recipes_lead_to_numbers(name: str) -> None:
+    for data in (None, "data"):
+        recipe = RUN.Recipe(*RECIPES[name], Path("out"), data=data)
+        assert recipe.numbers and all(
+            number["source"] and ("expected" in number) != ("band" in number) for number in recipe.numbers
+        )
+        assert {recipe.step_of(number) for number in recipe.numbers} <= set(recipe.steps_of([]))
+
+
+def test_commands_of_recipes_are_understood(
+    commands: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for words in commands:
+        check_keys_of(words)
     monkeypatch.chdir(tmp_path)
-    recipe = RUN.Recipe(*RECIPES[name], Path("out"), data=data)
-    assert recipe.numbers and all(
-        number["source"] and ("expected" in number) != ("band" in number) for number in recipe.numbers
-    )
-    steps = recipe.steps_of([])
-    assert {recipe.step_of(number) for number in recipe.numbers} <= set(steps)
-    for step in steps:
-        words = recipe.commands[step]
-        # Recipes share most of their commands, each with outputs of its own.
-        command = tuple(word.replace(f"out/{name}/", "out/") for word in words[words.index("dpr") + 1 :])
-        problem = problem_of(command)
-        assert not problem or "does not exist" in problem or "no such file" in problem, step
+    for words in different_ones(commands):
+        problem = problem_of(words)
+        assert not problem or "does not exist" in problem or "no such file" in problem, words
 
 
-@functools.cache
-def problem_of(words: tuple[str, ...]) -> str:
+def problem_of(words: Sequence[str]) -> str:
     """Sentence with which a command line is refused; empty if it is understood."""
-    name, arguments = words[0], list(words[1:])
-    entry = COMMANDS[name]
+    entry = COMMANDS[words[0]]
     try:
-        code = launch(entry.config, entry.settings_class(), lambda _: 0, arguments, program=name)
+        answer(entry.config, entry.settings_class(), lambda _: 0, list(words[1:]), program=words[0])
     except (ConfigError, InputError) as error:
         return str(error)
-    assert code == 0
     return ""
 
 
-def test_a_recipe_is_run_once_and_a_number_that_misses_ends_it_with_1(tmp_path: Path) -> None:
+def test_a_recipe_is_run_once_and_a_number_that_misses_ends_it_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "data").mkdir()
-    samples = make_samples(24)
     asked = [
         replace(sample, question=sample.positives[0].text, answers=(sample.positives[0].text,))
-        for sample in samples
+        for sample in make_samples(24)
     ]
     write_training_set(tmp_path / "data" / "train.jsonl", asked)
     static_folder(tmp_path / "data" / "encoder")
     (tmp_path / "repro").mkdir()
-    shutil.copy(FOLDER / "run.py", tmp_path / "repro")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(RUN, "__file__", str(tmp_path / "repro" / "run.py"))
+    monkeypatch.setattr("sys.argv", ["run.py", "tiny", "--mini", "data", "--out", "run"])
+
+    def started(command: list[str]) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-m", "dpr"]
+        return subprocess.CompletedProcess(command, main(command[3:]))
+
+    monkeypatch.setattr(RUN.subprocess, "run", started)
 
     def run(most: int) -> tuple[int, str]:
         (tmp_path / "repro" / "own.yaml").write_text(OWN.replace("MOST", str(most)))
-        command = [sys.executable, "repro/run.py", "tiny", "--mini", "data", "--out", "run"]
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DPR_CACHE": str(tmp_path / "cache")}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(240)
-        )
-        return done.returncode, done.stdout + done.stderr
+        return RUN.main(), capsys.readouterr().out
 
     code, text = run(most=9)
     assert code == 0, text

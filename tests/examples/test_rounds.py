@@ -10,8 +10,8 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from dpr.formats.training_sets import open_training_set, write_training_set
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, sentence
+from tests.helpers.warm_dpr import warm_dpr
 
 SETTINGS = (
     "encoder.pretrained_model_cfg=encoder encoder.pretrained=false encoder.sequence_length=24"
@@ -31,7 +32,7 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A corpus of 60 passages; questions are four words of a passage."""
     folder = tmp_path_factory.mktemp("rounds")
     encoder_folder(folder / "encoder", num_hidden_layers=1)
@@ -45,10 +46,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     write_training_set(folder / "train.jsonl", samples[:32])
     write_training_set(folder / "dev.jsonl", samples[32:])
-    (folder / "bin").mkdir()
-    (folder / "bin" / "dpr").write_text(f'#!/bin/sh\nexec {sys.executable} -m dpr "$@"\n')
-    (folder / "bin" / "dpr").chmod(0o755)
-    return folder
+    with warm_dpr(folder / "bin"):
+        yield folder
 
 
 def start(workplace: Path, out: str) -> subprocess.Popen[str]:

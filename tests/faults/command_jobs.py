@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import random
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +23,11 @@ from dpr.formats.results import PerQuestion, write_metrics, write_trec_run
 from dpr.formats.training_sets import write_training_set
 from dpr.storage.checksums import verify_file
 from dpr.storage.durable import CHECKSUM
-from tests.faults.runs import REPOSITORY, final_hash
+from tests.faults.command_server import serve
+from tests.faults.runs import final_hash
 from tests.helpers.original import flat_params, original_names, write_original
 from tests.helpers.patience import patient
+from tests.helpers.processes import Served
 from tests.helpers.tiny import encoder_folder, make_samples, sentence, static_folder, tiny_model
 
 LIMIT_S = 120.0
@@ -266,24 +264,13 @@ class Commands:
         self.folder, self.url = folder, url
         make_inputs(folder / "in")
         self._undisturbed: dict[str, tuple[dict[str, bytes], Result]] = {}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.command_server"],
-            cwd=REPOSITORY,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-            | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answer()
+        self._server = Served(serve)
         made = self.run("embed", self.folder / "first")
         assert made.code == 0, made.text
         shutil.copytree(self.folder / "first" / "out" / "vectors_0", self.folder / "in" / "vectors_0")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=patient(60))
+        self._server.close()
 
     def run(self, name: str, folder: Path, *, fault: str = "", number: int = 0) -> Result:
         """One process of a job, in ``folder``, which is made if it is not there."""
@@ -302,12 +289,8 @@ class Commands:
             "fault": fault,
             "number": number,
         }
-        assert self._process.stdin is not None
-        self._process.stdin.write(
-            json.dumps({"children": [child] * count, "limit_s": patient(LIMIT_S)}) + "\n"
-        )
-        self._process.stdin.flush()
-        return [Result(**answer) for answer in self._answer()]
+        answers = self._server.ask({"children": [child] * count, "limit_s": patient(LIMIT_S)})
+        return [Result(**answer) for answer in answers]
 
     def folder_of(self, name: str) -> Path:
         """Where the job was run when nothing happened to it."""
@@ -321,10 +304,6 @@ class Commands:
             assert result.code == 0, result.text
             self._undisturbed[name] = left_by(name, folder), result
         return self._undisturbed[name]
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
 
 
 def left_by(name: str, folder: Path) -> dict[str, bytes]:

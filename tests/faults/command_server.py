@@ -1,9 +1,6 @@
 """A process that has imported everything and forks any command of ``dpr`` whenever it is asked, with a fault
 in it if one is asked for.
 
-    python -m tests.faults.command_server        requests and answers are JSON lines on standard input and
-    output
-
 A fault is placed by counting: operations are what Python does to files in the command's working directory
 (opened to be written, renamed, removed, made, flushed), as the interpreter's audit events tell. So the
 product needs no hooks, and nothing is missed that goes through it.
@@ -22,25 +19,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 _CHANGING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 
 
-def main() -> None:
-    """Serves until standard input is closed."""
+def serve(requests: Connection) -> None:
+    """Serves until it is asked for nothing."""
     _import_everything()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints in this process is no answer
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+    requests.send(os.getpid())
+    while (request := requests.recv()) is not None:
         children = [_start(child) for child in request["children"]]
-        print(
-            json.dumps([_wait(*child, deadline=time.monotonic() + request["limit_s"]) for child in children]),
-            file=answers,
-            flush=True,
-        )
+        requests.send([_wait(*child, deadline=time.monotonic() + request["limit_s"]) for child in children])
 
 
 def _import_everything() -> None:
@@ -49,11 +40,8 @@ def _import_everything() -> None:
     import hydra  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import pytrec_eval  # noqa: F401
-    import safetensors.torch  # noqa: F401
     import tokenizers  # noqa: F401
     import torch
-    import transformers.models.bert.modeling_bert
-    import transformers.models.bert.tokenization_bert  # noqa: F401
 
     import dpr.jobs.compare
     import dpr.jobs.download
@@ -68,14 +56,13 @@ def _import_everything() -> None:
     import dpr.preparation.new_encoder  # noqa: F401
     import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
-    from dpr.evaluation.report.page import curves_svg, versions
+    from dpr.evaluation.report.page import versions
     from dpr.training.metrics import matrix_peak
 
     for command in COMMANDS.values():
         command.settings_class()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    curves_svg("", {"": [(0, 0)]})  # imports and sets up matplotlib
     versions()  # this and the next are found out once in a process
     matrix_peak(torch.device("cpu"), torch.float32)
     gc.collect()
@@ -217,7 +204,3 @@ def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None
 
     os.fsync = fsync
     sys.addaudithook(hook)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,9 @@ from types import TracebackType
 import pytest
 
 from dpr.storage.durable import durable_file
-from tests.faults.runs import Server, Workshop, final_hash
+from tests.faults.runs import Workshop, final_hash
+from tests.faults.server import serve
+from tests.helpers.processes import Served
 
 BEGIN, END = "<!-- fault table: begin -->", "<!-- fault table: end -->"
 
@@ -59,14 +61,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    server = Server()
+def server() -> Iterator[Served]:
+    server = Served(serve)
     yield server
     server.close()
 
 
 @pytest.fixture(scope="session")
-def workshop(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def workshop(server: Served, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     folder = tmp_path_factory.mktemp("faults")
     for path in (folder, *folder.parents[:2]):
         path.chmod(0o755)  # one case runs as another user

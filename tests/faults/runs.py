@@ -10,8 +10,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from typing import Any
 
 from dpr.formats import checkpoints
 from tests.helpers.patience import patient
+from tests.helpers.processes import Served
 from tests.helpers.tiny import training_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -69,42 +68,11 @@ def environment(workplace: Path) -> dict[str, str]:
     }
 
 
-class Server:
-    """The process that forks runs (tests/faults/server.py)."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.server"],
-            cwd=REPOSITORY,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = int(self._answer()["ready"])
-
-    def ask(self, **request: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": "end"}) + "\n")
-        self._process.stdin.close()
-        self._process.wait(timeout=patient(30))
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-
 @dataclass
 class Run:
     """The processes of one start of the command."""
 
-    server: Server
+    server: Served
     pids: list[int]
     log: Path
     codes: dict[int, int] = field(default_factory=dict)
@@ -113,8 +81,8 @@ class Run:
         """Exit codes by rank (minus the signal's number for one that a signal ended), None while any rank
         runs."""
         if len(self.codes) < len(self.pids):
-            answer = self.server.ask(do="poll", pids=self.pids)
-            self.codes = {int(pid): code for pid, code in answer.items() if code is not None}
+            answer = self.server.ask({"do": "poll", "pids": self.pids})
+            self.codes = {pid: code for pid, code in answer.items() if code is not None}
         return [self.codes[pid] for pid in self.pids] if len(self.codes) == len(self.pids) else None
 
     def wait(self, timeout_s: float = CASE_LIMIT_S) -> list[int]:
@@ -165,7 +133,7 @@ class Run:
 class Workshop:
     """One folder of data and the runs made with it."""
 
-    def __init__(self, folder: Path, server: Server) -> None:
+    def __init__(self, folder: Path, server: Served) -> None:
         self.folder, self.server = make_workplace(folder), server
         self._runs = 0
 
@@ -175,15 +143,16 @@ class Workshop:
         """Starts the command on ``ranks`` processes that form a group (alone without one for 1)."""
         self._runs += 1
         log = self.folder / f"log-{self._runs}"
-        pids = self.server.ask(
-            do="start",
-            ranks=ranks,
-            arguments=arguments(self.folder, output_dir, *overrides),
-            environment=environment(self.folder),
-            injections=list(injections),
-            log=str(log),
-            port=free_port() if ranks > 1 else 0,
-        )
+        request = {
+            "do": "start",
+            "ranks": ranks,
+            "arguments": arguments(self.folder, output_dir, *overrides),
+            "environment": environment(self.folder),
+            "injections": list(injections),
+            "log": str(log),
+            "port": free_port() if ranks > 1 else 0,
+        }
+        pids = self.server.ask(request)
         return Run(self.server, pids, log)
 
     def run(self, output_dir: Path, *overrides: str, **options: Any) -> Run:

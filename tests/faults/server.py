@@ -1,8 +1,6 @@
 """A process that has imported everything and forks a run of the command whenever it is asked: starting one
 takes milliseconds, not seconds.
 
-    python -m tests.faults.server        requests and answers are JSON lines on standard input and output
-
 Only the way of starting differs from a launcher's: each rank is a process of its own, in a process group with
 the others of its run, with the launcher's variables, and runs the script through ``runpy``. What goes wrong
 in it is decided by ``tests.faults.injections``.
@@ -14,30 +12,26 @@ import atexit
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import resource
 import runpy
 import signal
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 SCRIPT = str(Path(__file__).resolve().parents[2] / "train_dense_encoder.py")
 
 
-def main() -> None:
-    """Serves until standard input is closed; then ends what still runs."""
+def serve(requests: Connection) -> None:
+    """Serves until it is asked for nothing; then ends what still runs."""
     _import_everything()
     ended: dict[int, int] = {}
     running: set[int] = set()
-    print(json.dumps({"ready": os.getpid()}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if (
-            request["do"] == "end"
-        ):  # the end of the file does not come while a process forked by some other test holds the pipe
-            break
+    requests.send(os.getpid())
+    # the end of the pipe does not come while a process forked by some other test holds it
+    while (request := requests.recv()) is not None:
         if request["do"] == "start":
             pids = _start(request)
             running |= set(pids)
@@ -48,7 +42,7 @@ def main() -> None:
                     ended[found[0]] = os.waitstatus_to_exitcode(found[1])
                     running.discard(found[0])
             answer = {pid: ended.get(pid) for pid in request["pids"]}
-        print(json.dumps(answer), flush=True)
+        requests.send(answer)
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -56,16 +50,13 @@ def main() -> None:
 
 def _import_everything() -> None:
     import hydra  # noqa: F401
-    import safetensors.torch  # noqa: F401
     import torch
-    import transformers.models.bert.modeling_bert
-    import transformers.models.bert.tokenization_bert  # noqa: F401
 
-    from dpr.evaluation.report.page import curves_svg, versions
+    import dpr.jobs.train  # noqa: F401
+    from dpr.evaluation.report.page import versions
     from dpr.training.metrics import matrix_peak
 
     torch.set_num_threads(1)
-    curves_svg("", {"": [(0, 0)]})  # imports and sets up matplotlib
     versions()  # this and the next are found out once in a process
     matrix_peak(torch.device("cpu"), torch.float32)
     gc.collect()
@@ -132,7 +123,3 @@ def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, st
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -33,8 +33,30 @@ from tests.helpers.jobs import verify
 
 REFUSED, KILLED = 3, -9
 BINARY = (".safetensors", ".npy", ".cp")
-FAST = ("prepare", "prepare to=beir", "new-encoder", "embed", "retrieve indexer=bm25", "mine", "train")
-"""The jobs that ``make test`` tries with every fault; all of them are killed once."""
+KILLED_ONCE = (
+    "prepare",
+    "prepare-folder",
+    "prepare-pairs",
+    "new-encoder",
+    "export to=hf-dpr",
+    "embed",
+    "retrieve indexer=bm25",
+    "evaluate",
+    "mine",
+    "score",
+    "report",
+    "download",
+    "merge",
+)
+"""The jobs, one of each command, that ``make test`` kills; trainings: test_kills.py."""
+FAST = {
+    "test_disk_full": ("prepare", "retrieve indexer=bm25"),
+    "test_damaged_outputs_and_caches": ("embed", "mine"),
+    "test_inputs_changed_since": ("new-encoder", "embed"),
+    "test_verify_names_every_changed_file": ("prepare", "train"),
+    "test_two_at_once": ("prepare to=beir", "embed"),
+}
+"""The jobs that ``make test`` tries with another fault."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -42,11 +64,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     takes_all = metafunc.config.getoption("--all-faults")
     if metafunc.function is test_texts_are_made_searchable_whatever_stage_is_killed:
-        names = list(STAGED) if takes_all else ["quickstart"]
-    elif takes_all or metafunc.function is test_killed_before_an_operation:
+        names = list(STAGED)
+    elif takes_all:
         names = list(JOBS)
     else:
-        names = list(FAST)
+        names = list(FAST.get(metafunc.function.__name__, KILLED_ONCE))
     metafunc.parametrize("job", [(JOBS | STAGED)[name] for name in names], ids=names)
 
 
@@ -337,7 +359,7 @@ def test_texts_are_made_searchable_whatever_stage_is_killed(case: Case, commands
     shutil.copytree(commands.folder / "in", folder / "in")
     change(folder / "in" / job.changed)
     total = commands.undisturbed(job.name)[1].counts["operations"]
-    for trial in case.trials(40, fast=1):
+    for trial in case.trials(40, fast=0):
         with trial:
             number = trial.random.randint(1, total)
             killed = commands.run(job.name, trial.output_dir, fault="operations", number=number)

@@ -89,7 +89,7 @@ def test_a_changed_folder(
 ) -> None:
     ways: list[Callable[[Path], None]] = [cut, empty, Path.unlink, lengthen, replace_by_link]
     places = [(name, way) for name in checkpoint_files(finished) for way in ways]
-    for trial in case.trials(len(places) + 1, fast=1):
+    for trial in case.trials(len(places) + 1, fast=0):
         with trial:
             shutil.copytree(finished, trial.output_dir)
             if trial.number == len(places):
@@ -133,7 +133,7 @@ def test_all_checkpoints_damaged(
 )
 def test_leftovers(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
     host = os.uname().nodename.replace("-", "_")
-    for trial in case.trials(10, fast=1):
+    for trial in case.trials(10, fast=0):
         with trial:
             started = workshop.start(trial.output_dir)
             started.wait_for(rf"saved .*step{2 + trial.number % 4 * 2}")

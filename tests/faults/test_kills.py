@@ -60,7 +60,7 @@ def test_killed_at_a_random_moment(case: Case, workshop: Workshop, undisturbed: 
     "same command again: equal weights, at most one save interval lost",
 )
 def test_killed_while_saving(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(5 * len(POINTS), fast=2):
+    for trial in case.trials(5 * len(POINTS), fast=1):
         with trial:
             point, number = POINTS[trial.number % len(POINTS)], trial.number // len(POINTS)
             # The first run prunes for the first time with its fourth or fifth save.
@@ -112,7 +112,7 @@ def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
 def test_a_sharded_run_is_killed(case: Case, workshop: Workshop) -> None:
     sharded = ("train.sharding=fsdp2", "train.grad_cache_tokens=60")
     points = ("before the rename", "after the rename", "while pruning")
-    for trial in case.trials(len(points), fast=1):
+    for trial in case.trials(len(points), fast=0):
         with trial:
             whole = case.folder / "whole"
             if not whole.exists():

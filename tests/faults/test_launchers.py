@@ -176,7 +176,7 @@ def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict
 
 @pytest.mark.fault("A25", "nothing: a group of two trains and leaves", "exit 0 on both ranks; equal weights")
 def test_a_group_leaves(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(40, fast=1):
+    for trial in case.trials(40, fast=0):
         with trial:
             port, command = (
                 str(free_port()),

@@ -63,7 +63,7 @@ def test_one_rank_is_killed(case: Case, workshop: Workshop, undisturbed: dict[in
     "A2", "one rank raises an error", "the other ends with 5 and reports the reason; equal weights"
 )
 def test_one_rank_raises(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(5, fast=1):
+    for trial in case.trials(5, fast=0):
         with trial:
             step = trial.random.randint(1, 12)
             run = workshop.run(
@@ -131,7 +131,7 @@ def test_nothing_is_left_running(workshop: Workshop) -> None:
     """After all of the above: no process of a run, no data-loader worker."""
     deadline = time.monotonic() + 10
     while (left := children_of(workshop.server.pid)) and time.monotonic() < deadline:
-        workshop.server.ask(do="poll", pids=[])
+        workshop.server.ask({"do": "poll", "pids": []})
         time.sleep(0.1)
     assert not left
 

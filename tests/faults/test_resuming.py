@@ -32,15 +32,15 @@ def half(workshop: Workshop) -> Path:
 
 
 @pytest.mark.fault("A11", "a finished run is started again", "exit 0, no file changes, the same report")
-def test_a_finished_run_is_left_alone(case: Case, workshop: Workshop) -> None:
+def test_a_finished_run_is_left_alone(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(4, fast=1):
         with trial:
             ranks = 1 + trial.number % 2
-            workshop.finish(trial.output_dir, ranks=ranks)
-            before = all_files(trial.output_dir)
-            again = workshop.finish(trial.output_dir, ranks=ranks)
+            finished = workshop.folder / f"undisturbed-{ranks}"
+            before = all_files(finished)
+            again = workshop.finish(finished, ranks=ranks)
             assert not re.search(r"step \d+/", again.text)
-            after = all_files(trial.output_dir)
+            after = all_files(finished)
             assert after.keys() == before.keys()
             assert [name for name in before if before[name] != after[name]] == []
 
@@ -169,7 +169,7 @@ def test_changed_data(case: Case, workshop: Workshop) -> None:
         with trial:
             data, samples = case.folder / f"train-{trial.number}.json", make_samples(48)
             write_training_set(data, samples)
-            started = workshop.start(trial.output_dir, f"train_datasets=[{data}]")
+            started = workshop.start(trial.output_dir, f"train_datasets=[{data}]", ranks=1)
             started.wait_for("step 5/")
             started.kill()
             if trial.number == 0:
@@ -178,11 +178,11 @@ def test_changed_data(case: Case, workshop: Workshop) -> None:
                 text = data.read_text()
                 place = text.index("question") + 13
                 data.write_text(text[:place] + ("b" if text[place] != "b" else "d") + text[place + 1 :])
-            run = workshop.run(trial.output_dir, f"train_datasets=[{data}]")
-            assert run.wait() == [REFUSED, REFUSED], run.text
+            run = workshop.run(trial.output_dir, f"train_datasets=[{data}]", ranks=1)
+            assert run.wait() == [REFUSED], run.text
             assert "train_datasets[0] was " in run.rank_text(0)
             assert "resuming with" in workshop.finish(
-                trial.output_dir, f"train_datasets=[{data}]", "resume=force"
+                trial.output_dir, f"train_datasets=[{data}]", "resume=force", ranks=1
             ).rank_text(0)
 
 
@@ -192,7 +192,7 @@ def test_changed_data(case: Case, workshop: Workshop) -> None:
     "one run folder for all ranks; equal weights",
 )
 def test_one_folder_for_all_ranks(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(30, fast=1):
+    for trial in case.trials(30, fast=0):
         with trial:
             place = case.folder / f"place-{trial.number}"
             workshop.finish(place / "run", injections=[("late_start", {"seed": trial.number})])
@@ -205,7 +205,7 @@ def test_one_folder_for_all_ranks(case: Case, workshop: Workshop, undisturbed: d
     "A22", "the same seed twice; another seed; workers 0, 1, 2", "equal weights; others; equal weights"
 )
 def test_determinism(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(20, fast=1):
+    for trial in case.trials(20, fast=0):
         with trial:
             overrides = {0: ("train.num_workers=0",), 1: ("train.num_workers=2",), 3: ("seed=7",)}.get(
                 trial.number % 4, ()

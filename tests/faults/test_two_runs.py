@@ -79,7 +79,7 @@ def test_a_stale_lock(case: Case, workshop: Workshop, undisturbed: dict[int, str
     "refused with exit 3; starts once the file is removed",
 )
 def test_a_run_on_another_machine(case: Case, workshop: Workshop) -> None:
-    for trial in case.trials(1, fast=1):
+    for trial in case.trials(1, fast=0):
         with trial:
             trial.output_dir.mkdir()
             lock = trial.output_dir / LOCK_FILE
@@ -99,7 +99,7 @@ def test_a_run_on_another_machine(case: Case, workshop: Workshop) -> None:
     "refused with exit 3, the rank named; equal weights after its end",
 )
 def test_a_rank_that_was_left_over(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(3, fast=1):
+    for trial in case.trials(3, fast=0):
         with trial:
             first = workshop.start(trial.output_dir)
             first.wait_for("step 2/")

@@ -20,7 +20,7 @@ from dpr.core.errors import ConfigError, InputError
 from tests.fuzz.mutations import mutate
 from tests.fuzz.subjects import SUBJECTS, Subject
 
-CASES = int(os.environ.get("DPR_FUZZ_CASES", "2000"))
+CASES = int(os.environ.get("DPR_FUZZ_CASES", "600"))
 FIRST = int(os.environ.get("DPR_FUZZ_SEED", "0"))
 LIMIT_S = 5.0
 # What has no line: a file that cannot be opened or unpacked, or has too little in it.

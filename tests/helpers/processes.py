@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import set_start_method
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
@@ -21,8 +22,11 @@ _IMPORTED = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert",
     "safetensors.torch",
-    "dpr.training.trainer",
+    "hydra",
+    "dpr.jobs.train",
     "dpr.training.assembly",
+    "tests.helpers.composed_once",
+    "tests.helpers.quick",
     "tests.helpers.tiny",
 )
 """What the process that ranks are forked from has imported: seconds of every rank's start. None of these
@@ -43,6 +47,8 @@ class _Forked(ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
+        # As in every other process: workers of data loaders are forks, and no copies of another fork server.
+        set_start_method("fork", force=True)
         super().run()
 
 
@@ -53,6 +59,27 @@ def fork_server() -> ForkServerContext:
     context.Process = _Forked  # type: ignore[misc]
     context.set_forkserver_preload([*_IMPORTED])
     return context
+
+
+class Served:
+    """A process that answers requests, a copy of the fork server's: ``serve`` gets the end of a pipe."""
+
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
+        context = fork_server()
+        self._requests, other = context.Pipe()
+        self._process = context.Process(target=serve, args=(other,))
+        self._process.start()
+        other.close()
+        self.pid = self._requests.recv()
+
+    def ask(self, request: Any) -> Any:
+        self._requests.send(request)
+        return self._requests.recv()
+
+    def close(self) -> None:
+        self._requests.send(None)
+        self._process.join(patient(30))
+        self._requests.close()
 
 
 def run_on_ranks(
@@ -145,7 +172,7 @@ def _collect(readers: list[Connection], processes: list[Any], timeout_s: float) 
         ready = wait(open_readers, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             missing = [rank for rank in range(len(readers)) if rank not in results]
-            raise RankFailed(f"ranks {missing} of {len(readers)} did not finish within {timeout_s:.0f} s")
+            raise RankFailed(f"ranks {missing} of {len(readers)} did not finish within {timeout_s:g} s")
         for reader in ready:
             rank = readers.index(reader)  # type: ignore[arg-type]
             try:

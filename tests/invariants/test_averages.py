@@ -150,6 +150,7 @@ def test_what_is_measured_is_what_is_saved(runs: tuple[Path, Path]) -> None:
     assert measured["half"] != pytest.approx(measured["plain"], abs=5e-6)
 
 
+@pytest.mark.parametrize("runs", ["transformer"], indirect=True)
 def test_it_can_be_switched_off_and_on_while_a_run_is_under_way(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:

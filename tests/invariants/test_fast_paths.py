@@ -21,7 +21,7 @@ from dpr.training.metrics import Metrics
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
-# Float64 sums in another order, carried through six updates.
+# Float64 sums in another order, carried through four updates.
 TOLERANCE = 1e-9
 LIMIT = 0.05
 # The limit is below the norm of every update's gradient.
@@ -64,7 +64,7 @@ def trained(
     device: str = "cpu",
     **options: Any,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """Losses, norms and final weights of 6 updates of 2 pools each; ``loss_scale`` switches fp16's scaler
+    """Losses, norms and final weights of 4 updates of 2 pools each; ``loss_scale`` switches fp16's scaler
     on."""
     tower_options = TowerOptions(packed=packed, learn_temperature=True, temperature=0.3)
     model = tiny_model(encoder_folder(folder / "encoder"), dtype=dtype, options=tower_options, **settings).to(
@@ -73,7 +73,7 @@ def trained(
     curve, run = Curve(), folder / f"run-{len(list(folder.iterdir()))}"
     given = {**CLIPPED, "warmup_steps": 2, "other_negatives": 1, "gradient_accumulation_steps": 2, **options}
     loss = BiEncoderNllLoss(max_scores=max_scores)
-    job = make_trainer(model, [ListSource(make_samples(48, seed=4))], [], run, curve, loss=loss, **given)
+    job = make_trainer(model, [ListSource(make_samples(32, seed=4))], [], run, curve, loss=loss, **given)
     if loss_scale:
         job.step.scaler = torch.amp.GradScaler(device, init_scale=loss_scale)
     job.train()
@@ -87,11 +87,12 @@ def test_every_fast_path_trains_as_the_slow_one(
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)  # several packs
     monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 1)
     slow, weights = trained(tmp_path, TOWERS[towers], packed=False)
-    assert len(slow.losses) == 6 and max(slow.losses) - min(slow.losses) > 0.01, (
+    assert len(slow.losses) == 4 and max(slow.losses) - min(slow.losses) > 0.01, (
         "a flat curve would prove little"
     )
     assert min(slow.norms) > LIMIT, "every update is clipped"
-    for name, path in PATHS.items():
+    paths = PATHS if towers == "two towers" else {"all together": PATHS["all together"]}
+    for name, path in paths.items():
         curve, found = trained(tmp_path, TOWERS[towers], **path)
         assert curve.losses == pytest.approx(slow.losses, rel=0, abs=TOLERANCE), name
         assert found.keys() == weights.keys()

@@ -6,7 +6,6 @@ pytest tests/invariants/test_resume.py
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,13 @@ import pytest
 import torch
 
 from dpr.formats import checkpoints
-from tests.faults.runs import Run, Server, environment, free_port
+from tests.faults.runs import Run, environment, free_port
+from tests.faults.server import serve
 from tests.helpers.patience import patient
+from tests.helpers.processes import Served
 from tests.helpers.tiny import training_folder
+
+RANKS = 3  # with 2, sums do not depend on the order of their terms
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +29,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
+def server() -> Iterator[Served]:
+    server = Served(serve)
     yield server
     server.close()
 
 
-def start(server: Server, workplace: Path, output_dir: Path, num_processes: int, *overrides: str) -> Run:
+def start(server: Served, workplace: Path, output_dir: Path) -> Run:
     """Starts the command in processes of their own, as a launcher does."""
     arguments = [
         f"train_datasets=[{workplace / 'train.json'}]",
@@ -53,24 +56,23 @@ def start(server: Server, workplace: Path, output_dir: Path, num_processes: int,
         "train.log_batch_step=1",
         "val_av_rank_start_epoch=1",
         "train.early_stopping.patience=100",
-        *overrides,
     ]
     log = workplace / f"log-{time.monotonic_ns()}"
-    pids = server.ask(
-        do="start",
-        ranks=num_processes,
-        arguments=arguments,
-        environment=environment(workplace),
-        injections=[],
-        log=str(log),
-        port=free_port() if num_processes > 1 else 0,
-    )
-    return Run(server, pids, log)
+    request = {
+        "do": "start",
+        "ranks": RANKS,
+        "arguments": arguments,
+        "environment": environment(workplace),
+        "injections": [],
+        "log": str(log),
+        "port": free_port(),
+    }
+    return Run(server, server.ask(request), log)
 
 
-def finished(server: Server, workplace: Path, output_dir: Path, num_processes: int = 1) -> str:
+def finished(server: Served, workplace: Path, output_dir: Path) -> str:
     """What a run that ends well has printed."""
-    run = start(server, workplace, output_dir, num_processes)
+    run = start(server, workplace, output_dir)
     assert set(run.wait()) == {0}, run.text
     return run.text
 
@@ -94,19 +96,16 @@ def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
     return {"step": torch.tensor(int(newest.name.rpartition("step")[2])), **tensors}
 
 
-@pytest.mark.parametrize("num_processes", [1, 3])  # with 2, sums do not depend on the order of their terms
-def test_a_killed_run_ends_with_bitwise_the_same_weights(
-    server: Server, workplace: Path, num_processes: int
-) -> None:
-    whole = workplace / f"whole-{num_processes}"
-    killed = workplace / f"killed-{num_processes}"
-    finished(server, workplace, whole, num_processes)
+def test_a_killed_run_ends_with_bitwise_the_same_weights(server: Served, workplace: Path) -> None:
+    whole = workplace / "whole"
+    killed = workplace / "killed"
+    finished(server, workplace, whole)
     expected = final_weights(whole)
     # the checkpoint of step 2 is there before step 3 is in the log
     step = random.SystemRandom().randint(3, 10)
-    kill_after_steps(start(server, workplace, killed, num_processes), killed, step)
+    kill_after_steps(start(server, workplace, killed), killed, step)
     assert int(final_weights(killed)["step"]) < int(expected["step"])
-    assert "resuming from" in finished(server, workplace, killed, num_processes)
+    assert "resuming from" in finished(server, workplace, killed)
     found = final_weights(killed)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected), f"killed after step {step}"
@@ -124,39 +123,3 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(
         if "train/loss" in line
     ]
     assert [int(number) for number in steps] == list(range(1, 16))
-
-
-def test_dropout_really_was_on(server: Server, workplace: Path) -> None:
-    finished(server, workplace, workplace / "whole-1")  # done already, after the test above
-    without = start(server, workplace, workplace / "dropout", 1, "encoder.dropout=0")
-    assert without.wait() == [0], without.text
-    weights, other = (final_weights(workplace / name) for name in ("whole-1", "dropout"))
-    assert not all(torch.equal(weights[name], other[name]) for name in other)
-
-
-def test_a_finished_run_is_left_alone(server: Server, workplace: Path) -> None:
-    before = {path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()}
-    finished(server, workplace, workplace / "whole-1")
-    assert {
-        path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()
-    } == before
-
-
-def test_a_different_run_is_refused_and_the_setting_is_named(server: Server, workplace: Path) -> None:
-    run = start(server, workplace, workplace / "whole-1", 1, "seed=99")
-    assert run.wait() == [3]
-    assert "seed was 12345, is now 99" in run.text
-    assert "resume=force" in run.text
-    assert "Traceback" not in run.text
-
-
-def test_a_damaged_checkpoint_is_passed_over(server: Server, workplace: Path) -> None:
-    folder = workplace / "damaged"
-    shutil.copytree(workplace / "whole-1", folder)
-    newest = checkpoints.checkpoint_folders(folder, "dpr_biencoder")[0]
-    data = bytearray((newest / checkpoints.MODEL_FILE).read_bytes())
-    data[-5] ^= 1
-    (newest / checkpoints.MODEL_FILE).write_bytes(data)
-    assert "is damaged" in finished(server, workplace, folder)
-    expected, found = final_weights(workplace / "whole-1"), final_weights(folder)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)

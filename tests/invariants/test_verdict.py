@@ -102,11 +102,9 @@ def test_a_ruined_model_is_found_worse_and_opening_it_says_so(
     assert "worse than the start (nll_loss" in caplog.text and "train.keep=better" in caplog.text
 
 
-@pytest.mark.parametrize("step", [0, 7])
-def test_keep_better_opens_the_start_also_after_a_kill(folder: Path, tmp_path: Path, step: int) -> None:
-    if step:
-        with pytest.raises(KeyboardInterrupt):
-            trainer(folder, tmp_path, KilledAt(step), keep="better").train()
+def test_keep_better_opens_the_start_also_after_a_kill(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trainer(folder, tmp_path, KilledAt(7), keep="better").train()
     job = trainer(folder, tmp_path, keep="better")
     job.train()
     assert job.progress.best_checkpoint == "dpr_biencoder.step0"
@@ -229,8 +227,6 @@ def test_a_checkpoint_that_breaks_a_guard_is_never_the_best(
     free = learn("free", validation=[entry(folder)], eval_at_start=True)
     assert free.progress.best_checkpoint is not None
     fallen = free.progress.start_metrics["eval/own/ndcg@10"] - free.progress.last_metrics["eval/own/ndcg@10"]
-    wide = learn("wide", validation=[entry(folder, guard=1.0)])
-    assert wide.progress.best_value == free.progress.best_value
     caplog.clear()
     kept = learn(
         "kept", validation=[entry(folder, guard=0.0), entry(folder, name="far", guard=0.0)], keep="better"

@@ -38,23 +38,8 @@ def test_both_trainers_take_the_same_steps_and_find_the_same(out: Path) -> None:
     assert len(ours) == case.epochs * case.rows // case.batch
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-3, atol=1e-4)
     assert ours[-1] < 0.9 * ours[0], "something is learned"
-    other = train_ours(case, out, run_of(out, "other"), 4, same_loss=True, log_every=1)
-    assert abs(other[1] - ours[1]) > 1e-3, "another seed is another order"
     found = [values_of(out / name, out, out / name / "model") for name in ("ours", "theirs")]
     assert found[0] == pytest.approx(found[1]) and 0 < sum(found[0].values()) < len(found[0])
-
-
-def test_the_known_positives_of_others_are_no_negatives_by_default(out: Path) -> None:
-    case = QUICK[1]
-    (default, same), rival = (
-        [
-            train_ours(case, out, run_of(out, f"static {same}"), 0, same_loss=same, log_every=1)
-            for same in (False, True)
-        ],
-        train_rival(case, out, run_of(out, "static theirs"), 0, log_every=1),
-    )
-    assert len(default) == len(rival) == case.epochs * case.rows // case.batch
-    assert default[0] <= same[0]
 
 
 def test_the_table_has_ratios_seed_by_seed_and_paired_differences() -> None:

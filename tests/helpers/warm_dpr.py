@@ -1,0 +1,103 @@
+"""A program ``dpr`` for scripts: each call is a fork of a process that has imported torch, and dies with its
+caller."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tests.helpers.processes import fork_server
+
+_PROGRAM = """\
+#!{python} -S
+import json, os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+request = json.dumps([os.getcwd(), dict(os.environ), sys.argv[1:]]).encode()
+socket.send_fds(server, [request], [0, 1, 2])
+sys.exit(server.recv(1)[0])
+"""
+
+
+@contextlib.contextmanager
+def warm_dpr(folder: Path) -> Iterator[Path]:
+    """Writes the program into ``folder`` and answers its calls."""
+    folder.mkdir()
+    address = str(folder / "socket")
+    (folder / "dpr").write_text(_PROGRAM.format(python=sys.executable, address=address))
+    (folder / "dpr").chmod(0o755)
+    context = fork_server()
+    ready, other = context.Pipe(duplex=False)
+    server = context.Process(target=_serve, args=(address, other))
+    server.start()
+    ready.recv()
+    yield folder
+    server.kill()
+    server.join()
+
+
+def _serve(address: str, ready: Connection) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        ready.send(True)
+        while True:
+            call, _ = server.accept()
+            if os.fork() == 0:
+                _answer(call)
+            call.close()
+
+
+def _answer(call: socket.socket) -> None:
+    """Runs the command in a process of its own, which is killed when the other end of ``call`` is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request, files, _, _ = socket.recv_fds(call, 2**20, 3)
+    pid = os.fork()
+    if pid == 0:
+        _run(json.loads(request), files)
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if select.select([call], [], [], 0.005)[0]:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os._exit(0)
+    call.send(bytes([os.waitstatus_to_exitcode(ended[1]) % 256]))
+    os._exit(0)
+
+
+def _run(request: tuple[str, dict[str, str], list[str]], files: list[int]) -> None:
+    """In the last child; never returns."""
+    os.setpgid(0, 0)
+    folder, environment, arguments = request
+    code = 1
+    try:
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        sys.argv = ["dpr", *arguments]
+        import torch
+
+        from dpr.cli.main import main
+
+        torch.set_num_threads(1)
+
+        code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
