@@ -27,7 +27,7 @@ from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.results import read_evaluation, read_metrics, read_trec_run
-from dpr.formats.training_files.registry import format_of
+from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
@@ -211,7 +211,7 @@ def _parquet() -> bytes:
 def _read_foreign(path: Path) -> None:
     """Every row comes out good or bad; what no format fits is refused."""
     options = ReadOptions(cache_dir=path.parent / "cache")
-    errors = [row.error for row in format_of(path, options).read(path, options) if row.error]
+    errors = [row.error for row in read_rows(path, options) if row.error]
     assert all(isinstance(error, InputError) and path.parent.name in str(error) for error in errors)
 
 
