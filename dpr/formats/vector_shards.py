@@ -5,7 +5,7 @@ written last.
     int8
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
         ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
-        (write_ids in dpr/formats/arrays.py)
+        (pack_ids in dpr/formats/arrays.py)
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
 
 Until then a chunk is a step (dpr/storage/steps.py): several processes may write different chunks of one shard
