@@ -20,7 +20,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, text_sha256
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.source import PassageSource, StoredSource
-from dpr.formats.arrays import array_writers, map_ids
+from dpr.formats.arrays import PackedIds, array_writers
 from dpr.formats.token_store import token_dtype
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import cache_root
@@ -296,7 +296,7 @@ class CorpusTokens:
         )
         counts = torch.from_numpy(lengths.astype(np.int64))
         batch = TokenBatch(torch.from_numpy(tokens.astype(np.int64)), counts, torch.zeros_like(counts))
-        return TokenChunk(number, map_ids(folder / "ids.npy"), batch, has_text)
+        return TokenChunk(number, PackedIds.mapped(folder / "ids.npy")[:], batch, has_text)
 
 
 def _folder(number: int) -> str:

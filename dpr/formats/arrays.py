@@ -12,7 +12,6 @@ The scale s is float32, one per vector, in a file of its own.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -107,12 +106,6 @@ def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray
         raise InputError(
             f"holds {array.dtype} {array.shape}", file=path, expected=f"{expected} of shape {shape}"
         )
-    if not array.flags.c_contiguous:
-        raise InputError(
-            "is in Fortran order",
-            file=path,
-            expected="the numbers of each vector side by side (numpy.ascontiguousarray)",
-        )
     return array
 
 
@@ -120,47 +113,26 @@ IdChunks = Callable[[], Iterable[np.ndarray]]
 """Gives ids in order, some (n,) of fixed-width bytes at a time, as often as it is called."""
 
 
-def write_ids(out: IO[bytes], chunks: IdChunks) -> None:
-    """Writes ids as a ``.npy`` file; one chunk is in memory at a time, and ``chunks`` is called three times.
-
-    They are stored as whichever is smaller: fixed-width bytes (n,), or, up to 4 GB, uint8 numbers, all in one row:
-    where each of the ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first
-    number on, and then their bytes.
-    """
-    count = 0
-    size = 0
-    width = 1
-    for ids in chunks():
-        lengths = np.char.str_len(ids)
-        count += len(ids)
-        size += int(lengths.sum())
-        width = max(width, int(lengths.max(initial=1)))
-    start = 4 * (count + 1)
-    if start + size >= min(count * width, _NARROW):
-        np.lib.format.write_array_header_1_0(
-            out, {"descr": f"|S{width}", "fortran_order": False, "shape": (count,)}
-        )
-        for ids in chunks():
-            out.write(ids.astype(f"S{width}").tobytes())
-        return
-    np.lib.format.write_array_header_1_0(
-        out, {"descr": "|u1", "fortran_order": False, "shape": (start + size,)}
-    )
-    out.write(np.array([start], dtype="<u4").tobytes())
-    for ids in chunks():
-        ends = start + np.cumsum(np.char.str_len(ids), dtype=np.int64)
-        out.write(ends.astype("<u4").tobytes())
-        start = int(ends[-1]) if len(ends) else start
-    for ids in chunks():
-        out.write(b"".join(ids.tolist()))
-
-
 def pack_ids(chunks: IdChunks) -> np.ndarray:
-    """The array that ``write_ids`` writes, in memory."""
-    out = io.BytesIO()
-    write_ids(out, chunks)
-    out.seek(0)
-    return np.asarray(np.lib.format.read_array(out))
+    """Ids as one array, as is smaller: fixed-width bytes (n,), or, up to 4 GB, uint8 numbers, all in one row: where
+    each of the ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first number on,
+    and then their bytes. One chunk is in memory at a time, and ``chunks`` is called twice."""
+    empty = np.empty(0, dtype=np.int64)
+    lengths = np.concatenate([empty, *(np.char.str_len(ids) for ids in chunks())])
+    width = max(int(lengths.max(initial=0)), 1)
+    start = 4 * (len(lengths) + 1)
+    size = start + int(lengths.sum())
+    if size >= min(len(lengths) * width, _NARROW):
+        return np.concatenate(
+            [np.empty(0, dtype=f"S{width}"), *(ids.astype(f"S{width}") for ids in chunks())]
+        )
+    packed = np.empty(size, dtype=np.uint8)
+    packed[:start].view("<u4")[:] = start + np.concatenate([[0], np.cumsum(lengths)])
+    for ids in chunks():
+        content = np.frombuffer(b"".join(ids.tolist()), dtype=np.uint8)
+        packed[start : start + len(content)] = content
+        start += len(content)
+    return packed
 
 
 class PackedIds:
@@ -175,11 +147,14 @@ class PackedIds:
     def __init__(self, array: np.ndarray, *, file: Path | None = None) -> None:
         self.array = array
         self._file = file
+        self._fixed: np.ndarray | None = None
         if array.dtype != np.uint8 or array.ndim != 1:
-            self._fixed: np.ndarray | None = _checked_ids(array, file)
+            if array.ndim != 1 or array.dtype.kind != "S" or not 1 <= array.dtype.itemsize <= MAX_ID_BYTES:
+                expected = f"one row of byte strings, at most {MAX_ID_BYTES} bytes each"
+                raise InputError(f"holds {array.dtype} {array.shape}", file=file, expected=expected)
+            self._fixed = array
             self._size = len(array)
             return
-        self._fixed = None
         self._bytes = array.view(np.ndarray)
         first = int(self._bytes[:4].view("<u4")[0]) if len(array) >= 4 else 0
         if first % 4 or not 4 <= first <= len(array):
@@ -226,22 +201,6 @@ class PackedIds:
         rows = np.zeros((len(starts), int(lengths.max())), dtype=np.uint8)
         rows[np.arange(rows.shape[1]) < lengths[:, None]] = self._bytes[starts[0] : ends[-1]]
         return rows.view(f"S{rows.shape[1]}")[:, 0]
-
-
-def map_ids(path: Path) -> np.ndarray:
-    """Ids (n,), fixed-width UTF-8, memory-mapped.
-
-    Raises:
-        InputError: the file cannot be read, or holds anything but texts of at most MAX_ID_BYTES bytes.
-    """
-    return _checked_ids(map_array(path), path)
-
-
-def _checked_ids(ids: np.ndarray, file: Path | None) -> np.ndarray:
-    if ids.ndim != 1 or ids.dtype.kind != "S" or not 1 <= ids.dtype.itemsize <= MAX_ID_BYTES:
-        expected = f"one row of byte strings, at most {MAX_ID_BYTES} bytes each"
-        raise InputError(f"holds {ids.dtype} {ids.shape}", file=file, expected=expected)
-    return np.asarray(ids)
 
 
 class HashIndex:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.column_names import require_distinct
 
 # Small enough that a reader of one row touches little, large enough that batches stay few.
 BATCH_CHARACTERS = 4 * 2**20
@@ -86,15 +85,13 @@ def arrow_rows(path: Path, *, split: str = "") -> Iterator[tuple[Path, int, dict
     (``train-00000-of-00001``) or its folder.
 
     Raises:
-        InputError: a damaged file; two columns of one name; the split does not exist.
+        InputError: a damaged file; the split does not exist.
         ConfigError: see ``chosen_split``.
     """
     for file in arrow_files(path, split):
         with _reading(file):
             number = 0
             for batch in _batches(file):
-                names = batch.schema.names
-                require_distinct(names, names, file=file, line=1)
                 for value in batch.to_pylist():
                     number += 1
                     yield file, number, value

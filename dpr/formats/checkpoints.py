@@ -262,23 +262,14 @@ def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
         run = read_json(path / RUN_FILE)
         if not isinstance(run, dict):
             raise CheckpointError(f"is {describe(run)}", file=path / RUN_FILE, expected="an object")
-        missing = ""
         for key in ("best_checkpoint", "last_checkpoint")[0 if prefer_best else 1 :]:
             name = run.get(key)
             if name is None:
                 continue
-            if os.path.isdir(
-                checkpoint := inside(path, name, stated_in=RUN_FILE)
-            ):  # unlike Path.is_dir, False for names that cannot be
-                if missing:
-                    logger.warning(
-                        "%s: its best checkpoint %s is missing; the last one, %s, is used",
-                        path,
-                        missing,
-                        name,
-                    )
+            # unlike Path.is_dir, False for names that cannot be
+            if os.path.isdir(checkpoint := inside(path, name, stated_in=RUN_FILE)):
                 return checkpoint
-            missing = name
+            logger.warning("%s: the checkpoint %s is missing", path, name)
         raise CheckpointError("the run has no checkpoint yet", file=path)
     return path
 
@@ -323,29 +314,15 @@ class TokenFrequencies:
         file = folder / TOKEN_FREQUENCIES_FILE
         if not file.is_file():
             return None
-        stored: Any = read_json(file)
-        passages, counts = (
-            (stored.get("passages"), stored.get("passages_with"))
-            if isinstance(stored, dict)
-            else (None, None)
-        )
-        if type(passages) is not int or not isinstance(counts, list):
-            raise InputError(f"is {describe(stored)}", file=file, expected="passages and passages_with")
-        if len(counts) != vocab_size:
-            raise InputError(
-                f"{len(counts)} tokens are counted", file=file, expected=f"the {vocab_size} of the vocabulary"
-            )
-        if not all(type(count) is int and 0 <= count <= passages for count in counts):
-            raise InputError(
-                "a token is counted below 0 or more often than there are passages",
-                file=file,
-                expected=f"0 to {passages}",
-            )
-        length = stored.get("mean_length", 0)
-        if type(length) not in (int, float) or not 0 <= length < math.inf:
-            raise InputError(
-                f"mean_length is {describe(length)}",
-                file=file,
-                expected="the mean length of a passage in tokens",
-            )
-        return cls(passages, np.array(counts, dtype=np.int64), length)
+        try:
+            stored: Any = read_json(file)
+            passages = stored["passages"]
+            counts = np.array(stored["passages_with"], dtype=np.int64)
+            length = float(stored.get("mean_length", 0))
+            is_right = counts.shape == (vocab_size,) and 0 <= counts.min() <= counts.max() <= passages
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            is_right = False
+        if not is_right or not 0 <= length < math.inf:
+            expected = f"how many passages have each of the {vocab_size} tokens of the vocabulary"
+            raise InputError("is no count of tokens", file=file, expected=expected)
+        return cls(passages, counts, length)

@@ -22,20 +22,22 @@ from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage
 from dpr.formats.arrays import repeated_hashes
-from dpr.formats.column_names import (
+from dpr.formats.delimited import (
     PASSAGE_IDS,
     PASSAGE_TEXTS,
     QUESTION_IDS,
     QUESTIONS,
     TITLES,
     are_names,
+    holds_rows,
     name_in,
     named_columns,
     normal_name,
-    require_known_names,
     require_name,
+    table_form,
+    table_rows,
+    wrong_columns,
 )
-from dpr.formats.delimited import TableForm, require_readable, table_form, table_rows, wrong_columns
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.text_input import has_lone_surrogate, located
 from dpr.formats.training_records import checked_text, id_of, title_in
@@ -84,7 +86,7 @@ def read_passages(
     unless others than the default are given. There are no titles if ``title_col`` is negative or beyond the
     row. Empty texts are passed on. A .csv file without a tab in its first line is separated by commas. Names
     in .json/.jsonl and .parquet hold records: BEIR's ``_id``, ``title``, ``text``, or other tools' names for
-    these (``dpr.formats.column_names``). Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix
+    these (``dpr.formats.delimited``). Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix
     included.
 
     Raises:
@@ -152,17 +154,16 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
                 continue
             row = (passage.id, passage.text, passage.title)
-            if row == _HEADER or passage.text != passage.text.strip('"') or "\r" in "".join(row):
+            if row == _HEADER or passage.text != passage.text.strip('"') or holds_rows(row):
                 reason = (
-                    "column names, quotes around a text, and carriage returns do not survive in a"
-                    " passages TSV"
+                    "column names, quotes around a text, carriage returns, and tabs beside newlines do not survive"
+                    " in a passages TSV"
                 )
                 raise InputError(
                     f"passage {passage.id!r} cannot be written: {reason}",
                     file=file,
                     hint="write .jsonl instead",
                 )
-            require_readable(row, file)
             writer.writerow(row)
     return count
 
@@ -215,53 +216,37 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tuple[int, Passage, Any]]:
     """Line, passage, and what a record has as ``answers`` (of questions) of every row; ``columns`` of id, text and
     title are those of a table."""
-    if not has_records(path):
-        yield from _table_rows(path, columns)
+    if has_records(path):
+        for line, value in read_records(path):
+            with located(path, line):
+                key = first_id(value, _NAMES["ids"])
+                text = checked_text(value, require_name(value, _NAMES["texts"], "text"))
+                passage = Passage(text, title_in(value), key, origin=origin_of(value))
+            yield line, passage, field_of(value, "answers")
         return
-    for line, value in read_records(path):
-        with located(path, line):
-            key = first_id(value, _NAMES["ids"])
-            text = checked_text(value, require_name(value, _NAMES["texts"], "text"))
-            passage = Passage(text, title_in(value), key, origin=origin_of(value))
-        yield line, passage, field_of(value, "answers")
-
-
-def _table_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Passage, None]]:
     form = table_form(path, commas=is_csv_name(path))
-    columns, header = _columns(form, columns, path)
+    header = None
+    named = named_columns(form.first, _NAMES, {"titles": TITLES})
+    width = len(form.first)
+    if columns == DEFAULT_COLUMNS and named is not None:
+        header = form.first
+        columns = named["ids"], named["texts"], named.get("titles", -1)
+    elif columns != DEFAULT_COLUMNS and are_names(form.first) and columns[0] < width:
+        header = form.first if normal_name(form.first[columns[0]]) in _NAMES["ids"] else None
     id_col, text_col, title_col = columns
-    width = form.width
     least = max(id_col, text_col) + 1
     for line, row in table_rows(path, form):
-        if width < least:
-            raise wrong_columns(path, line, row, form, f"at least {least}")
-        if len(row) != width:
+        if len(row) != width or width < least:
+            expected = f"{width}, as in the first row" if width >= least else f"at least {least}"
             hint = "check the quotes above this line"
-            raise wrong_columns(path, line, row, form, f"{width}, as in the first row", hint=hint)
+            raise wrong_columns(path, line, row, form, expected, hint=hint)
         if row == header:  # headers stand in the middle of files that were joined
             continue
         if not row[id_col]:
             raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
         # Quotes that are left around the text of a quoted file go, as in DPR.
-        text = row[text_col] if form.is_quoted is False else row[text_col].strip('"')
+        text = row[text_col].strip('"') if form.is_quoted else row[text_col]
         yield line, Passage(text, row[title_col] if 0 <= title_col < width else "", row[id_col]), None
-
-
-def _columns(form: TableForm, columns: Columns, path: Path) -> tuple[Columns, list[str] | None]:
-    """The columns, as a header names them if ``columns`` are the default; and the first row if it is a
-    header."""
-    if not form.rows:
-        return columns, None
-    line, first = form.rows[0]
-    if columns == DEFAULT_COLUMNS:
-        named = named_columns(first, _NAMES, {"titles": TITLES}, file=path, line=line)
-        if named is None:
-            require_known_names(form.rows, _NAMES, file=path)
-            return columns, None
-        return (named["ids"], named["texts"], named.get("titles", -1)), first
-    id_col = columns[0]
-    is_header = are_names(first) and id_col < len(first) and normal_name(first[id_col]) in _NAMES["ids"]
-    return columns, first if is_header else None
 
 
 def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:

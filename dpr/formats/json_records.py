@@ -16,11 +16,11 @@ from dpr.core.errors import InputError
 from dpr.formats.text_input import (
     BOM,
     MAX_LINE_BYTES,
-    NulWarning,
     after,
     decode_line,
     iter_raw_lines,
     open_input,
+    without_nul,
 )
 from dpr.storage.untrusted import STRICT, TooDeepError, describe, require_shallow
 
@@ -58,10 +58,9 @@ def iter_json_records(path: Path) -> Iterator[JsonRecord]:
         if first == b"[":
             yield from _array_records(stream, path, line)
         elif first == b"{":
-            nul = NulWarning(path)
             for number, raw, too_long in iter_raw_lines(stream):
                 if raw.strip(_JSON_SPACE):
-                    yield _record(raw, path, line + number - 1, 0, nul, too_long)
+                    yield _record(raw, path, line + number - 1, 0, too_long)
         elif first:
             raise InputError(
                 f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES
@@ -112,15 +111,13 @@ def is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _record(
-    raw: bytes, path: Path, line: int, column: int, nul: NulWarning, too_long: bool = False
-) -> JsonRecord:
+def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = False) -> JsonRecord:
     """The record in these bytes, which stand behind ``column`` others in their line."""
     text = raw.decode("latin-1")
     value: dict[str, Any] = {}
     error = None
     try:
-        text = nul.replace_in_json(decode_line(raw, too_long, path, line, column), line)
+        text = without_nul(decode_line(raw, too_long, path, line, column), path, line, is_json=True)
         value = parse_object(text)
     except InputError as problem:
         error = problem
@@ -139,7 +136,6 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
     Raises:
         InputError: it is not JSON, does not end, is nested too deeply, or something follows it.
     """
-    nul = NulWarning(path)
     # Bytes that are not UTF-8 pass, and are an error of their record.
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     text = ""
@@ -162,18 +158,14 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
     def fail(found: str, hint: str | None = None) -> InputError:
         return InputError(found, file=path, line=line, hint=hint)
 
-    def sign() -> str:
-        """The next character that is no space, at which reading goes on; empty at the end of the file."""
+    def sign(passed: int = 0) -> str:
+        """Passes over so many characters and white space; the next character, empty at the end of the file."""
+        move(start + passed)
         while True:
             move(_SPACE.match(text, start).end())  # type: ignore[union-attr]  # it matches everywhere
             if start < len(text) or is_end:
                 return text[start : start + 1]
             fill()
-
-    def skip() -> str:
-        """Passes over one character, and gives the next as ``sign``."""
-        move(start + 1)
-        return sign()
 
     def value_end() -> int:
         """Where the value ends at which reading goes on."""
@@ -194,45 +186,41 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
                     raise fail(f"{found} at column {column + 1}", hint) from None
             fill()
 
-    def is_member() -> bool:
-        """Passes over the name of a member and its colon. Returns whether it is the array to read."""
+    sign()
+    following = sign(1)  # after the bracket
+    name = ""
+    while key and name != f'"{key}"':
+        if following != '"':
+            raise InputError(f"no list {key!r} in the object", file=path)
         end = value_end()
         name = text[start:end]
         move(end)
         if sign() != ":":
             raise fail(f"not JSON: no colon after {name[:100]}")
-        return skip() == "[" and name == f'"{key}"'
-
-    sign()
-    following = skip()  # after the bracket
-    if key:
-        while following == '"' and not is_member():
+        following = sign(1)
+        if name != f'"{key}"':
             move(value_end())
             following = sign()
             if following == ",":
-                following = skip()
-        if following != '"':
+                following = sign(1)
+        elif following != "[":
             raise InputError(f"no list {key!r} in the object", file=path)
-        following = skip()
+        else:
+            following = sign(1)
 
     while following != "]":
         end = value_end()
-        if end - start > MAX_LINE_BYTES:
-            raise fail(f"a record of more than {MAX_LINE_BYTES // 2**20} MB")
-        yield _record(text[start:end].encode(errors="surrogateescape"), path, line, column, nul)
+        yield _record(text[start:end].encode(errors="surrogateescape"), path, line, column)
         move(end)
         following = sign()
         if following == ",":
-            following = skip()
-            if following == "]":
-                raise fail("not JSON: a record is missing in front of ']'")
+            following = sign(1)
+        elif not following:
+            raise fail("the file ends inside the array", "it may be cut off")
         elif following != "]":
-            raise fail(
-                f"not JSON: {following!r} after a record" if following else "the file ends inside the array",
-                None if following else "it may be cut off",
-            )
+            raise fail(f"not JSON: {following!r} after a record")
 
-    if not key and (following := skip()):
+    if not key and (following := sign(1)):
         raise fail(f"{following!r} after the end of the array, expected nothing")
 
 

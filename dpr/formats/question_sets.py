@@ -11,15 +11,6 @@ from pathlib import Path
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Question
-from dpr.formats.column_names import (
-    ANSWERS,
-    GRADES,
-    QUESTION_IDS,
-    QUESTIONS,
-    name_in,
-    named_columns,
-    require_name,
-)
 from dpr.formats.corpora import (
     durable_text,
     first_id,
@@ -29,7 +20,19 @@ from dpr.formats.corpora import (
     read_records,
     require_word,
 )
-from dpr.formats.delimited import require_readable, table_form, table_rows, wrong_columns
+from dpr.formats.delimited import (
+    ANSWERS,
+    GRADES,
+    QUESTION_IDS,
+    QUESTIONS,
+    holds_rows,
+    name_in,
+    named_columns,
+    require_name,
+    table_form,
+    table_rows,
+    wrong_columns,
+)
 from dpr.formats.text_input import located
 from dpr.formats.training_records import answers_in, checked_answers, checked_text
 
@@ -73,31 +76,68 @@ def read_questions(
     CSV: answers are a Python list literal; a negative ``answers_col`` or ``id_col`` means there is none. A
     first row with known names (id, qid; question, query; answers) is a header, and says where the columns are
     unless others than the default are given. Records: if the named key is missing, other tools' names for it
-    are read (``dpr.formats.column_names``, BEIR's ``text``). The row number (from 0) replaces a missing id.
+    are read (``dpr.formats.delimited``, BEIR's ``text``). The row number (from 0) replaces a missing id.
 
     Raises:
         InputError: a row is invalid, a question empty, or an id used twice; names the file and line.
     """
     file = user_path(path)
     if has_records(file):
-        rows = _record_questions(file, question_attr, answers_attr, id_attr)
+        names = (question_attr, answers_attr, id_attr)
+        rows = _record_questions(file, names)
     else:
-        rows = _csv_questions(file, question_col, answers_col, id_col)
+        rows = _csv_questions(file, (question_col, answers_col, id_col))
     questions = []
     lines: dict[str, int] = {}
-    for line, question in rows:
+    for question in rows:
+        line = question.line
         if not question.text.strip():
             raise InputError("empty question", file=file, line=line, expected="some text")
-        if lines.setdefault(question.id, line) != line:
+        if (first := lines.setdefault(question.id, line)) != line:
             raise InputError(
-                f"question id {question.id!r} is already used at line {lines[question.id]}",
-                file=file,
-                line=line,
+                f"question id {question.id!r} is already used at line {first}", file=file, line=line
             )
         questions.append(question)
     if not questions:
         raise InputError("no rows", file=file, expected="at least one question")
     return questions
+
+
+def _record_questions(path: Path, names: tuple[str, str, str]) -> Iterator[Question]:
+    question_attr, answers_attr, id_attr = names
+    for index, (line, value) in enumerate(read_records(path)):
+        with located(path, line):
+            text = checked_text(value, require_name(value, (question_attr, *QUESTIONS, "text"), "question"))
+            key = first_id(value, (id_attr, *QUESTION_IDS), default=str(index))
+            name = name_in(value, (answers_attr, *ANSWERS))
+            answers = checked_answers(value[name] if name else None)
+        yield Question(text, key, answers, line)
+
+
+def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Question]:
+    is_default = columns == _DEFAULT_COLUMNS
+    form = table_form(path, commas=is_csv_name(path) and max(columns) > 0)
+    header = None
+    named = named_columns(form.first, _ASKED, _ASKED_WITH)
+    if named is not None and (is_default or named["questions"] == columns[0]):
+        header = form.first
+        if is_default:
+            columns = named["questions"], named.get("answers", -1), named.get("ids", -1)
+    question_col, answers_col, id_col = columns
+    rows = (item for item in table_rows(path, form) if item[1] != header)
+    for index, (line, row) in enumerate(rows):
+        if len(row) <= max(columns):
+            hint = "answers_col=-1 reads questions without answers"
+            raise wrong_columns(path, line, row, form, f"at least {max(columns) + 1}", hint=hint)
+        try:
+            answers = checked_answers(answers_in(row[answers_col])) if answers_col >= 0 else ()
+        except ValueError as error:
+            hint = (
+                "ids and questions without answers are read with a first row id<TAB>question, or with"
+                " datasets.<name>.id_col=0 question_col=1 answers_col=-1"
+            )
+            raise InputError(str(error), file=path, line=line, hint=hint) from None
+        yield Question(row[question_col], row[id_col] if id_col >= 0 else str(index), answers, line)
 
 
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
@@ -114,14 +154,13 @@ def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
         plain = all(question.id == str(index) for index, question in enumerate(rows))
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         for question in rows:
-            if "\r" in question.text or "\r" in question.id:
+            row = [question.text, repr(list(question.answers)), *([] if plain else [question.id])]
+            if holds_rows(row):
                 raise InputError(
-                    f"question {question.id!r} holds a carriage return",
+                    f"question {question.id!r} holds a carriage return, or a tab beside a newline",
                     file=file,
                     hint="write .jsonl instead",
                 )
-            row = [question.text, repr(list(question.answers)), *([] if plain else [question.id])]
-            require_readable(row, file)
             writer.writerow(row)
 
 
@@ -134,24 +173,16 @@ def read_qrels(path: str | Path) -> Qrels:
     """
     file = user_path(path)
     qrels: Qrels = {}
-    count = 0
     for line, found in judgement_rows(file):
         if isinstance(found, str):
             raise InputError(found, file=file, line=line)
         question, passage, grade = found
-        count += 1
         if qrels.setdefault(question, {}).setdefault(passage, grade) != grade:
             raise InputError(
                 f"a second, different grade for ({question!r}, {passage!r})", file=file, line=line
             )
     if not qrels:
         raise InputError("no rows", file=file, expected="at least one judgement")
-    if count > 1 and all(grades.keys() == {"0"} for grades in qrels.values()):
-        raise InputError(
-            "column 2 is 0 in all rows, as in TREC's files",
-            file=file,
-            expected="question, 0, passage, grade, the grade too",
-        )
     return qrels
 
 
@@ -186,50 +217,37 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             continue
         if not width:
             width = len(columns)
-            order = named_columns(columns, _JUDGED, {}, file=file, line=line)
+            order = named_columns(columns, _JUDGED, {})
             if order is not None:
                 continue
-        if order is None:
-            yield line, _judgement(columns)
-        elif len(columns) != width:
-            yield line, f"{len(columns)} columns, expected {width} as in the header"
+        count = len(columns)
+        if order is not None:
+            columns = [columns[place] for place in order.values()] if count == width else []
+        if len(columns) not in (3, 4) or not columns[0] or not columns[-2]:
+            yield (
+                line,
+                f"{count} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade),"
+                " separated by tabs or spaces, none empty; a header names them in another order",
+            )
+        elif (grade := grade_of(columns[-1])) is None:
+            found = f"the grade {columns[-1]!a} is not an integer"
+            yield line, f"{found}; a header names the columns in another order"
         else:
-            yield line, _judgement([columns[place] for place in order.values()])
+            yield line, (columns[0], columns[-2], grade)
 
 
-def names_judgements(row: Sequence[str], file: Path) -> bool:
+def names_judgements(row: Sequence[str]) -> bool:
     """Whether a first row is a header of judgements."""
-    return named_columns(row, _JUDGED, {}, file=file, line=1) is not None
-
-
-def _judgement(columns: list[str]) -> Judgement | str:
-    if len(columns) not in (3, 4):
-        return (
-            f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade),"
-            " separated by tabs or spaces; a header names them in another order"
-        )
-    grade = grade_of(columns[-1])
-    if grade is None:
-        return f"the grade {columns[-1]!a} is not an integer; a header names the columns in another order"
-    if not columns[0] or not columns[-2]:
-        return "an empty id"
-    return columns[0], columns[-2], grade
+    return named_columns(row, _JUDGED, {}) is not None
 
 
 def require_judged(questions: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:
-    """Refuses judgements of which none is about one of these questions (ids; read from ``of``), and those
-    whose columns are the other way round: ids of questions where passages should be."""
-    known = {*questions}
-    passages = {passage for grades in qrels.values() for passage in grades}
-    num_judged = len(qrels.keys() & known)
-    is_swapped = known >= passages if num_judged else bool(known & passages)
-    if 2 * num_judged >= len(qrels) or (num_judged and not is_swapped):
+    """Refuses judgements of which none is about one of these questions (ids; read from ``of``)."""
+    if qrels.keys() & {*questions}:
         return
-    found = (
-        "passages come first, and questions second" if is_swapped else f"no question of {of} has judgements"
-    )
     raise InputError(
-        f"{found}: a question's id is {next(iter(questions), '')!r}, a judged one's {next(iter(qrels))!r}",
+        f"no question of {of} has judgements: a question's id is {next(iter(questions), '')!r}, a judged one's"
+        f" {next(iter(qrels))!r}",
         file=file,
         expected="question, passage, grade",
         hint=(
@@ -246,52 +264,3 @@ def grade_of(text: str) -> int | None:
         return int(number) if number == int(number) and abs(number) <= _LARGEST_GRADE else None
     except (ValueError, OverflowError):
         return None
-
-
-def _csv_questions(
-    path: Path, question_col: int, answers_col: int, id_col: int
-) -> Iterator[tuple[int, Question]]:
-    is_default = (question_col, answers_col, id_col) == _DEFAULT_COLUMNS
-    needed = max(question_col, answers_col, id_col) + 1
-    form = table_form(path, commas=is_csv_name(path) and needed > 1)
-    header = None
-    if form.rows:
-        line, first = form.rows[0]
-        named = named_columns(first, _ASKED, _ASKED_WITH, file=path, line=line)
-        if named is not None and (is_default or named["questions"] == question_col):
-            header = first
-        if named is not None and is_default:
-            question_col = named["questions"]
-            answers_col = named.get("answers", -1)
-            id_col = named.get("ids", -1)
-            needed = max(question_col, answers_col, id_col) + 1
-    rows = (item for item in table_rows(path, form) if item[1] != header)
-    for index, (line, row) in enumerate(rows):
-        if len(row) < needed:
-            hint = "answers_col=-1 reads questions without answers"
-            raise wrong_columns(path, line, row, form, f"at least {needed}", hint=hint)
-        try:
-            answers = checked_answers(answers_in(row[answers_col])) if answers_col >= 0 else ()
-        except ValueError as error:
-            columns = "id_col=0 question_col=1 answers_col=-1".replace(" ", " datasets.mine.")
-            options = f"datasets.mine.file={path} datasets.mine.{columns} qa_dataset=mine"
-            hint = (
-                "ids and questions without answers are read with a first row id<TAB>question, or with"
-                f" {options}"
-            )
-            raise InputError(
-                str(error), file=path, line=line, hint=hint if is_default and header is None else None
-            ) from None
-        yield line, Question(row[question_col], row[id_col] if id_col >= 0 else str(index), answers, line)
-
-
-def _record_questions(
-    path: Path, question_attr: str, answers_attr: str, id_attr: str
-) -> Iterator[tuple[int, Question]]:
-    for index, (line, value) in enumerate(read_records(path)):
-        with located(path, line):
-            text = checked_text(value, require_name(value, (question_attr, *QUESTIONS, "text"), "question"))
-            key = first_id(value, (id_attr, *QUESTION_IDS), default=str(index))
-            name = name_in(value, (answers_attr, *ANSWERS))
-            question = Question(text, key, checked_answers(value[name] if name else None), line)
-        yield line, question

@@ -3,8 +3,7 @@ at, over a question set and for each of its questions."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -13,9 +12,9 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.formats.corpora import durable_text, require_word
-from dpr.formats.json_records import indented_record, is_finite_number, iter_json_objects
+from dpr.formats.json_records import indented_record, is_finite_number
 from dpr.formats.text_input import iter_lines, located
-from dpr.formats.training_records import checked_id, checked_text, title_of
+from dpr.formats.training_records import number_of
 from dpr.storage.durable import durable_file, json_text, read_json
 from dpr.storage.untrusted import describe, inside
 
@@ -25,8 +24,6 @@ BASELINES = {"bm25": "BM25", "hybrid": "hybrid", "guard": "guard"}
 """In metrics of step 0, what stands beside those of the model: ``eval/<set>/bm25/ndcg@10``."""
 _FINEST = ("ndcg@10", "mrr@10", "accuracy@20")
 _EXPECTED = "what dpr retrieve metrics_file=... writes"
-_AGAIN = "the file was changed; run the retrieval again"
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +72,6 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion], *, wit
         out.write("[]\n" if separator == "[" else "\n]\n")
 
 
-def iter_results(path: str | Path) -> Iterator[RetrievedQuestion]:
-    """Reads a results JSON of this toolkit or of DPR (which has no question ids: the position stands in).
-
-    Raises:
-        InputError: names the file and the line where the record starts.
-    """
-    file = Path(path)
-    for index, (line, value) in enumerate(iter_json_objects(file)):
-        with located(file, line):
-            result = _result(value, index)
-        yield result
-
-
 def write_trec_run(
     path: str | Path, run: Mapping[str, Sequence[tuple[str, float]]], tag: str = "dpr"
 ) -> None:
@@ -106,12 +90,9 @@ def write_trec_run(
                 out.write(f"{question} Q0 {passage} {rank} {float(score)!r} {tag}\n")
 
 
-def read_trec_run(path: str | Path, *, as_trec_eval: bool = False) -> dict[str, list[tuple[str, float]]]:
-    """Hits of each question, best first: by score, equal scores by passage id. The rank column is not used.
-
-    Args:
-        as_trec_eval: order them as trec_eval does: scores are narrowed to float32, equal ones ordered by
-        passage id, descending.
+def read_trec_run(path: str | Path) -> dict[str, list[tuple[str, float]]]:
+    """Hits of each question, best first as trec_eval orders them: scores are narrowed to float32, equal ones
+    ordered by passage id, descending. The rank column is not used.
 
     Raises:
         InputError: a line without six columns, a score that is not a finite number, a passage listed twice
@@ -132,59 +113,16 @@ def read_trec_run(path: str | Path, *, as_trec_eval: bool = False) -> dict[str, 
             hits = run.setdefault(question, {})
             if passage in hits:
                 raise ValueError(f"passage {passage!r} is listed twice for question {question!r}")
-            hits[passage] = _score(score)
-    if as_trec_eval:
-        return {
-            question: sorted(hits.items(), key=_trec_eval_order, reverse=True)
-            for question, hits in run.items()
-        }
-    return {
-        question: sorted(hits.items(), key=lambda hit: (-hit[1], hit[0])) for question, hits in run.items()
-    }
+            number = number_of(score)
+            if number is None:  # 1e400 too, and two of them would tie
+                raise ValueError(f"the score is {describe(score)}, expected a finite number")
+            hits[passage] = number
 
+    def order(hit: tuple[str, float]) -> tuple[float, bytes]:
+        with np.errstate(over="ignore"):  # beyond float32 is infinity there too
+            return float(np.float32(hit[1])), hit[0].encode()
 
-def _result(value: dict[str, Any], number: int) -> RetrievedQuestion:
-    answers = value.get("answers") or []
-    contexts = value.get("ctxs")
-    if not isinstance(answers, list) or not isinstance(contexts, list):
-        raise ValueError("answers and ctxs are not both lists, expected a DPR results record")
-    return RetrievedQuestion(
-        question=checked_text(value, "question"),
-        id=checked_id(value.get("id", number), "id"),
-        answers=tuple(checked_text({"answers[]": answer}, "answers[]") for answer in answers),
-        hits=[_hit(context) for context in contexts],
-    )
-
-
-def _hit(context: Any) -> Hit:
-    if not isinstance(context, dict):
-        raise ValueError(f"an entry of ctxs is {describe(context)}, expected an object")
-    has_answer = context.get("has_answer")
-    if has_answer is not None and not isinstance(has_answer, bool):
-        raise ValueError(f"has_answer is {describe(has_answer)}, expected true, false or null")
-    return Hit(
-        id=checked_id(context.get("id"), "id"),
-        title=title_of(context.get("title"), "title"),
-        text="" if "text" not in context else checked_text(context, "text"),
-        score=_score(context.get("score")),
-        has_answer=has_answer,
-    )
-
-
-def _trec_eval_order(hit: tuple[str, float]) -> tuple[float, bytes]:
-    passage, score = hit
-    with np.errstate(over="ignore"):  # beyond float32 is infinity there too
-        return float(np.float32(score)), passage.encode()
-
-
-def _score(value: Any) -> float:
-    try:
-        score = math.nan if isinstance(value, bool) or value is None else float(value)
-    except (ValueError, TypeError, OverflowError):
-        score = math.nan
-    if not math.isfinite(score):  # 1e400 is infinity here, and two of them tie
-        raise ValueError(f"the score is {describe(value)}, expected a finite number")
-    return score
+    return {question: sorted(hits.items(), key=order, reverse=True) for question, hits in run.items()}
 
 
 @dataclass(frozen=True)
@@ -234,7 +172,8 @@ def read_metrics(path: str | Path) -> MetricsFile:
     """Reads a metrics file.
 
     Raises:
-        InputError: it is none, a metric is not a number, or the values of its questions do not fit together.
+        InputError: it is none, a metric is not a number, or the values of its questions do not fit together
+        (an id that is listed twice included).
     """
     file = Path(path)
     report = read_json(file)
@@ -247,53 +186,20 @@ def read_metrics(path: str | Path) -> MetricsFile:
         if not is_finite_number(value):
             raise InputError(f"the metric {name} is {describe(value)}", file=file, expected="a number")
     stored = report.pop("per_question", None)
-    each = None if stored is None else per_question(stored, file)
-    require_consistent(report, each, file)
-    return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, each)
-
-
-def require_consistent(report: Mapping[str, Any], each: PerQuestion | None, file: Path) -> None:
-    """Every reader of metrics asks here whether a file says one thing: a single changed digit would otherwise
-    be shown as a result.
-
-    Raises:
-        InputError: a metric is below 0 or above 1, is not the mean over its questions, or does not follow
-        from the ranks.
-    """
-    values = {} if each is None else each.values
-    ranks = report.get("first_right_rank")
-    counts, without = (
-        (ranks.get("counts"), ranks.get("not_found")) if isinstance(ranks, dict) else (None, None)
-    )
-    if not isinstance(counts, list) or not all(
-        type(number) is int and number >= 0 for number in (*counts, without)
-    ):
-        counts = []
-        without = 0
-    if each is not None and report.get("num_questions") != len(each.ids):
-        raise InputError(
-            f"num_questions is {report.get('num_questions')}, per_question lists {len(each.ids)}", file=file
+    each = None
+    if stored is not None:
+        ids, texts, values = (
+            (stored if isinstance(stored, dict) else {}).get(name) for name in ("ids", "questions", "values")
         )
-    for name, value in report["metrics"].items():
-        judged = [item for item in values.get(name, ()) if item is not None]
-        if not all(0 <= item <= 1 for item in (value, *judged)):
-            raise InputError(
-                f"the metric {name}, or its value for a question, is not from 0 to 1", file=file, hint=_AGAIN
-            )
-        if judged and abs(sum(judged) / len(judged) - value) > _ROUNDING:
-            mean = sum(judged) / len(judged)
-            raise InputError(
-                f"the metric {name} is {value}, the mean over its {len(judged)} questions {mean}",
-                file=file,
-                hint=_AGAIN,
-            )
-        kind, _, depth = name.partition("@")
-        if kind == "accuracy" and depth.isdecimal() and int(depth) <= len(counts):
-            share = sum(counts[: int(depth)]) / max(sum(counts) + without, 1)
-            if abs(share - value) > _ROUNDING:
-                raise InputError(
-                    f"the metric {name} is {value}, by first_right_rank {share}", file=file, hint=_AGAIN
-                )
+        if not _are_texts(ids) or not _are_texts(texts) or not isinstance(values, dict):
+            raise InputError("per_question has no ids, questions and values", file=file, expected=_EXPECTED)
+        for name, listed in [("questions", texts), *values.items()]:
+            if not isinstance(listed, list) or len(listed) != len({*ids}):
+                raise InputError(f"per_question: {name} is not a list of {len(ids)} values", file=file)
+        if not all(item is None or is_finite_number(item) for listed in values.values() for item in listed):
+            raise InputError("per_question: values are not all numbers and null", file=file)
+        each = PerQuestion(ids, texts, values)
+    return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, each)
 
 
 def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
@@ -319,30 +225,6 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
         for system in columns[1]:
             inside(folder, f"{name}/{system}.json", stated_in=RESULTS)
     return columns[0], columns[1]
-
-
-def per_question(value: Any, file: Path) -> PerQuestion:
-    """The values of each question out of a file's ``per_question``.
-
-    Raises:
-        InputError: they do not fit together.
-    """
-    ids, texts, values = (
-        (value if isinstance(value, dict) else {}).get(name) for name in ("ids", "questions", "values")
-    )
-    if not _are_texts(ids) or not _are_texts(texts) or not isinstance(values, dict):
-        raise InputError("per_question has no ids, questions and values", file=file, expected=_EXPECTED)
-    if len(set(ids)) != len(ids):
-        raise InputError("per_question lists a question twice", file=file)
-    for name, listed in [("questions", texts), *values.items()]:
-        if not isinstance(listed, list) or len(listed) != len(ids):
-            raise InputError(
-                f"per_question: {name} is not a list of {len(ids)} values, one for each id", file=file
-            )
-    for name, listed in values.items():
-        if not all(item is None or is_finite_number(item) for item in listed):
-            raise InputError(f"per_question: {name} holds something else than numbers and null", file=file)
-    return PerQuestion(ids, texts, values)
 
 
 def is_baseline(name: str) -> bool:

@@ -1,5 +1,5 @@
 """Text files of users: plain or gzip (recognised by content), UTF-8 with or without BOM, any newline; errors
-name file and line."""
+name file and line. YAML is read as plain values, never as objects."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import yaml
+
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import matching_paths as matching_paths
@@ -23,7 +25,7 @@ logger = get_logger(__name__)
 MAX_LINE_BYTES = 16 * 2**20
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
-_warned: set[tuple[Path, str]] = set()
+_warned: set[Path] = set()
 _UNPACK = "unpack it first"
 # Where in a file and by which bytes content is told that is not text, what it is, and what to do.
 _OTHER_CONTENT = (
@@ -31,22 +33,17 @@ _OTHER_CONTENT = (
     (4, b"1AY&SY", "packed by bzip2", _UNPACK),
     (0, b"\xfd7zXZ\0", "packed by xz", _UNPACK),
     (0, b"\x28\xb5\x2f\xfd", "packed by zstd", _UNPACK),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
     (0, b"\x1f\x8b", "packed twice by gzip", _UNPACK),
     (257, b"ustar\0", "a tar archive", _UNPACK),
-    (257, b"ustar  \0", "a tar archive", _UNPACK),
     (0, b"PAR1\x15", "a Parquet file", "give it a name that ends in .parquet"),
     (0, b"ARROW1\0\0", "an Arrow file", "save it as .parquet"),
     (0, b"%PDF-", "a PDF", "dpr prepare reads folders of documents"),
-    (0, b"\xd0\xcf\x11\xe0", "a document of Excel or Word", "save the table as text"),
-    (0, b"SQLite format 3\0", "a database of SQLite", "write its rows as JSON lines"),
-    (0, b"\x93NUMPY", "an array of numpy", None),
-    (0, b"\x89HDF", "an HDF5 file", "write its rows as JSON lines"),
     (0, b"\xff\xfe", "in UTF-16", "save it as UTF-8"),
     (0, b"\xfe\xff", "in UTF-16", "save it as UTF-8"),
     (0, b"version https://git-lfs", "a pointer of Git LFS to the file", "git lfs pull fetches it"),
 )
 _MAGIC_BYTES = 265
+_MOST_VALUES = 100_000  # of a YAML file whose aliases stand for copies
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -161,46 +158,21 @@ def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         InputError: a line is not UTF-8 or too long; the file cannot be read.
     """
-    nul = NulWarning(path)
     with open_input(path) as stream:
         for number, raw, too_long in iter_raw_lines(stream):
-            yield number, nul.replace(decode_line(raw, too_long, path, number), number)
+            yield number, without_nul(decode_line(raw, too_long, path, number), path, number)
 
 
-class NulWarning:
-    """Replaces NUL characters by spaces, with one warning per file: C libraries and fixed-width ids end at a
-    NUL."""
-
-    def __init__(self, path: Path) -> None:
-        self._path: Path | None = path
-
-    def replace(self, text: str, line: int) -> str:
-        if "\0" not in text:
-            return text
-        self._warn(line)
-        return text.replace("\0", " ")
-
-    def replace_in_json(self, text: str, line: int) -> str:
-        """Also replaces NULs that are written as escapes; every character keeps its position."""
-        if "\\u0000" in text:
-            escaped, count = _NUL_ESCAPE.subn(r"\1\\u0020", text)
-            if count:
-                self._warn(line)
-                text = escaped
-        return self.replace(text, line)
-
-    def _warn(self, line: int) -> None:
-        if self._path is not None:
-            logger.warning("%s:%d: NUL characters are read as spaces", self._path, line)
-            self._path = None
-
-
-def warn_of_file(path: Path, line: int, message: str) -> None:
-    """Warns of a line, once in a process for a file and kind of message, whatever its numbers."""
-    key = path, re.sub(r"\d+", "", message)
-    if key not in _warned:
-        _warned.add(key)
-        logger.warning("%s:%d: %s", path, line, message)
+def without_nul(text: str, path: Path, line: int, *, is_json: bool = False) -> str:
+    """A text with spaces in place of NUL characters, of those too that are written as escapes of JSON; with one
+    warning per file, since C libraries and fixed-width ids end at a NUL. Every character keeps its position."""
+    plain = text.replace("\0", " ")
+    if is_json and "\\u0000" in plain:
+        plain = _NUL_ESCAPE.sub(r"\1\\u0020", plain)
+    if plain != text and path not in _warned:
+        _warned.add(path)
+        logger.warning("%s:%d: NUL characters are read as spaces", path, line)
+    return plain
 
 
 def has_lone_surrogate(text: str) -> bool:
@@ -212,3 +184,59 @@ def has_lone_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The value in a YAML file: mappings, lists, texts, numbers, true, false and null.
+
+    Raises:
+        InputError: missing, unreadable, or not such YAML; names the line.
+    """
+    file = Path(path)
+    with open_input(file) as stream:
+        content = stream.read()
+    try:
+        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _count(root, {})
+        return loader.construct_document(root)
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise InputError(
+            f"0x{content[error.start]:02x} is not UTF-8", file=file, line=line, hint="save the file as UTF-8"
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        found = ", ".join(filter(None, (error.context, error.problem)))
+        mark = error.problem_mark
+        raise InputError(f"not YAML: {found}", file=file, line=mark.line + 1 if mark else None) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that does not exist
+        raise InputError(f"not YAML: {str(error).splitlines()[0]}", file=file) from None
+
+
+def _count(node: Any, sizes: dict[int, int]) -> int:
+    """The number of values in a node where every alias stands for a copy of what it names; YAMLError for a
+    key that stands twice."""
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = _MOST_VALUES  # of an alias inside of what it names
+    size = 1
+    lines: dict[str, int] = {}
+    for child in node.value if isinstance(node, yaml.CollectionNode) else ():
+        if isinstance(child, tuple):
+            key, child = child
+            name = str(key.value)
+            if name in lines:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} is also in line {lines[name]}", problem_mark=key.start_mark
+                )
+            lines[name] = key.start_mark.line + 1
+        size += _count(child, sizes)
+        if size >= _MOST_VALUES:
+            raise yaml.MarkedYAMLError(
+                problem=f"its aliases make it more than {_MOST_VALUES:,} values",
+                problem_mark=child.start_mark,
+            )
+    sizes[id(node)] = size
+    return size

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, keys_of, name_in, require_name
+from dpr.formats.delimited import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, keys_of, name_in, require_name
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.storage.untrusted import describe

@@ -9,30 +9,36 @@ file may have is read by the same code, and the identity of the data is their co
 2. Good ones go, in batches, into a folder of the cache named by the files' content. Ranks that start together
    build it once.
 3. ``TrainingSet`` maps that folder: memory does not grow with the file, and workers reopen it by its path.
+
+    rows.arrow       one row per sample, as an Arrow stream of record batches
+    duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more
+                     than once
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from dpr.core.errors import ConfigError, InputError, OutputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
-from dpr.core.records import TrainingSample
-from dpr.formats.arrow_files import chosen_split
+from dpr.core.records import Passage, TrainingSample, text_hash
+from dpr.formats.arrow_files import MappedBatches, chosen_split, write_batches
 from dpr.formats.text_input import expand_files
-from dpr.formats.training_files.json_formats import write_training_set as write_training_set
-from dpr.formats.training_files.registry import files_read, format_of
+from dpr.formats.training_files.registry import READERS, files_read, format_of
+from dpr.formats.training_files.registry import write_training_set as write_training_set
 from dpr.formats.training_files.rows import Counts, ReadOptions, UsableRows, shown
 from dpr.formats.training_records import sample_to_json
-from dpr.formats.training_store import RowStore, write_rows
 from dpr.storage.checksums import cache_root, content_sha256
 from dpr.storage.durable import durable_folder, read_manifest, writing
 from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside
@@ -46,18 +52,33 @@ _CACHE_VERSION = (
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 HUB = "hf://"
+_ROWS = "rows.arrow"
+_DUPLICATES = "duplicates.npy"
+
+_PASSAGE = {
+    "text": pa.string(),
+    "title": pa.string(),
+    "id": pa.string(),
+    "has_score": pa.bool_(),
+    "teacher_score": pa.float64(),
+}
+_PASSAGES = pa.list_(pa.struct(_PASSAGE))
+_LISTS = ("positives", "hard_negatives", "other_negatives")
+_SCHEMA = pa.schema(
+    {"question": pa.string(), "answers": pa.list_(pa.string()), **dict.fromkeys(_LISTS, _PASSAGES)}
+)
 _EXPECTED = (
     "a path, a pattern, a list of these, a list of dictionaries, a data set of the package datasets, or"
     " hf://user/name"
 )
 
 
-class TrainingSet(RowStore):
+class TrainingSet(MappedBatches):
     """A training set on disk, by row number. Pickles as a path."""
 
     def __init__(self, folder: Path, name: str) -> None:
         metadata = read_manifest(folder)["metadata"]
-        super().__init__(folder)
+        super().__init__(folder / _ROWS)
         self.name = name
         self.fingerprint: str = metadata["fingerprint"]
         """Changes with the content of the files, not with their names or times."""
@@ -65,9 +86,48 @@ class TrainingSet(RowStore):
         self.unread: dict[str, str] = metadata["unread"]
         """Warnings about keys that are not read, by key."""
         self._folder = folder
+        self._duplicate_rows, self._leaders = np.ascontiguousarray(np.load(folder / _DUPLICATES).T)
+        order = np.argsort(self._leaders, kind="stable")
+        self._leaders_in_order = self._leaders[order]
+        self._rows_by_leader = self._duplicate_rows[order]
 
     def __reduce__(self) -> tuple[object, ...]:
         return (TrainingSet, (self._folder, self.name))
+
+    def __getitem__(self, row: int) -> TrainingSample:
+        batch, index = self.find(row)
+        positives, hard_negatives, other_negatives = (_passages(batch, name, index) for name in _LISTS)
+        answers = tuple(batch.column("answers")[index].as_py())
+        return TrainingSample(
+            batch.column("question")[index].as_py(), positives, hard_negatives, other_negatives, answers
+        )
+
+    def known_positives(self, row: int) -> tuple[Passage, ...]:
+        """All passages known to answer the question of ``row``: its own, then those of rows with exactly the
+        same question."""
+        places = (self.find(same) for same in (row, *self.rows_with_same_question(row)))
+        return tuple(
+            dict.fromkeys(
+                passage for batch, index in places for passage in _passages(batch, "positives", index)
+            )
+        )
+
+    def rows_with_same_question(self, row: int) -> list[int]:
+        """Other rows whose question is exactly that of ``row``, in order."""
+        index = int(np.searchsorted(self._duplicate_rows, row))
+        if index == len(self._duplicate_rows) or self._duplicate_rows[index] != row:
+            return []
+        leader = self._leaders[index]
+        low, high = np.searchsorted(self._leaders_in_order, [leader, leader + 1])
+        return [int(member) for member in self._rows_by_leader[low:high] if member != row]
+
+
+def _passages(batch: pa.RecordBatch, column: str, index: int) -> tuple[Passage, ...]:
+    listed = batch.column(column)
+    start = listed.offsets[index].as_py()
+    end = listed.offsets[index + 1].as_py()
+    fields = (listed.values.field(name).slice(start, end - start).to_pylist() for name in _PASSAGE)
+    return tuple(Passage(*values) for values in zip(*fields, strict=True))
 
 
 def open_training_set(
@@ -147,9 +207,9 @@ def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin
     def samples() -> Iterator[TrainingSample]:
         for path in paths:
             content = hashlib.sha256()
-            source = format_of(path, options)
-            is_native = source.name == "dpr"
-            for sample in usable.samples(source.read(path, options)):
+            name = format_of(path, options)
+            is_native = name == "dpr"
+            for sample in usable.samples(READERS[name](path, options)):
                 if not is_native:
                     content.update(json.dumps(sample_to_json(sample)).encode())
                 yield sample
@@ -163,7 +223,7 @@ def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin
     def build(folder: Path) -> None:
         metadata: dict[str, Any] = {}
         with durable_folder(folder, overwrite=True, metadata=metadata) as temporary:
-            write_rows(temporary, samples())
+            _write_rows(temporary, samples())
             usable.require_some(paths)
             if folder_name() != folder.name:
                 again = "rerun the same command when it is complete"
@@ -180,6 +240,41 @@ def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin
     folder = cache / folder_name()
     ensure_built(folder, build)
     return folder
+
+
+def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
+    """Writes samples in order, and which have the same question, into a folder. Memory: one batch, and 8 bytes
+    per sample."""
+    hashes = array("Q")
+
+    def rows() -> Iterator[list[Any]]:
+        for sample in samples:
+            hashes.append(text_hash(sample.question))
+            passages = (
+                [(p.text, p.title, p.id, p.has_score, p.teacher_score) for p in getattr(sample, name)]
+                for name in _LISTS
+            )
+            yield [sample.question, sample.answers, *passages]
+
+    def characters(row: list[Any]) -> int:
+        return len(row[0]) + sum(
+            len(passage[0]) + len(passage[1]) for passages in row[2:] for passage in passages
+        )
+
+    write_batches(folder / _ROWS, _SCHEMA, rows(), characters)
+    # Rows of equal hash, confirmed by comparing the questions themselves.
+    _, group, count = np.unique(
+        np.frombuffer(hashes, dtype=np.uint64), return_inverse=True, return_counts=True
+    )
+    stored = MappedBatches(folder / _ROWS)
+    first: dict[str, int] = {}
+    pairs = []
+    for row in np.flatnonzero(count[group] > 1).tolist():
+        batch, index = stored.find(row)
+        pairs.append((row, first.setdefault(batch.column("question")[index].as_py(), row)))
+    repeated = {leader for row, leader in pairs if row != leader}
+    duplicates = [pair for pair in pairs if pair[1] in repeated]
+    np.save(folder / _DUPLICATES, np.array(duplicates, dtype=np.int64).reshape(-1, 2))
 
 
 def is_hub_name(data: Any) -> bool:
@@ -204,7 +299,7 @@ def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
         OutputError: there is no room for the file.
     """
     rows = _hub_rows(data, split) if is_hub_name(data) else _rows(data, split)
-    folder = temporary_beside(cache / f"rows-{os.urandom(4).hex()}")
+    folder = temporary_beside(cache / "rows")
     file = folder / "rows.jsonl"
     try:
         with writing(folder):
@@ -263,16 +358,8 @@ def _line(number: int, row: Any) -> bytes:
         expected = "a dictionary, such as {'question': ..., 'positive': ...}"
         raise InputError(f"row {number}: of type {type(row).__name__}", expected=expected)
     try:
-        return (json.dumps(dict(row), default=_plain) + "\n").encode()
-    except (TypeError, ValueError, RecursionError) as error:
+        # values of numpy and the like have tolist
+        return (json.dumps(dict(row), default=lambda value: value.tolist()) + "\n").encode()
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         expected = "texts, numbers, lists, objects"
         raise InputError(f"row {number}: cannot be read ({first_line(error)})", expected=expected) from None
-
-
-def _plain(value: Any) -> Any:
-    """A value of numpy or the like as JSON has it."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a value of type {type(value).__name__}")

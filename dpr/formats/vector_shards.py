@@ -5,7 +5,7 @@ written last.
     int8
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
         ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
-        (write_ids in dpr/formats/arrays.py)
+        (pack_ids in dpr/formats/arrays.py)
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
 
 Until then a chunk is a step (dpr/storage/steps.py): several processes may write different chunks of one shard
@@ -14,11 +14,10 @@ at the same time; one of them finishes it.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -44,7 +43,6 @@ from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, recalled, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
 from dpr.storage.steps import CLAIM, RECORDS, Steps
-from dpr.storage.untrusted import describe
 
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
 _DECODED_ROWS = 8192
@@ -52,33 +50,6 @@ _PLAIN_ROWS = 65536
 
 Metadata = dict[str, str | int | float | bool]
 
-_TEXTS = (
-    "model_fingerprint",
-    "settings_fingerprint",
-    "encoder_type",
-    "similarity",
-    "precision",
-    "dtype",
-    "corpus",
-    "corpus_fingerprint",
-    "id_prefix",
-    "passage_prefix",
-    "made_from_sha256",
-)
-_INTEGERS = (
-    "num_vectors",
-    "num_chunks",
-    "dimension",
-    "shard_id",
-    "num_shards",
-    "first_row",
-    "end_row",
-    "chunk_size",
-    "id_col",
-    "text_col",
-    "title_col",
-)
-_TYPES: dict[str, type] = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(_INTEGERS, int), "normalize": bool}
 _MUST_AGREE = {
     "model_fingerprint": "made with another model",
     "settings_fingerprint": "made with other tokenizer or encoder settings",
@@ -87,7 +58,6 @@ _MUST_AGREE = {
     "dimension": "of another dimension",
 }
 _OF_CORPUS = ("corpus", "corpus_fingerprint", "id_prefix", "num_shards")
-_OF_IDS = ("corpus_fingerprint", "id_col", "id_prefix")
 
 
 class VectorShardWriter(Steps):
@@ -201,19 +171,32 @@ class VectorShard:
             )
         self._seen = file_state(self.path / MANIFEST) if (self.path / MANIFEST).exists() else ()
         manifest = read_manifest(self.path)
-        self.metadata = checked_metadata(manifest["metadata"], self.path / MANIFEST)
-        self.num_vectors, self.dimension = int(self.metadata["num_vectors"]), int(self.metadata["dimension"])
-        self.dtype = str(self.metadata["dtype"])
-        if self.dtype not in DTYPES or self.dimension < 1 or self.num_vectors < 0:
+        self.metadata: Metadata = manifest["metadata"]
+        numbers = [self.metadata.get(key) for key in ("num_vectors", "dimension")]
+        self.dtype = str(self.metadata.get("dtype"))
+        if (
+            not all(type(number) is int and number >= 0 for number in numbers)
+            or self.dtype not in DTYPES
+            or not all(isinstance(value, str | int | float | bool) for value in self.metadata.values())
+        ):
             raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST)
-        self._chunks = _by_chunk(manifest["files"], self.dtype)
+        self.num_vectors = int(self.metadata["num_vectors"])
+        self.dimension = int(self.metadata["dimension"])
+        chunks: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        for name, entry in manifest["files"].items():
+            if match := _CHUNK_FILE.fullmatch(name):
+                chunks[int(match[1])][name] = entry
+        self._chunks = dict(sorted(chunks.items()))
         self._kept = lru_cache(1024)(self._arrays)
         self._ends: np.ndarray | None = None  # of chunks, once it is asked for rows
         problems = folder_problems(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
         problems = [problem for problem in problems if not RECORDS.match(problem)]
-        if sorted(self._chunks) != list(range(len(self._chunks))):
-            problems.append("chunk numbers are not consecutive")
+        num_files = len(array_names(self.dtype)) + 1
+        if list(self._chunks) != list(range(len(self._chunks))) or any(
+            len(files) != num_files for files in self._chunks.values()
+        ):
+            problems.append("chunks are missing")
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
             raise InputError(
@@ -293,49 +276,22 @@ def open_shards(patterns: Sequence[str | Path], *, verify: bool = True) -> list[
                 file=pattern,
                 hint="generate_embeddings.py writes them as <out_file>_<shard_id>",
             )
-        paths += sorted(matches, key=_natural_key)
+        # digits are compared as numbers
+        paths += sorted(matches, key=lambda path: [part.zfill(9) for part in re.split(r"(\d+)", str(path))])
     paths = list(dict.fromkeys(paths))
     with ThreadPoolExecutor(
         min(len(paths), os.cpu_count() or 1)
     ) as pool:  # hashing works outside the interpreter's lock
         shards = list(pool.map(partial(VectorShard, verify=verify), paths))
     require_compatible([(shard.path, shard.metadata) for shard in shards])
-    if not are_rows_of_one_corpus([shard.metadata for shard in shards]):
-        _require_unique_ids(shards)
-    return shards
-
-
-def _require_unique_ids(shards: Sequence[VectorShard]) -> None:
-    """Raises InputError if an id occurs twice. What was proved once for the same files is not proved
-    again."""
+    # What was proved once for the same files is not proved again.
     proved = [shard.ids_sha256() for shard in shards]
-    if recalled("unique ids", proved):
-        return
-    if (duplicate := first_duplicate([shard.id_chunks for shard in shards])) is not None:
-        shown = ", ".join(str(shard.path) for shard in shards[:4])
-        raise InputError(f"the passage id {duplicate!r} occurs twice in these vectors", file=shown)
-    remember("unique ids", proved, "unique")
-
-
-def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:
-    """What a manifest says of a shard, of the types that all readers rely on. Keys that are not known here
-    may hold any single value.
-
-    Raises:
-        InputError: one is missing or of another type.
-    """
-    for name in ("num_vectors", "dimension", "dtype"):
-        if name not in stored:
-            raise InputError(f"the manifest is not one of a vector shard: it has no {name}", file=file)
-    for name, value in stored.items():
-        kind = _TYPES.get(name)
-        if type(value) is not kind if kind else not isinstance(value, str | int | float | bool):
-            raise InputError(
-                f"{name} is {describe(value)}",
-                file=file,
-                expected=f"of type {kind.__name__}" if kind else "a single value",
-            )
-    return stored
+    if not recalled("unique ids", proved):
+        if (duplicate := first_duplicate([shard.id_chunks for shard in shards])) is not None:
+            shown = ", ".join(str(shard.path) for shard in shards[:4])
+            raise InputError(f"the passage id {duplicate!r} occurs twice in these vectors", file=shown)
+        remember("unique ids", proved, "unique")
+    return shards
 
 
 def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
@@ -364,41 +320,5 @@ def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
             raise InputError(found, file=next(iter(members.values())), hint="embed them, or pass all of them")
 
 
-def are_rows_of_one_corpus(shards: Sequence[Metadata]) -> bool:
-    """Whether all are different rows of one corpus. Its ids were proved to be unique before a shard of it was
-    embedded."""
-    rows = []
-    for metadata in shards:
-        start = metadata.get("first_row")
-        stop = metadata.get("end_row")
-        if "corpus_fingerprint" not in metadata or type(start) is not int or type(stop) is not int:
-            return False
-        if any(metadata.get(key) != shards[0].get(key) for key in _OF_IDS):
-            return False
-        if metadata.get("num_vectors") != stop - start:
-            return False
-        if start < stop:
-            rows.append((start, stop))
-    rows.sort()
-    return all(stop <= start for (_, stop), (start, _) in itertools.pairwise(rows))
-
-
-def _natural_key(path: Path) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdigit() and part.isascii() else (-1, part)
-        for part in re.split(r"(\d+)", str(path))
-    ]
-
-
 def _file(name: str, number: int) -> str:
     return f"{name}-{number:05d}.npy"
-
-
-def _by_chunk(files: dict[str, dict[str, Any]], dtype: str) -> dict[int, dict[str, Any]]:
-    """The files of every whole chunk, by its number."""
-    chunks: dict[int, dict[str, Any]] = {}
-    for name, entry in files.items():
-        if match := _CHUNK_FILE.fullmatch(name):
-            chunks.setdefault(int(match[1]), {})[name] = entry
-    num_files = len(array_names(dtype)) + 1
-    return {number: entries for number, entries in sorted(chunks.items()) if len(entries) == num_files}

@@ -52,4 +52,4 @@ def _is_of_documents(config: PrepareSettings) -> bool:
     if len(config.sources) > 1 or not source.is_dir() or config.format or config.columns():
         return False
     seen = look_at(source)
-    return seen.kind == "folder" and not seen.is_training_data
+    return seen.kind == "folder" and not seen.fit

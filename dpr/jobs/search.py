@@ -22,7 +22,6 @@ from dpr.core.settings import drop_unused
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.column_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
 from dpr.formats.corpora import (
     checked_field,
     durable_text,
@@ -34,6 +33,7 @@ from dpr.formats.corpora import (
     read_passages,
     read_records,
 )
+from dpr.formats.delimited import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
 from dpr.formats.training_records import checked_text, title_in
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.bm25 import Bm25Index

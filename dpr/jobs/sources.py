@@ -104,7 +104,7 @@ def _training_set(name: str, catalogue: Mapping[str, Any]) -> tuple[str, tuple[P
     if name in catalogue and not path.is_file():
         options = _read_entry(_TRAINING_SETS, name, catalogue[name])
         return name, _entry_files(name, options), options
-    files = _expand(name) or ((path,) if path.is_dir() and look_at(path).is_training_data else ())
+    files = _expand(name) or ((path,) if path.is_dir() and look_at(path).fit else ())
     if files:
         return _short_name(path.name), files, DataSetSettings()
     if path.is_dir():

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.text import plain
 from dpr.formats.json_records import iter_json_objects
-from dpr.formats.training_files.registry import format_named, format_of
+from dpr.formats.training_files.registry import READERS, WRITERS, format_of
 from dpr.formats.training_files.rows import Counts, ReadOptions, UsableRows
 from dpr.formats.training_records import passage_from_json
 from dpr.preparation.settings import ReadSettings
@@ -130,7 +130,8 @@ def convert(
         OutputError: ``out`` cannot be written.
         ConfigError: an unknown format, or one that cannot be written.
     """
-    writer = format_named(to, to_write=True).write
+    if to not in WRITERS:
+        raise ConfigError(f"format {to} is not written; choose one of {', '.join(WRITERS)}")
     require_writable(out.parent, folder=True)
     made_of: dict[str, object] = {
         "sources": [[source.name, content_sha256(source, without=out)] for source in sources],
@@ -143,12 +144,11 @@ def convert(
     made_of |= {"suspects": corrections.identity} if corrections else {}
     limit = max_bad_rows if skip_bad_rows else None
     usable = UsableRows(limit, file=out.with_name(f"{out.name}.rejected.jsonl"))
-    assert writer is not None
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if not is_missing:
             return None
         samples = _samples(sources, options, format_name, usable)
-        written = writer(out, corrections.apply(samples) if corrections else samples, made_of)
+        written = WRITERS[to](out, corrections.apply(samples) if corrections else samples, made_of)
     return ConversionCounts(**asdict(usable.counts), written=written)
 
 
@@ -156,9 +156,9 @@ def _samples(
     sources: Sequence[Path], options: ReadOptions, format_name: str, usable: UsableRows
 ) -> Iterator[TrainingSample]:
     for path in sources:
-        source = format_of(path, options, name=format_name)
-        logger.info("%s: reading format %s", path, source.name)
-        yield from usable.samples(source.read(path, options))
+        name = format_of(path, options, name=format_name)
+        logger.info("%s: reading format %s", path, name)
+        yield from usable.samples(READERS[name](path, options))
     usable.require_some(sources)
     for note in options.unread.warnings.values():
         logger.warning("%s", note)

@@ -23,7 +23,7 @@ from dpr.data.tensorizer import SHARE_SAID, Tensorizer
 from dpr.data.text import decorate_passage, plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import is_empty
-from dpr.formats.training_files.registry import format_of
+from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow
 from dpr.models.biencoder import BiEncoder
 
@@ -213,7 +213,7 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
     """
     check = DataCheck()
     for path in files:
-        for row in format_of(path, options).read(path, options):
+        for row in read_rows(path, options):
             check.add(row)
     for note in options.unread.warnings.values():
         check.findings[UNREAD].add(note)

@@ -26,8 +26,8 @@ from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample, text_sha256
 from dpr.data.words import find_near_duplicates
 from dpr.formats.corpora import write_passages
-from dpr.formats.documents.document import Document
-from dpr.formats.documents.registry import READERS, read_document
+from dpr.formats.document_files import READERS, read_document
+from dpr.formats.documents import Document
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation.given_questions import find_answers, read_given

@@ -13,7 +13,7 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.formats.corpora import is_json_name
 from dpr.formats.delimited import form_of, rows_of
-from dpr.formats.documents.document import (
+from dpr.formats.documents import (
     ANSWERS,
     QUESTIONS,
     Block,

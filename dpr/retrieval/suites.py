@@ -15,10 +15,9 @@ from dpr.core.paths import as_text, user_path
 from dpr.core.records import Passage, Question, text_sha256
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_questions, write_qrels, write_questions
-from dpr.formats.text_input import matching_paths
+from dpr.formats.text_input import matching_paths, read_yaml
 from dpr.formats.training_files.registry import look_at
 from dpr.formats.training_sets import open_training_set
-from dpr.formats.yaml_files import read_yaml
 from dpr.retrieval.settings import SuiteSetConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST, durable_folder
@@ -160,7 +159,7 @@ def _test_set(
 def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfig) -> TestSet:
     """A test set of a file that lists right and wrong passages for each question; one passage of the corpus
     for each different text. A question of several rows is asked once."""
-    if not options.columns and not look_at(file).is_training_data:
+    if not options.columns and not look_at(file).fit:
         raise InputError(
             "is no test set",
             file=file,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
-from dpr.formats.training_files.registry import format_of
+from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
 from tests.fuzz.subject import Files, Subject, lines
@@ -67,7 +67,7 @@ def _lookup(
             queries=None if rows == "tevatron" else place["queries.tsv"],
             cache_dir=path.parent / "cache",
         )
-        found = list(format_of(place["rows"], options, name=rows).read(place["rows"], options))
+        found = list(read_rows(place["rows"], options, name=rows))
         assert all(
             isinstance(row.error, InputError) and row.file == place["rows"] for row in found if row.error
         )

@@ -26,8 +26,8 @@ from dpr.formats.downloads import unpack
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.formats.results import iter_results, read_evaluation, read_metrics, read_trec_run
-from dpr.formats.training_files.registry import format_of
+from dpr.formats.results import read_evaluation, read_metrics, read_trec_run
+from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
@@ -52,8 +52,6 @@ _SAMPLE = {
     "negative_ctxs": [{"text": "Bob read it.", "id": 12}],
     "hard_negative_ctxs": None,
 }
-_HIT = {"id": "1", "title": "", "text": "x", "score": "1.5", "has_answer": True}
-_RESULTS = json.dumps([{"question": "q", "id": "0", "answers": ["a"], "ctxs": [_HIT]}] * 2, indent=4).encode()
 _METRICS = {
     "question_set": "test",
     "num_questions": 3,
@@ -213,7 +211,7 @@ def _parquet() -> bytes:
 def _read_foreign(path: Path) -> None:
     """Every row comes out good or bad; what no format fits is refused."""
     options = ReadOptions(cache_dir=path.parent / "cache")
-    errors = [row.error for row in format_of(path, options).read(path, options) if row.error]
+    errors = [row.error for row in read_rows(path, options) if row.error]
     assert all(isinstance(error, InputError) and path.parent.name in str(error) for error in errors)
 
 
@@ -342,13 +340,6 @@ SUBJECTS: dict[str, Subject] = {
     "qrels trec": Subject("r.txt", one("r.txt", b"1 0 d1 2\n2 0 d2 1\n"), read_qrels, TABLE, True),
     "run": Subject(
         "run.trec", one("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n"), read_trec_run, TABLE, True
-    ),
-    "results": Subject(
-        "res.json",
-        one("res.json", _RESULTS),
-        lambda path: list(iter_results(path)),
-        JSON,
-        True,
     ),
     "metrics file": Subject("m.json", one("m.json", json.dumps(_METRICS).encode()), _read_metrics, JSON),
     "evaluation": Subject(

@@ -18,7 +18,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -85,8 +85,6 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
         CheckpointError: the file is not such a checkpoint, is damaged, or names something that has no place
         in one.
     """
-    if other := _other_kind(path):
-        raise CheckpointError(f"is {other}", file=path, expected=f"{EXPECTED}, or the folder of a model")
     try:
         with path.open("rb") as file, _open_container(file, path.stat().st_size) as (root, storages):
             weights = {
@@ -105,22 +103,6 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
         raise CheckpointError(
             f"cannot be read ({error.strerror or error})", file=path, expected=EXPECTED
         ) from None
-
-
-def _other_kind(path: Path) -> str:
-    """What a file is by its beginning, if it is none that ``torch.save`` has written."""
-    start = b"PK"  # of one that cannot be read, which is said where it is opened
-    with suppress(OSError), path.open("rb") as file:
-        start = file.read(512)
-    if not start:
-        return "empty"
-    if start.startswith((b"PK", b"\x80")):
-        return ""
-    if start[8:9] == b"{":
-        return "a safetensors file alone"
-    if start.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8")):
-        return "an image"
-    return "a file of another kind" if b"\0" in start else "a file of text"
 
 
 def write_dpr_checkpoint(

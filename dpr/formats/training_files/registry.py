@@ -1,80 +1,338 @@
-"""All formats of training data by name, and the format that the content of a file shows."""
+"""All formats of training data, and the one that the content of a file shows. Here are DPR's, read and written;
+SQuAD's, read; BEIR's layout, ``corpus.jsonl``, ``queries.jsonl`` and graded ``qrels/<split>.tsv``, and TREC judgements
+with both files beside, read, and BEIR's written; Tevatron's and FlagEmbedding's, written."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import TrainingSample
-from dpr.formats.arrow_files import column_names, is_arrow
-from dpr.formats.delimited import separator_of
-from dpr.formats.json_records import iter_json_records
-from dpr.formats.question_sets import grade_of, names_judgements
-from dpr.formats.training_files import beir, columns, json_formats
-from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, preparing
-from dpr.formats.training_records import is_printed_list, number_of
+from dpr.core.paths import user_path
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.arrow_files import chosen_split, column_names, is_arrow
+from dpr.formats.corpora import durable_text, require_word
+from dpr.formats.delimited import table_form
+from dpr.formats.json_records import indented_record, iter_json_records, iter_member_records
+from dpr.formats.question_sets import Judgement, grade_of, judgement_rows, names_judgements
+from dpr.formats.text_input import located
+from dpr.formats.text_store import open_store
+from dpr.formats.training_files import columns
+from dpr.formats.training_files.rows import (
+    Note,
+    ReadOptions,
+    SourceRow,
+    content_id,
+    joined,
+    parsed_row,
+    preparing,
+    record_rows,
+)
+from dpr.formats.training_records import (
+    checked_answers,
+    is_printed_list,
+    number_of,
+    sample_from_json,
+    sample_to_json,
+    text_of,
+    title_of,
+)
+from dpr.storage.durable import durable_folder
+from dpr.storage.untrusted import describe
+
+_DPR_KEYS = ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
+
+
+def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """DPR's training files."""
+    return record_rows(path, sample_from_json, options, _DPR_KEYS)
+
+
+def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
+    """Writes a DPR training file: JSON lines for names in .jsonl, else a JSON array; compressed for names in
+    ``.gz``. Returns how many."""
+    file = user_path(path)
+    if file.name.removesuffix(".gz").endswith(".jsonl"):
+        return _write_lines(lambda _, sample: sample_to_json(sample), file, samples, note)
+    count = 0
+    with durable_text(file, note=note) as out:
+        for count, sample in enumerate(samples, 1):
+            out.write(("[" if count == 1 else ",") + indented_record(sample_to_json(sample)))
+        out.write("\n]\n" if count else "[]\n")
+    return count
+
+
+def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
+    record: dict[str, Any] = {"query_id": str(number), "query": sample.question}
+    if sample.answers:
+        record["answers"] = list(sample.answers)
+    negatives = sample.hard_negatives + sample.other_negatives
+    record["positive_passages"] = [_tevatron_passage(passage) for passage in sample.positives]
+    record["negative_passages"] = [_tevatron_passage(passage) for passage in negatives]
+    return record
+
+
+def _tevatron_passage(passage: Passage) -> dict[str, Any]:
+    record: dict[str, Any] = {"docid": content_id(passage), "title": passage.title, "text": passage.text}
+    if passage.teacher_score is not None:
+        record["score"] = passage.teacher_score
+    return record
+
+
+def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
+    """Title and text are joined by a space; ids and answers have no place in this format."""
+    record: dict[str, Any] = {"query": sample.question}
+    lists = {"pos": sample.positives, "neg": sample.hard_negatives + sample.other_negatives}
+    for key, listed in lists.items():
+        record[key] = [
+            f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed
+        ]
+    if any(passage.teacher_score is not None for listed in lists.values() for passage in listed):
+        for key, listed in lists.items():
+            record[f"{key}_scores"] = [passage.teacher_score for passage in listed]
+    return record
+
+
+def _write_lines(
+    record: Callable[[int, TrainingSample], dict[str, Any]],
+    path: Path,
+    samples: Iterable[TrainingSample],
+    note: Note = None,
+) -> int:
+    count = 0
+    with durable_text(path, note=note) as out:
+        for count, sample in enumerate(samples, 1):
+            out.write(json.dumps(record(count - 1, sample), ensure_ascii=False) + "\n")
+    return count
+
+
+write_tevatron = partial(_write_lines, _tevatron_record)
+"""Writes version 1. Both kinds of negatives become ``negative_passages``; passages without id get one made of
+their content."""
+write_flag_embedding = partial(_write_lines, _flag_embedding_record)
+"""Writes plain texts. Both kinds of negatives become ``neg``."""
+
+
+def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """SQuAD's JSON (also SQuADShifts and others of its form): one row per question, article by article; its
+    title is that of its passages.
+
+    A question without answer in its paragraph (SQuAD 2.0) has no positive. A bad row ends its article. It is
+    named by the line of the article and the place inside it, since most such files are a single line.
+    """
+    for index, record in enumerate(iter_member_records(path, "data")):
+        try:
+            with located(path, record.line):
+                if record.error is not None:
+                    raise record.error
+                for sample in _squad_samples(record.value, f"data[{index}]"):
+                    yield SourceRow(path, record.line, sample)
+        except InputError as problem:
+            yield SourceRow(path, record.line, None, problem)
+
+
+def _squad_samples(article: dict[str, Any], where: str) -> Iterator[TrainingSample]:
+    # File names of Wikipedia pages have underscores for spaces.
+    title = title_of(article.get("title"), f"{where}.title").replace("_", " ")
+    for inside, paragraph in _objects(article.get("paragraphs"), f"{where}.paragraphs"):
+        passage = Passage(text_of(paragraph.get("context"), f"{inside}.context"), title)
+        for place, entry in _objects(paragraph.get("qas"), f"{inside}.qas"):
+            question = text_of(entry.get("question"), f"{place}.question")
+            listed = _objects(entry.get("answers") or [], f"{place}.answers")
+            answers = checked_answers(
+                list(dict.fromkeys(str(answer.get("text", "")) for _, answer in listed))
+            )
+            if entry.get("is_impossible") is True:
+                yield TrainingSample(question, ())
+            else:
+                yield TrainingSample(question, (passage,), answers=tuple(filter(None, answers)))
+
+
+def _objects(value: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a list, each with its place."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError(f"{where} is {describe(value)}, expected a list of objects")
+    return [(f"{where}[{number}]", item) for number, item in enumerate(value)]
+
+
+def read_beir(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """One sample per question, positives by falling grade. ``path`` is BEIR's folder or a file of judgements.
+
+    Judgements of one question are expected to follow each other; where they do not, there are as many
+    samples.
+    """
+    qrels = path
+    folder = path.parent.parent
+    if path.is_dir():
+        folder = path
+        names = [file.name for file in sorted((folder / "qrels").glob("*.tsv*"))]
+        by_split = {name.removesuffix(".gz").removesuffix(".tsv"): name for name in names}
+        if not by_split:
+            expected = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
+            raise InputError("no qrels/*.tsv", file=folder, expected=expected)
+        qrels = folder / "qrels" / by_split[chosen_split(list(by_split), options.split, folder)]
+    stores = []
+    for name, given in (("corpus", options.corpus), ("queries", options.queries)):
+        beside = (folder / f"{name}{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz"))
+        file = given or next((file for file in beside if file.is_file()), None)
+        if file is None:
+            hint = f"say where it is: {preparing(f'{name}=FILE')}"
+            raise InputError(f"no {name}.jsonl in {folder}", file=path, hint=hint)
+        stores.append(open_store(file, cache_dir=options.cache_dir))
+    corpus, queries = stores
+    least = 1 if options.min_grade is None else options.min_grade
+
+    def parse(found: Judgement | str) -> TrainingSample:
+        if isinstance(found, str):
+            raise ValueError(found)
+        question, key, grade = found
+        text, answers = queries.question(question)
+        passage = corpus.passage(key)
+        text_of(passage.text, f"the text of passage {key!a}")
+        positives = (passage,) if grade >= least else ()
+        negatives = (passage,) if grade <= 0 else ()
+        return TrainingSample(text_of(text, "the question"), positives, negatives, answers=answers)
+
+    rows = judgement_rows(qrels)
+    for _, group in groupby(rows, key=lambda row: "" if isinstance(row[1], str) else row[1][0]):
+        graded = sorted(group, key=lambda row: 0 if isinstance(row[1], str) else -row[1][2])
+        yield from joined(parsed_row(qrels, line, parse, found) for line, found in graded)
+
+
+def files_read(path: Path) -> list[Path]:
+    """The file and those it needs: judgements in a ``qrels`` folder are read with their corpus and
+    questions."""
+    if path.is_dir() or path.parent.name != "qrels":
+        return [path]
+    beside = path.parent.parent
+    return [path, *(file for name in ("corpus", "queries") for file in sorted(beside.glob(f"{name}.*")))]
+
+
+def write_beir(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
+    """Writes BEIR's layout as a folder: positives with grade 1, negatives of both kinds with grade 0. Passages
+    without id get one made of their content. Holds a hash per distinct passage.
+
+    Raises:
+        InputError: two different passages with the same id; an id that holds white space.
+    """
+    seen: dict[str, int] = {}
+    count = 0
+    # A caller that gives a note has checked what is there, and may be allowed to replace it.
+    with (
+        durable_folder(
+            path, overwrite=note is not None, metadata={"kind": "BEIR layout", "made_of": note}
+        ) as folder,
+        open(folder / "corpus.jsonl", "w", encoding="utf-8") as corpus,
+        open(folder / "queries.jsonl", "w", encoding="utf-8") as queries,
+    ):
+        (folder / "qrels").mkdir()
+        with open(folder / "qrels" / "train.tsv", "w", encoding="utf-8") as qrels:
+            qrels.write("query-id\tcorpus-id\tscore\n")
+            for count, sample in enumerate(samples, 1):
+                key = str(count - 1)
+                metadata = {"answers": list(sample.answers)}
+                query = {"_id": key, "text": sample.question, "metadata": metadata}
+                queries.write(json.dumps(query, ensure_ascii=False) + "\n")
+                grades: dict[str, int] = {}
+                for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
+                    name = content_id(passage)
+                    content = hash((passage.title, passage.text))
+                    if name not in seen:
+                        require_word(name, path)
+                        record = {"_id": name, "title": passage.title, "text": passage.text}
+                        corpus.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    if seen.setdefault(name, content) != content:
+                        raise InputError(f"two different passages have the id {name!a}", file=path)
+                    grades.setdefault(name, int(passage in sample.positives))
+                qrels.writelines(f"{key}\t{name}\t{grade}\n" for name, grade in grades.items())
+    return count
+
+
+READERS: dict[str, Callable[[Path, ReadOptions], Iterator[SourceRow]]] = {
+    "dpr": read_dpr,
+    "beir": read_beir,
+    "tevatron": columns.read_lists,
+    "flagembedding": columns.read_lists,
+    "squad": read_squad,
+    "triples": columns.read_triples,
+    "pairs": columns.read_pairs,
+    "columns": columns.read,
+}
+"""By the names of formats."""
+WRITERS: dict[str, Callable[[Path, Iterable[TrainingSample], Note], int]] = {
+    "dpr": write_training_set,
+    "beir": write_beir,
+    "tevatron": write_tevatron,
+    "flagembedding": write_flag_embedding,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
     """What the beginning of a file shows: ``kind`` is folder, arrow, json, table or empty; keys of the first
-    record, or its fields."""
+    record, or its fields; names of the formats that ``fit``."""
 
-    path: Path
     kind: str
     keys: frozenset[str] = frozenset()
     fields: tuple[str, ...] = ()
-
-    @property
-    def is_training_data(self) -> bool:
-        """Whether some format fits."""
-        return bool(_fitting(self))
+    fit: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingFormat:
-    """One format: how it is read and, if there is ``write``, written."""
+def look_at(path: Path) -> Glimpse:
+    """Reads the beginning of a file, or a folder's names."""
+    if path.is_dir() and ((path / "qrels").is_dir() or not is_arrow(path)):
+        return Glimpse("folder", fit=("beir",) if (path / "qrels").is_dir() else ())
+    if is_arrow(path):
+        keys = frozenset(column_names(path))
+        return Glimpse("arrow", keys, fit=_fitting_records(keys) or ("columns",))
+    head = columns.head_of(path).lstrip()
+    if not head:
+        return Glimpse("empty")
+    if head[0] not in "{[":
+        fields = tuple(table_form(path).first)
+        return Glimpse("table", fields=fields, fit=_fitting_table(fields))
+    is_long_line = head[0] == "{" and "\n" not in head and len(head) > columns.HEAD_BYTES // 2
+    try:
+        record = None if is_long_line else next(iter_json_records(path), None)
+    except InputError:
+        record = None
+    if record is not None and record.error is None:
+        keys = frozenset(record.value)
+    else:  # one object over many lines, or longer than a line may be: its keys as far as they are in sight
+        keys = frozenset(re.findall(r'"(\w+)"\s*:', head))
+    fit = _fitting_records(keys)
+    if "data" in keys and "positive_ctxs" not in keys:
+        fit = (*(name for name in fit if name != "columns"), "squad")
+    return Glimpse("json", keys, fit=fit)
 
-    name: str
-    about: str
-    example: str
-    read: Callable[[Path, ReadOptions], Iterator[SourceRow]]
-    write: Callable[[Path, Iterable[TrainingSample], Note], int] | None = None
 
-
-def _fitting(seen: Glimpse) -> list[str]:
+def _fitting_records(keys: frozenset[str]) -> tuple[str, ...]:
     """Names of the formats that fit; "columns", which are found by many names, only where no other does."""
-    if seen.kind == "folder":
-        return ["beir"] if (seen.path / "qrels").is_dir() else []
-    if seen.kind == "table":
-        return _fitting_table(seen.path, seen.fields)
-    names = []
-    if "positive_ctxs" in seen.keys:
-        names.append("dpr")
-    if seen.keys & {"positive_passages", "positive_document_ids"}:
-        names.append("tevatron")
-    if {"query", "pos"} <= seen.keys:
-        names.append("flagembedding")
-    if seen.kind == "json" and "data" in seen.keys and "positive_ctxs" not in seen.keys:
-        names.append("squad")
-    if not names and (seen.kind == "arrow" or columns.has_columns(seen.keys)):
-        names.append("columns")
-    return names
+    names = {
+        "dpr": "positive_ctxs" in keys,
+        "tevatron": bool(keys & {"positive_passages", "positive_document_ids"}),
+        "flagembedding": {"query", "pos"} <= keys,
+    }
+    fit = tuple(name for name, fits in names.items() if fits)
+    return fit or (("columns",) if columns.has_columns(keys) else ())
 
 
-def _fitting_table(path: Path, fields: tuple[str, ...]) -> list[str]:
+def _fitting_table(fields: tuple[str, ...]) -> tuple[str, ...]:
     if columns.is_header(fields):
-        return ["columns"]
-    if names_judgements(fields, path):
-        return ["beir"]
+        return ("columns",)
+    if names_judgements(fields):
+        return ("beir",)
     grade = grade_of(fields[-1])
     # With spaces in a text, or no whole number, these are not the ids and the grade of a judgement.
     is_text = any(" " in field.strip() for field in fields[:2])
     if len(fields) == 3 and number_of(fields[2]) is not None and (is_text or grade is None):
-        return ["pairs"]
+        return ("pairs",)
     names = []
     if len(fields) in (3, 4) and grade is not None:
         names.append("beir")
@@ -82,148 +340,41 @@ def _fitting_table(path: Path, fields: tuple[str, ...]) -> list[str]:
         names.append("triples")
     if len(fields) == 2 and not is_printed_list(fields[1]):  # DPR's questions have their answers there
         names.append("pairs")
-    return names
+    return tuple(names)
 
 
-FORMATS = {
-    entry.name: entry
-    for entry in (
-        TrainingFormat(
-            "dpr",
-            "DPR's JSON or JSON lines: what training reads and what is written by default",
-            '{"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}],'
-            ' "hard_negative_ctxs": [...]}',
-            json_formats.read_dpr,
-            json_formats.write_training_set,
-        ),
-        TrainingFormat(
-            "beir",
-            "folder with corpus.jsonl, queries.jsonl, qrels/<split>.tsv (or a file of judgements, queries="
-            " and corpus=)",
-            "qrels: query-id <TAB> corpus-id <TAB> score",
-            beir.read,
-            beir.write,
-        ),
-        TrainingFormat(
-            "tevatron",
-            "Tevatron's JSON lines or Parquet, version 1 (passages in the row) and 2 (ids, with corpus=)",
-            '{"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text":'
-            ' "..."}], "negative_passages": []}',
-            columns.read_lists,
-            json_formats.write_tevatron,
-        ),
-        TrainingFormat(
-            "flagembedding",
-            "FlagEmbedding's JSON lines or Parquet: plain texts; a prompt becomes the beginning of its"
-            " question",
-            '{"query": "...", "pos": ["..."], "neg": ["..."]}',
-            columns.read_lists,
-            json_formats.write_flag_embedding,
-        ),
-        TrainingFormat(
-            "squad",
-            "SQuAD's JSON: paragraphs are passages, articles give the titles",
-            '{"data": [{"title": "...", "paragraphs": [{"context": "...", "qas": [{"question": "...",'
-            ' "answers": [...]}]}]}]}',
-            json_formats.read_squad,
-        ),
-        TrainingFormat(
-            "triples",
-            "MS MARCO's triples, tab-separated: texts, or ids with queries= and corpus=",
-            "question <TAB> positive passage <TAB> negative passage",
-            columns.read_triples,
-        ),
-        TrainingFormat(
-            "pairs",
-            "tab-separated question and passage (or ids with queries= and corpus=), with a label or score or"
-            " without",
-            "question <TAB> passage <TAB> 1",
-            columns.read_pairs,
-        ),
-        TrainingFormat(
-            "columns",
-            "JSON lines, TSV or CSV with header, Parquet, datasets folder: columns query, positive, negative,"
-            " label (question=COLUMN ...)",
-            '{"query": "...", "positive": "...", "negative_1": "...", "negative_2": "..."}',
-            columns.read,
-        ),
-    )
-}
-
-
-def format_named(name: str, *, to_write: bool = False) -> TrainingFormat:
-    """The format of this name.
-
-    Raises:
-        ConfigError: there is none, or it cannot be written.
-    """
-    known = [key for key, entry in FORMATS.items() if entry.write is not None or not to_write]
-    if name not in known:
-        raise ConfigError(
-            f"format {name} {'is not written' if name in FORMATS else 'is not known'}; choose one of"
-            f" {', '.join(known)}"
-        )
-    return FORMATS[name]
-
-
-def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "") -> TrainingFormat:
-    """The format that is named, else the one that the content shows; DPR's where there is nothing to see.
+def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
+    """The name of the format that is given, else of the one that the content shows; DPR's where there is
+    nothing to see.
 
     Raises:
         ConfigError: no format has this name.
         InputError: the content fits none, or more than one.
     """
-    if name or (options is not None and options.columns):
-        return format_named(name or "columns")
+    if name or options.columns:
+        name = name or "columns"
+        if name not in READERS:
+            raise ConfigError(f"format {name} is not known; choose one of {', '.join(READERS)}")
+        return name
     seen = look_at(path)
-    fitting = _fitting(seen)
-    if len(fitting) == 1:
-        return FORMATS[fitting[0]]
-    if not fitting and (seen.kind == "empty" or (seen.kind == "json" and not seen.keys)):
-        return FORMATS["dpr"]
+    if len(seen.fit) == 1:
+        return seen.fit[0]
+    if seen.kind == "empty" or (seen.kind == "json" and not seen.keys):
+        return "dpr"
     found = f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
     found = f"{len(seen.fields)} columns" if seen.kind == "table" else found
-    if fitting:
-        hint = f"say which, e.g. {preparing(f'format={fitting[0]}')}"
-        raise InputError(f"fits the formats {' and '.join(fitting)} ({found})", file=path, hint=hint)
+    if seen.fit:
+        hint = f"say which, e.g. {preparing(f'format={seen.fit[0]}')}"
+        raise InputError(f"fits the formats {' and '.join(seen.fit)} ({found})", file=path, hint=hint)
     hint = f"or name columns: {preparing('question=... positive=...')}"
-    separator, cells = separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
-    if separator:
-        found = f"the first row has {len(cells)} columns, separated by {separator}: {' | '.join(cells)[:80]}"
-        hint = (
-            f"separate columns by tabs, or by commas under a header such as question,passage; {separator} are"
-            " not read"
-        )
-        if separator == "commas":
-            hint = "a header is missing: a first row such as question,passage or question,positive,negative"
-    expected = f"one of the formats {', '.join(FORMATS)} (dpr prepare --help shows them)"
+    if seen.kind == "table":
+        hint = "separate columns by tabs, or by commas under a header such as question,passage"
+    expected = f"one of the formats {', '.join(READERS)} (dpr prepare --help shows them)"
     raise InputError(
         f"not training data of a known format ({found})", file=path, expected=expected, hint=hint
     )
 
 
-def files_read(path: Path) -> list[Path]:
-    """The file and those it needs: judgements are read with their corpus and questions."""
-    return [path, *beir.companions(path)]
-
-
-def look_at(path: Path) -> Glimpse:
-    """Reads the beginning of a file, or a folder's names."""
-    if path.is_dir() and ((path / "qrels").is_dir() or not is_arrow(path)):
-        return Glimpse(path, "folder")
-    if is_arrow(path):
-        return Glimpse(path, "arrow", frozenset(column_names(path)))
-    head = columns.head_of(path).lstrip()
-    if not head:
-        return Glimpse(path, "empty")
-    if head[0] not in "{[":
-        return Glimpse(path, "table", fields=tuple(next(columns.training_rows(path), (1, [""]))[1]))
-    is_long_line = head[0] == "{" and "\n" not in head and len(head) > columns.HEAD_BYTES // 2
-    try:
-        record = None if is_long_line else next(iter_json_records(path), None)
-    except InputError:
-        record = None
-    if record is not None and record.error is None:
-        return Glimpse(path, "json", frozenset(record.value))
-    # One object over many lines, or longer than a line may be: its keys as far as they are in sight.
-    return Glimpse(path, "json", frozenset(re.findall(r'"(\w+)"\s*:', head)))
+def read_rows(path: Path, options: ReadOptions, *, name: str = "") -> Iterator[SourceRow]:
+    """The rows of a file in the format of this name, or in the one that ``format_of`` finds."""
+    return READERS[format_of(path, options, name=name)](path, options)

@@ -128,7 +128,8 @@ def record_rows(
 
 
 def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
-    """Joins consecutive rows with the same question: their passages become one sample's, each once."""
+    """Joins consecutive rows with the same question, also across bad ones: their passages become one sample's, each
+    once."""
     group: list[tuple[SourceRow, TrainingSample]] = []
     for row in rows:
         if row.sample is None:
@@ -142,6 +143,18 @@ def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
         yield _merged(group)
 
 
+def _merged(group: list[tuple[SourceRow, TrainingSample]]) -> SourceRow:
+    first, sample = group[0]
+    if len(group) == 1:
+        return first
+    positives, hard_negatives, other_negatives, answers = (
+        tuple(dict.fromkeys(item for _, each in group for item in getattr(each, name)))
+        for name in ("positives", "hard_negatives", "other_negatives", "answers")
+    )
+    whole = TrainingSample(sample.question, positives, hard_negatives, other_negatives, answers)
+    return replace(first, sample=whole, num_rows=sum(row.num_rows for row, _ in group))
+
+
 def preparing(options: str) -> str:
     """The command that reads a file with ``options``, which other commands do not have."""
     return f"dpr prepare FILE {options} out=train.jsonl"
@@ -150,24 +163,6 @@ def preparing(options: str) -> str:
 def content_id(passage: Passage) -> str:
     """The id of a passage, or one made of its title and text where it has none."""
     return passage.id if passage.id is not None else text_sha256(f"{passage.title}\0{passage.text}")[:20]
-
-
-def _merged(group: list[tuple[SourceRow, TrainingSample]]) -> SourceRow:
-    first, sample = group[0]
-    if len(group) == 1:
-        return first
-
-    def each_once(name: str) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys(item for _, sample in group for item in getattr(sample, name)))
-
-    whole = TrainingSample(
-        sample.question,
-        positives=each_once("positives"),
-        hard_negatives=each_once("hard_negatives"),
-        other_negatives=each_once("other_negatives"),
-        answers=each_once("answers"),
-    )
-    return replace(first, sample=whole, num_rows=sum(row.num_rows for row, _ in group))
 
 
 @dataclass(slots=True)
@@ -206,27 +201,41 @@ class UsableRows:
         """
         for row in rows:
             self.counts.read += row.num_rows
-            if row.sample is None:
-                self.counts.rejected += 1
-                self._set_aside(row, row.error or InputError("bad row"))
-            elif row.sample.positives:
-                self.counts.kept += row.num_rows
-                yield row.sample
-            else:
-                self.counts.dropped += row.num_rows
+            if row.sample is not None:
+                if row.sample.positives:
+                    self.counts.kept += row.num_rows
+                    yield row.sample
+                else:
+                    self.counts.dropped += row.num_rows
+                continue
+            error = row.error or InputError("bad row")
+            if self._limit is None:
+                hint = error.hint or "on_bad_row=skip leaves such rows out and lists them"
+                raise InputError(
+                    error.found, file=row.file, line=row.line, expected=error.expected, hint=hint
+                )
+            self.counts.rejected += 1
+            reason = error.found + (f", expected {error.expected}" if error.expected else "")
+            self._rejects.append({"file": str(row.file), "line": row.line, "reason": reason})
+            if len(self._rejects) > self._limit:
+                self.list_rejected()
+                raise InputError(
+                    f"more than max_bad_rows={self._limit} bad rows, this one: {error.found}",
+                    file=row.file,
+                    line=row.line,
+                    hint=f"all so far are listed in {self._file}; is this the right file? max_bad_rows=N allows more",
+                )
 
     def require_some(self, files: Sequence[Path]) -> None:
         """Raises InputError if no row can be used."""
         counts = self.counts
-        if counts.kept:
-            return
-        found = "no rows"
-        if counts.read:
-            found = (
-                f"none of the {counts.read} rows can be used: {counts.dropped} have no positive passage,"
-                f" {counts.rejected} are bad"
+        if not counts.kept:
+            raise InputError(
+                f"no rows can be used: of {counts.read}, {counts.dropped} have no positive passage and"
+                f" {counts.rejected} are bad",
+                file=shown(files),
+                expected="at least one training record",
             )
-        raise InputError(found, file=shown(files), expected="at least one training record")
 
     def list_rejected(self, file: Path | None = None) -> None:
         """Lists bad rows, if there are any: file, line and reason, one JSON object a line."""
@@ -235,21 +244,6 @@ class UsableRows:
             with durable_file(target) as out:
                 out.writelines(json.dumps(reject) + "\n" for reject in self._rejects)
             logger.warning("%d bad rows were skipped; reasons are in %s", len(self._rejects), target)
-
-    def _set_aside(self, row: SourceRow, error: InputError) -> None:
-        if self._limit is None:
-            hint = error.hint or "on_bad_row=skip leaves such rows out and lists them"
-            raise InputError(error.found, file=row.file, line=row.line, expected=error.expected, hint=hint)
-        reason = error.found + (f", expected {error.expected}" if error.expected else "")
-        self._rejects.append({"file": str(row.file), "line": row.line, "reason": reason})
-        if len(self._rejects) > self._limit:
-            self.list_rejected()
-            raise InputError(
-                f"more than max_bad_rows={self._limit} bad rows, this one: {error.found}",
-                file=row.file,
-                line=row.line,
-                hint=f"all so far are listed in {self._file}; is this the right file? max_bad_rows=N allows more",
-            )
 
 
 def shown(files: Sequence[Path]) -> str:

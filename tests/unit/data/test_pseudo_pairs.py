@@ -82,13 +82,10 @@ def drawn(source: Any, row: int, lap: int = 0) -> Any:
     return source.drawn(row, generator_for(3, lap, row))
 
 
-@pytest.mark.parametrize("kinds", [*KINDS, "mixed"])
 @pytest.mark.parametrize("template", ["", "{title} {title} {text}"])
-def test_tokens_give_the_pairs_of_the_text(
-    corpus: Path, tensorizer: Tensorizer, kinds: Any, template: str
-) -> None:
+def test_tokens_give_the_pairs_of_the_text(corpus: Path, tensorizer: Tensorizer, template: str) -> None:
     tensorizer.text = TextSettings(plain_apostrophes=False, title_template=template)
-    text = PseudoPairs(corpus, kinds=kinds)
+    text = PseudoPairs(corpus)
     stored = open_tokens(text, tensorizer, SET)
     assert isinstance(stored, StoredPairs)
     for row in range(len(text)):

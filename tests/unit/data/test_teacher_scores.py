@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import Ranks, current_ranks
+from dpr.core.distributed import Ranks
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Collator, judgement_identity
@@ -24,11 +24,8 @@ from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.data.training_data import TrainingData
 from dpr.formats import arrow_files
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
-from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.storage.durable import read_manifest
-from dpr.training.step import DirectStep
-from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples
 
 OPTIONS = DataSetSettings()
 A, B, C, D = (
@@ -204,48 +201,3 @@ def test_the_slots_of_two_ranks_are_those_of_one(
         scores = [share.teacher_scores for share in shares]
         scores = [torch.full((20,), math.nan) if found is None else found for found in scores]
         same(torch.cat(scores), batch.teacher_scores.tolist())  # type: ignore[union-attr]
-
-
-class Distil(Loss):
-    """The KL divergence of each question's own slots from its teacher's; nothing is gathered."""
-
-    needs = frozenset()
-
-    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        contexts = pool.contexts.view(len(questions), -1, pool.contexts.shape[1])
-        teacher = (
-            torch.full(contexts.shape[:2], math.nan)
-            if batch.teacher_scores is None
-            else batch.teacher_scores.view(contexts.shape[:2])
-        )
-        has = ~teacher.isnan()
-        student = torch.einsum("bd,bnd->bn", questions, contexts).masked_fill(~has, -1e30).log_softmax(1)
-        target = teacher.to(student).masked_fill(~has, -1e30).softmax(1) * has.any(1, keepdim=True)
-        return LossResult((target * (target.clamp(min=1e-30).log() - student)).sum(1), has.sum())
-
-
-def gradients(folder: Path) -> dict[str, torch.Tensor]:
-    ranks = current_ranks()
-    model = tiny_model(folder).train()
-    samples = make_samples(30, seed=4)
-    source = ListSource([*scored(samples[:13]), *samples[13:]])
-    step = DirectStep(model, Distil(), ranks=ranks, device=torch.device("cpu"))
-    for batch in pools_of(source, model.tensorizer, ranks):
-        step(batch, num_pools=3, is_last=True)
-    sums = {
-        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
-    }
-    if ranks.world_size > 1:
-        for gradient in sums.values():
-            torch.distributed.all_reduce(gradient)
-            gradient /= ranks.world_size
-    return sums
-
-
-def test_a_loss_of_the_teacher_s_scores_has_one_gradient_on_one_and_two_ranks(tmp_path: Path) -> None:
-    folder = encoder_folder(tmp_path / "encoder")
-    (alone,), two = run_on_ranks(gradients, 1, folder), run_on_ranks(gradients, 2, folder)
-    assert max(float(gradient.norm()) for gradient in alone.values()) > 1e-3
-    for shared in two:
-        for name, gradient in alone.items():
-            torch.testing.assert_close(shared[name], gradient, rtol=0, atol=1e-12)

@@ -50,7 +50,7 @@ def test_stored_texts_have_the_tokens_of_the_text(
         encoder_folder(tmp_path_factory.mktemp("tokenizer")), sequence_length=16
     ).tokenizer
 
-    @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
     @given(samples=SAMPLES, options=OPTIONS, length=st.integers(12, 40))
     def check(samples: list[TrainingSample], options: DataSetSettings, length: int) -> None:
         folder = tmp_path_factory.mktemp("set")

@@ -143,34 +143,13 @@ def test_a_record_says_where_its_passage_was_taken_from(
         ("c.tsv", "1\ta\tt\n\tb\tt\n", "c.tsv:2: empty passage id"),
         (
             "c.tsv",
-            '1\ta\n2\t"one or\n3\ttwo"\n',
-            "c.tsv:1: quotes join 3 lines to 2 rows, or are part of the texts",
-        ),
-        (
-            "c.tsv",
             "id;text;title\n1;a;t\n",
-            (
-                "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3"
-                " separated by semicolons"
-            ),
+            "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs",
         ),
         (
             "c.csv",
             "1;a, b;t\n2;c;t\n",
-            (
-                "c.csv:1: 1 columns, expected at least 2; columns are separated by tabs, this row has 3"
-                " separated by semicolons"
-            ),
-        ),
-        (
-            "c.tsv",
-            "id\ttext\ttext\n1\ta\tb\n",
-            "c.tsv:1: columns 2 and 3 are both called 'text', expected each name once",
-        ),
-        (
-            "c.tsv",
-            "id\tbeschreibung\tname\n1\tx y\tT\n",
-            "c.tsv:1: the header 'id', 'beschreibung', 'name' has names that are not known",
+            "c.csv:2: 1 columns, expected 2, as in the first row; columns are separated by commas",
         ),
         (
             "c.tsv",
@@ -183,11 +162,6 @@ def test_a_record_says_where_its_passage_was_taken_from(
             "c.jsonl:1: a passage id of 1026 bytes",
         ),
         ("c.tsv", "1\t\xff\tt\n", None),
-        (
-            "c.tsv",
-            "1\ta\rb\tt\n",
-            "c.tsv:1: a carriage return inside the first row, expected lines that end with a newline",
-        ),
         (
             "c.jsonl",
             '{"_id": "1", "text": "a"}\n{"text": "b"}\n',

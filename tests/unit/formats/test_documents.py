@@ -15,11 +15,8 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.documents import converted
-from dpr.formats.documents.converted import read_html
-from dpr.formats.documents.document import Document, decoded
-from dpr.formats.documents.markdown import read_markdown
-from dpr.formats.documents.registry import READERS, read_document, read_table, read_text
+from dpr.formats.document_files import READERS, read_document, read_html
+from dpr.formats.documents import Document, decoded, read_markdown, read_table, read_text
 
 Outline = list[tuple[tuple[str, ...], list[str]]]
 
@@ -394,7 +391,7 @@ def test_what_unpacks_to_too_much_is_refused(
 ) -> None:
     import zlib
 
-    monkeypatch.setattr(converted, "MOST_UNPACKED", 2**20)
+    monkeypatch.setattr("dpr.formats.document_files.MOST_UNPACKED", 2**20)
     file = tmp_path / f"bomb{suffix}"
     if suffix == ".pdf":
         stream = zlib.compress(bytes(2**22), 9)
@@ -421,7 +418,7 @@ def test_a_cell_far_away_costs_nothing_and_many_cells_are_refused(
     book.save(tmp_path / "far.xlsx")
     (row,) = read_document(tmp_path / "far.xlsx", PurePosixPath("far.xlsx")).sections
     assert row.line == 1_048_576
-    monkeypatch.setattr(converted, "MOST_CELLS", 1000)
+    monkeypatch.setattr("dpr.formats.document_files.MOST_CELLS", 1000)
     with pytest.raises(InputError, match="more than 1,000 cells"):
         read_document(tmp_path / "far.xlsx", PurePosixPath("far.xlsx"))
 

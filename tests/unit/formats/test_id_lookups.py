@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.column_names import ALL_NAMES, normal_name
 from dpr.formats.corpora import write_passages
+from dpr.formats.delimited import ALL_NAMES, normal_name
 from dpr.formats.text_store import open_store
-from dpr.formats.training_files.registry import format_of
+from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from tests.helpers.examples import examples
 
@@ -70,7 +70,7 @@ class World:
     def read(self, path: Path, format_name: str, **options: Any) -> tuple[list[TrainingSample], list[int]]:
         """Samples, and lines of bad rows."""
         given = ReadOptions(cache_dir=self.folder / "cache", corpus=self.corpus, **options)
-        rows = list(format_of(path, given, name=format_name).read(path, given))
+        rows = list(read_rows(path, given, name=format_name))
         assert all(NOWHERE in str(row.error) for row in rows if row.error)
         return [row.sample for row in rows if row.sample], sorted(row.line for row in rows if row.error)
 

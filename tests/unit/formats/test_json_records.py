@@ -101,7 +101,6 @@ def test_the_last_json_line_is_read_with_and_without_newline(tmp_path: Path) -> 
     [
         (b'[{"a": 1},\n{"a": }]', "x:2: not JSON: Expecting value"),
         (b'[{"a": 1}\n{"a": 2}]', "x:2: not JSON: '{' after a record"),
-        (b'[{"a": 1},\n]', "x:2: not JSON: a record is missing in front of ']'"),
         (b'[{"a": 1}}', "x:1: not JSON: '}' after a record"),
         (b'[{"a": [1}]', "x:1: not JSON: Expecting ',' delimiter at column 10"),
         (b'[{"a": [1}},\n{"a": 2}]', "x:1: not JSON: Expecting ',' delimiter at column 10"),
@@ -121,7 +120,6 @@ def test_the_last_json_line_is_read_with_and_without_newline(tmp_path: Path) -> 
         (b'{"a": "\xff"}', "x:1: byte 8 of the line (0xff) is not UTF-8"),
         (b'[{"a": 1},\n {"a": "\xc3"}]', "x:2: byte 9 of the line (0xc3) is not UTF-8"),
         (b'{"a": "' + b"x" * 17_000_000 + b'"}', "x:1: the line is longer than 16 MB"),
-        (b'[{"a": "' + b"x" * 17_000_000 + b'"}]', "x:1: a record of more than 16 MB"),
         (b'[{"a": "' + b"x" * 40_000_000, "x:1: not JSON: Unterminated string starting at column 8"),
         (b'{"a": ' + b"[" * 100_000, "x:1: nested too deep"),
         (b'[{"a": ' + b"[" * 100_000, "x:1: nested too deep"),
@@ -151,10 +149,12 @@ def test_reading_continues_after_a_bad_record(tmp_path: Path) -> None:
 
 
 def test_nul_becomes_a_space_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for data in (b'{"a": "x\\u0000y"}\n{"a": "x\0y"}', b'[{"a": "x\\u0000y"},\n{"a": "x\0y"}]'):
+    contents = (b'{"a": "x\\u0000y"}\n{"a": "x\0y"}', b'[{"a": "x\\u0000y"},\n{"a": "x\0y"}]')
+    for number, data in enumerate(contents):
         caplog.clear()
-        (tmp_path / "x").write_bytes(data)
-        assert read(tmp_path / "x") == [{"a": "x y"}, {"a": "x y"}]
+        file = tmp_path / str(number)
+        file.write_bytes(data)
+        assert read(file) == [{"a": "x y"}, {"a": "x y"}]
         assert len(caplog.records) == 1
 
 

@@ -305,7 +305,6 @@ CONTENTS = {
     "packed twice by gzip": gzip.compress(gzip.compress(LINE)),
     "a Parquet file": parquet(),
     "a PDF": b"%PDF-1.7\n%\xe2\xe3",
-    "a database of SQLite": b"SQLite format 3\0\x10",
     "in UTF-16": LINE.decode().encode("utf-16"),
     "a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
 }

@@ -205,7 +205,7 @@ def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
         ("1 0 d1 inf\n", "qrels:1: the grade 'inf' is not an integer"),
         ("1 0 d1 1e300\n", "qrels:1: the grade '1e300' is not an integer"),
         ("1\td1\t1\n1\td1\t2\n", "qrels:2: a second, different grade"),
-        ("\td1\t1\n", "qrels:1: an empty id"),
+        ("\td1\t1\n", "qrels:1: 3 columns, expected 3"),
         ("query-id\tcorpus-id\tscore\n", "qrels: no rows"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_files.registry import FORMATS, format_of
+from dpr.formats.training_files.registry import WRITERS, read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_records import sample_from_json, sample_to_json
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
@@ -119,13 +119,11 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
         ),
         TrainingSample("r", (passage("p", None),), (passage("n", None),)),
     ]
-    write = FORMATS[name].write
+    write = WRITERS[name]
     assert write is not None
     write(tmp_path / "out.jsonl", samples, None)
     options = ReadOptions(cache_dir=tmp_path / "cache")
-    again = [
-        row.sample for row in format_of(tmp_path / "out.jsonl", options).read(tmp_path / "out.jsonl", options)
-    ]
+    again = [row.sample for row in read_rows(tmp_path / "out.jsonl", options)]
     assert [scores_of(sample) for sample in again if sample] == [scores_of(sample) for sample in samples]
     assert "score" not in (tmp_path / "out.jsonl").read_text().splitlines()[1]
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.column_names import QUESTIONS
-from dpr.formats.training_files.registry import FORMATS, format_of
+from dpr.formats.delimited import QUESTIONS
+from dpr.formats.training_files.registry import WRITERS, format_of, read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
 from dpr.formats.training_records import number_of
 from dpr.formats.training_sets import open_training_set
@@ -48,7 +48,7 @@ QUICK = settings(
 
 def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
     given = ReadOptions(cache_dir=path.parent / "cache", **options)
-    return list(format_of(path, given, name=format_name).read(path, given))
+    return list(read_rows(path, given, name=format_name))
 
 
 def samples_of(path: Path, format_name: str = "", **options: Any) -> list[TrainingSample]:
@@ -129,10 +129,10 @@ def test_what_is_written_is_read_back(
     @given(samples=SAMPLES)
     def check(samples: list[TrainingSample]) -> None:
         path = tmp_path_factory.mktemp("round") / file
-        write = FORMATS[name].write
+        write = WRITERS[name]
         assert write is not None
         assert write(path, samples) == len(samples)
-        assert format_of(path).name == name
+        assert format_of(path, ReadOptions()) == name
         assert samples_of(path) == [expected(sample) for sample in samples]
 
     check()
@@ -260,7 +260,7 @@ def test_columns_are_read_back_from_json_parquet_and_datasets_folders(tmp_path_f
             folder / "one",
             folder / "splits",
         ):
-            assert format_of(path).name == "columns"
+            assert format_of(path, ReadOptions()) == "columns"
             assert samples_of(path) == expected
         assert samples_of(folder / "splits", split="test") == expected[:1]
 
@@ -448,7 +448,7 @@ def test_a_negative_whose_question_has_no_positive_is_counted_and_not_used(tmp_p
             "label is the string 'entailment', expected a number",
         ),
         ({"query": "q", "passage": "p", "label": 10**400}, "label is the number .1000"),
-        ("some question\tsome passage\t1e400", "3 columns, expected"),
+        ("some question\tsome passage\t1e400", "column 3 is the string '1e400'"),
         ({"query": "q", "passage": ["a", "b"], "labels": [1]}, "labels has 1 values for 2 passages"),
     ],
 )
@@ -558,9 +558,9 @@ def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None
         for row in rows_of(lines(tmp_path / "bad.csv", "question,passage", "who?,he", "when?"))
         if row.error
     ]
-    assert "1 columns, expected 2 as in the header" in str(bad.error)
-    with pytest.raises(InputError, match=r"separated by commas.*a header is missing"):
-        format_of(lines(tmp_path / "headless.csv", "who?,he"))
+    assert "1 columns, expected 2, as in the first row" in str(bad.error)
+    with pytest.raises(InputError, match="by commas under a header such as question,passage"):
+        format_of(lines(tmp_path / "headless.csv", "who?,he"), ReadOptions())
     with pytest.raises(InputError, match=r"open\.csv:2: the quotes of this row"):
         samples_of(lines(tmp_path / "open.csv", "question,passage", 'who?,"he'))
 
@@ -578,7 +578,7 @@ def test_columns_are_named_by_role(tmp_path: Path) -> None:
         TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))
     ]
     with pytest.raises(InputError, match="name columns: dpr prepare FILE question="):
-        format_of(path)
+        format_of(path, ReadOptions())
     (row,) = rows_of(path, columns={"question": "faq.title", "positive": "text"})
     assert "no column 'text'" in str(row.error)
 
@@ -615,7 +615,7 @@ DETECTED = {
 def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
     path = tmp_path / "data"
     path.write_text(DETECTED[name] + "\n")
-    assert format_of(path).name == name
+    assert format_of(path, ReadOptions()) == name
     (sample,) = samples_of(path)
     assert (sample.question, [p.text for p in sample.positives]) == ("q", ["p"])
     data = open_training_set(path, name="t", cache_dir=tmp_path / "cache")  # training takes it as it is
@@ -640,7 +640,7 @@ def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, 
     path = tmp_path / "data"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        format_of(path)
+        format_of(path, ReadOptions())
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "format" in str(caught.value)
 

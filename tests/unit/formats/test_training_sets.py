@@ -205,7 +205,7 @@ def test_files_without_usable_rows_say_why(tmp_path: Path) -> None:
             opened(tmp_path / "t.json")
     path = lines(tmp_path / "u.jsonl", {"question": "q", "positive_ctxs": []}, "{}")
     with pytest.raises(
-        InputError, match="none of the 2 rows can be used: 1 have no positive passage, 1 are bad"
+        InputError, match="no rows can be used: of 2, 1 have no positive passage and 1 are bad"
     ):
         opened(path, on_bad_row="skip")
     assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
@@ -260,9 +260,9 @@ def test_known_positives_join_rows_with_the_very_same_question(tmp_path: Path) -
 
 
 def test_questions_of_equal_hash_stay_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpr.formats import training_store
+    from dpr.formats import training_sets
 
-    monkeypatch.setattr(training_store, "text_hash", lambda text: 1)
+    monkeypatch.setattr(training_sets, "text_hash", lambda text: 1)
     samples = [
         TrainingSample(question, (Passage(text),))
         for question, text in (("x", "a"), ("y", "b"), ("x", "c"), ("z", "d"))

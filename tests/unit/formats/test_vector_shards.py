@@ -13,7 +13,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.formats import arrays, vector_shards
-from dpr.formats.arrays import PackedIds, hash_ids, write_ids
+from dpr.formats.arrays import PackedIds, hash_ids, pack_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.storage import checksums
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, write_manifest
@@ -140,16 +140,10 @@ def test_ids_swapped_between_chunks_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("id_prefix", []),
-        ("corpus", ["a"]),
-        ("corpus_fingerprint", {}),
         ("num_vectors", "4"),
         ("dimension", True),
-        ("first_row", 0.0),
         ("num_shards", None),
         ("dtype", []),
-        ("normalize", 1),
-        ("model_fingerprint", 7),
         ("a key of others", [1]),
     ],
 )
@@ -157,10 +151,9 @@ def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(
     tmp_path: Path, name: str, value: object
 ) -> None:
     shard(tmp_path / "X_0")
-    shard(tmp_path / "X_1", ids=[["5"]])
     manifest = read_manifest(tmp_path / "X_0")
     write_manifest(tmp_path / "X_0", manifest["metadata"] | {name: value}, files=manifest["files"])
-    with pytest.raises(InputError, match=f"manifest.json: {name} is .*, expected"):
+    with pytest.raises(InputError, match=r"manifest.json: the manifest is not one of a vector shard"):
         open_shards([tmp_path / "X_*"])
 
 
@@ -334,22 +327,16 @@ def test_ids_that_claim_what_they_cannot_hold_are_refused_before_memory_is_taken
         tracemalloc.stop()
 
 
-def test_vectors_in_fortran_order_are_refused(tmp_path: Path) -> None:
-    good = vectors()
-    content = npy("<f4", good.shape, good.T.tobytes(), fortran_order=True)
-    opened = VectorShard(replaced(shard(tmp_path / "X_0"), "vectors-00000.npy", content))
-    with pytest.raises(InputError, match=r"vectors-00000\.npy: is in Fortran order"):
-        list(opened.chunks())
-    assert (
-        len(
-            list(
-                VectorShard(
-                    replaced(tmp_path / "X_0", "vectors-00000.npy", npy("<f4", good.shape, good.tobytes()))
-                ).chunks()
-            )
-        )
-        == 2
-    )
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (8,), (1, 4, 1, 2)])
+def test_rows_are_found_in_chunks_of_any_size(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    ids = [[f"{number}-{row}" for row in range(size)] for number, size in enumerate(sizes)]
+    opened = VectorShard(shard(tmp_path / "X_0", ids=ids))
+    expected = [key for chunk in ids for key in chunk]
+    every = np.concatenate([part for _, part in opened.chunks()])
+    for wanted in (np.arange(8), np.array([0, 7]), np.array([2, 3, 5])):
+        found, values = opened.take(wanted)
+        assert [key.decode() for key in found.tolist()] == [expected[row] for row in wanted]
+        np.testing.assert_array_equal(values, every[wanted])
 
 
 RAGGED = [["a", "b" * 900, "c"], ["\u00e9" * 3, "d"]]
@@ -376,18 +363,6 @@ def test_ids_of_different_lengths_take_the_room_they_need(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("sizes", [(3, 3, 2), (8,), (1, 4, 1, 2)])
-def test_rows_are_found_in_chunks_of_any_size(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    ids = [[f"{number}-{row}" for row in range(size)] for number, size in enumerate(sizes)]
-    opened = VectorShard(shard(tmp_path / "X_0", ids=ids))
-    expected = [key for chunk in ids for key in chunk]
-    every = np.concatenate([part for _, part in opened.chunks()])
-    for wanted in (np.arange(8), np.array([0, 7]), np.array([2, 3, 5])):
-        found, values = opened.take(wanted)
-        assert [key.decode() for key in found.tolist()] == [expected[row] for row in wanted]
-        np.testing.assert_array_equal(values, every[wanted])
-
-
 @pytest.mark.parametrize("place", [0, 2])
 @pytest.mark.parametrize("value", [0, 15, 2**32 - 4])
 def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: int, value: int) -> None:
@@ -401,22 +376,11 @@ def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: 
 def test_ids_beyond_32_bits_are_of_fixed_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [key.encode() for key in [*RAGGED[0], *RAGGED[1], *IDS]]
     monkeypatch.setattr(arrays, "_NARROW", 64)
-    with open(tmp_path / "ids.npy", "wb") as out:
-        write_ids(out, lambda: [np.array(part, dtype=bytes) for part in (ids[:2], [], ids[2:])])
+    parts = [np.array(part, dtype=bytes) for part in (ids[:2], [], ids[2:])]
+    np.save(tmp_path / "ids.npy", pack_ids(lambda: parts))
     assert np.load(tmp_path / "ids.npy").tolist() == ids
     found = PackedIds.mapped(tmp_path / "ids.npy")
     assert found[np.array([7, 1, 1])].tolist() == [ids[7], ids[1], ids[1]]
-
-
-def rows(first: int, end: int, **more: Any) -> dict[str, Any]:
-    return {
-        "corpus_fingerprint": "c",
-        "id_col": 0,
-        "id_prefix": "",
-        "first_row": first,
-        "end_row": end,
-        **more,
-    }
 
 
 def test_ids_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,22 +390,15 @@ def test_ids_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         vector_shards, "first_duplicate", lambda sources: proofs.append(len(sources)) or real(sources)
     )
-    shard(tmp_path / "X_0", ids=[["a", "b"]], **rows(0, 2, shard_id=0, num_shards=3))
-    shard(tmp_path / "X_1", ids=[["c"], ["d"]], **rows(2, 4, shard_id=1, num_shards=3))
-    shard(tmp_path / "X_2", ids=[], **rows(4, 4, shard_id=2, num_shards=3))
-    open_shards([str(tmp_path / "X_*")])
-    assert not proofs  # embedding counted the corpus, whose rows these are
-    shard(tmp_path / "Y_0", ids=[["e"]], **rows(0, 1, id_prefix="y:"))
+    shard(tmp_path / "X_0", ids=[["a", "b"]])
+    shard(tmp_path / "Y_0", ids=[["e"]])
     for _ in range(2):
-        open_shards([str(tmp_path / "X_*"), tmp_path / "Y_0"])
-    assert proofs == [4]
-    shard(tmp_path / "Z_0", ids=[["b", "z"]], **rows(1, 3))  # the same row twice
+        open_shards([tmp_path / "X_0", tmp_path / "Y_0"])
+    assert proofs == [2]
+    shard(tmp_path / "Z_0", ids=[["b", "z"]])
     for _ in range(2):
         with pytest.raises(InputError, match="'b' occurs twice"):
-            open_shards([str(tmp_path / "X_*"), tmp_path / "Z_0"])
-    shard(tmp_path / "W_0", ids=[["b", "z"]], **rows(5, 8))  # rows that it does not have
-    with pytest.raises(InputError, match="'b' occurs twice"):
-        open_shards([str(tmp_path / "X_*"), tmp_path / "W_0"])
+            open_shards([tmp_path / "X_0", tmp_path / "Z_0"])
 
 
 def test_a_verified_shard_is_read_again_only_when_a_file_is_another(

@@ -107,21 +107,18 @@ def test_without_frequencies_all_tokens_begin_alike(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize(
-    ("stored", "found"),
+    "stored",
     [
-        ({"passages": 3}, "expected passages and passages_with"),
-        ({"passages": 3, "passages_with": [1]}, "1 tokens are counted"),
-        ({"passages": 3, "passages_with": [4] * len(VOCABULARY)}, "more often than there are passages"),
-        (
-            {"passages": 3, "passages_with": [1] * len(VOCABULARY), "mean_length": -1},
-            "mean_length is the number -1",
-        ),
+        {"passages": 3},
+        {"passages": 3, "passages_with": [1]},
+        {"passages": 3, "passages_with": [4] * len(VOCABULARY)},
+        {"passages": 3, "passages_with": [1] * len(VOCABULARY), "mean_length": -1},
     ],
 )
-def test_damaged_frequencies_are_refused(tmp_path: Path, stored: object, found: str) -> None:
+def test_damaged_frequencies_are_refused(tmp_path: Path, stored: object) -> None:
     static_folder(tmp_path)
     (tmp_path / TOKEN_FREQUENCIES_FILE).write_text(json.dumps(stored))
-    with pytest.raises(InputError, match=found):
+    with pytest.raises(InputError, match="is no count of tokens"):
         TokenFrequencies.read(tmp_path, vocab_size=len(VOCABULARY))
 
 

@@ -14,7 +14,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.corpora import read_passages
-from dpr.formats.documents.document import Block, Section
+from dpr.formats.documents import Block, Section
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.training_sets import open_training_set
 from dpr.preparation.folder_data import FolderSettings, prepare_folder

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.formats.results import iter_results
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retriever import Retriever
 from tests.helpers.jobs import embed, export, retrieve
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
+from tests.helpers.results import read_results
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
 
@@ -58,7 +58,7 @@ def test_files_give_the_hits_that_embedding_again_gives(
         ]
     ):
         assert retrieve([*ask, *more, f"out_file={tmp_path / str(number)}"]) == 0
-        results.append(list(iter_results(tmp_path / str(number))))
+        results.append(read_results(tmp_path / str(number)))
     first = [[hit.id for hit in result.hits] for result in results[0]]
     for result in results[1:]:
         assert [[hit.id for hit in question.hits] for question in result] == first

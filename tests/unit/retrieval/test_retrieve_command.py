@@ -18,11 +18,12 @@ from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.evaluation.report.reading import Retrieval
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
-from dpr.formats.results import iter_results, read_metrics, read_trec_run
+from dpr.formats.results import read_metrics, read_trec_run
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import to_rankings
 from dpr.storage.durable import durable_folder, read_manifest, write_manifest
 from tests.helpers.jobs import retrieve as main
+from tests.helpers.results import read_results
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
 
@@ -55,7 +56,7 @@ def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: Wo
         ExactIndex.from_arrays([str(passage.id) for passage in world.passages], vectors).search(queries, 7)
     )
     by_id = {passage.id: passage for passage in world.passages}
-    found = list(iter_results(out))
+    found = read_results(out)
     assert [result.id for result in found] == [question.id for question in world.questions]
     for result, ranking in zip(found, expected, strict=True):
         assert [hit.id for hit in result.hits] == [passage for passage, _ in ranking]
@@ -222,7 +223,7 @@ def test_the_weight_of_a_hybrid_is_said_with_its_reason(
 
 def test_results_without_texts_need_no_corpus(world: World, tmp_path: Path) -> None:
     assert main(dense(world, f"out_file={tmp_path / 'r.json.gz'}", "out_texts=false", "n_docs=3")) == 0
-    for result in iter_results(tmp_path / "r.json.gz"):
+    for result in read_results(tmp_path / "r.json.gz"):
         assert [(hit.title, hit.text) for hit in result.hits] == [("", "")] * 3
 
 
@@ -257,7 +258,7 @@ def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: Wo
     arguments[2] = "qa_dataset=mine"
     assert main([*arguments, *options, "encoder_path=ctx_model"]) == 0
     model = world.model
-    for result, question in zip(iter_results(tmp_path / "results.json"), world.questions, strict=True):
+    for result, question in zip(read_results(tmp_path / "results.json"), world.questions, strict=True):
         assert result.question == question.text + " bu?", "results show the suffix, not the prefix token"
         tokens = TokenBatch.from_lists(model.tensorizer.question_tokens([f"ba {question.text} bu?"]))
         query = model.encode_batch(tokens, encoder_type="ctx").numpy()
@@ -289,7 +290,7 @@ def test_ids_get_the_prefix_of_their_source(world: World, tmp_path: Path) -> Non
     out = tmp_path / "results.json"
     assert main(dense(world, "ctx_datatsets=[mine]", *options, f"out_file={out}", "n_docs=2")) == 0
     assert all(
-        hit.id.startswith("wiki:p") and hit.text for result in iter_results(out) for hit in result.hits
+        hit.id.startswith("wiki:p") and hit.text for result in read_results(out) for hit in result.hits
     )
 
 

@@ -470,9 +470,6 @@ def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.Capture
         f"no question of {run_file} has judgements: a question's id is '0', a judged one's 'x'"
         in capsys.readouterr().err
     )
-    (tmp_path / "swapped.txt").write_text("d1 0 0 1\nd2 0 1 1\n")
-    assert main([f"run_file={run_file}", f"qrels={tmp_path / 'swapped.txt'}"]) == 3
-    assert "swapped.txt: passages come first, and questions second" in capsys.readouterr().err
 
 
 def test_evaluations_are_compared_set_by_set(

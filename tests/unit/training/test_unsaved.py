@@ -109,7 +109,7 @@ def test_a_best_checkpoint_that_was_removed_is_said_and_chosen_anew(
             json.dumps({"best_checkpoint": "dpr_biencoder.step3", "last_checkpoint": "dpr_biencoder.step2"})
         )
         assert checkpoints.resolve_checkpoint(tmp_path / "run").name == "dpr_biencoder.step2"
-        assert "its best checkpoint dpr_biencoder.step3 is missing" in caplog.text
+        assert "the checkpoint dpr_biencoder.step3 is missing" in caplog.text
     monkeypatch.undo()
     state = tmp_path / "run" / "dpr_biencoder.step2" / checkpoints.STATE_FILE
     stored = json.loads(state.read_text())

@@ -1,13 +1,17 @@
-"""What every reader of documents makes: a title, and sections with their headings; and the rows of tables as
-sections."""
+"""Documents of people as headings with what stands under them: what every reader makes, a title and sections;
+Markdown (headings of both kinds, front matter, code, tables, lists and the HTML inside); plain text; and the rows of
+tables as sections."""
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from dpr.core.errors import InputError
+from dpr.formats.delimited import form_of, rows_of
 
 _ASKED = re.compile(r"(?:Q|Question|Frage)\s?\d*\s?[:.)]\s+(?P<text>.+\?)", re.IGNORECASE)
 _ANSWERED = re.compile(r"(?:A|Answer|Antwort)\s?\d*\s?[:.)]\s+", re.IGNORECASE)
@@ -20,6 +24,32 @@ _BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 _MOST_ACCENTS = 0.3
 BELOW_ALL = 7
 """The level of a heading that every other one ends: a question in a list of questions, a defined term."""
+_FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n(?:---|\.\.\.)\s*(?:\n|\Z)", re.DOTALL)
+_FRONT_TITLE = re.compile(r"^title:\s*[\"']?(.*?)[\"']?\s*$", re.MULTILINE | re.IGNORECASE)
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*")
+_HTML_HEADING = re.compile(r"\s*<h([1-6])\b[^>]*>(.*?)</h\1>\s*", re.IGNORECASE)
+_SUMMARY = re.compile(r"\s*(?:<details\b[^>]*>)?\s*<summary\b[^>]*>(.*?)</summary>\s*", re.IGNORECASE)
+_BOLD_QUESTION = re.compile(r"\s*(?:\*\*|__)([^*_]+\?)(?:\*\*|__)\s*")
+_UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*")
+_RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}")
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+_TABLE_RULE = re.compile(r"\s*\|?[\s:|-]*-[\s:|-]*")
+_CELL_END = re.compile(r"(?<!\\)\|")
+_ITEM = re.compile(r"\s*(?:[-*+]|\d{1,3}[.)])[ \t]+")
+_NOT_TITLE = re.compile(rf"{_ITEM.pattern}|\s*[|>]")
+_REFERENCE = re.compile(r" {0,3}\[[^\]]+\]:\s*\S+.*")
+_IMAGE = re.compile(r"!\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
+_LINK = re.compile(r"\[([^\[\]]+)\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])")
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|(?<!\w)__|(?<!\w)_)(?=\S)(.+?)(?<=\S)(?:\1)(?!\w)")
+_ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
+_MAX_SETEXT_LINES = 2
+_RULE_OF_SIGNS = re.compile(r"\s*([=\-~^*+#\"'`.:_])\1{2,}\s*")
+_NOT_LETTERS = re.compile(r"[^A-Za-z]")
+_MOST_SHOUTED_WORDS = 10
+_ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
+_DIRECTIVE = re.compile(r"^\.\. *[\w:-]+::", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +224,9 @@ def decoded(data: bytes, charset: str = "") -> str:
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), charset or "utf-8")
     try:
         text = data.decode(encoding)
+    except LookupError:
+        found = f"declares the charset {charset[:40]!a}, which is not known"
+        raise InputError(found, hint="save the file as UTF-8") from None
     except UnicodeDecodeError as error:
         if encoding != "utf-8" or charset:
             raise InputError(
@@ -211,3 +244,126 @@ def decoded(data: bytes, charset: str = "") -> str:
     if match := _BINARY.search(text):
         raise InputError(f"not text: it holds the byte 0x{ord(match[0]):02x}")
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_markdown(text: str, title: str = "") -> Document:
+    """The document of a Markdown text, which may state another title. Every text is one: nothing is refused."""
+    builder = DocumentBuilder()
+    if front := _FRONT_MATTER.match(text):
+        stated = _FRONT_TITLE.search(front[1])
+        title = stated[1] if stated else title
+        text = "\n" * front[0].count("\n") + text[front.end() :]
+    text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
+    lines: list[str] = []  # of the block that is open
+    start = 1
+    fence = ""
+
+    def flush(*, is_prose: bool = True) -> None:
+        """Ends the block that is open."""
+        whole = " ".join(lines)
+        lines.clear()
+        builder.add(plain_text(whole) if is_prose else whole, is_prose=is_prose, line=start)
+
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.rstrip()
+        mark = _FENCE.match(line)
+        if fence:
+            if mark and mark[1].startswith(fence) and not line.strip().strip(mark[1][0]):
+                flush(is_prose=False)
+                fence = ""
+            else:
+                lines.append(line)
+        elif mark:
+            flush()
+            fence = mark[1]
+            start = number
+        elif not line.strip():
+            flush()
+        elif heading := _HEADING.fullmatch(line):
+            flush()
+            builder.heading(len(heading[1]), plain_text(heading[2] or ""), number)
+        elif heading := _HTML_HEADING.fullmatch(line):
+            flush()
+            builder.heading(int(heading[1]), plain_text(heading[2]), number)
+        elif asked := _SUMMARY.fullmatch(line) or _BOLD_QUESTION.fullmatch(line):
+            flush()
+            builder.heading(BELOW_ALL, plain_text(asked[1]), number)
+        elif (
+            0 < len(lines) <= _MAX_SETEXT_LINES
+            and (under := _UNDERLINE.fullmatch(line))
+            and not any(map(_NOT_TITLE.match, lines))
+        ):
+            builder.heading(1 if under[1][0] == "=" else 2, plain_text(" ".join(lines)), number - 1)
+            lines.clear()
+        elif _RULE.fullmatch(line) or _REFERENCE.fullmatch(line):
+            flush()
+        elif line.lstrip().startswith("|"):
+            flush()
+            if not _TABLE_RULE.fullmatch(line):
+                cells = " ".join(_CELL_END.split(line.strip().strip("|")))
+                builder.add(plain_text(cells), is_prose=False, line=number)
+        else:
+            if item := _ITEM.match(line):
+                flush()
+                line = line[item.end() :]
+            if not lines:
+                start = number
+            lines.append(line.lstrip().removeprefix(">").lstrip())
+    flush(is_prose=not fence)
+    return builder.finish(title)
+
+
+def plain_text(text: str) -> str:
+    """A piece of Markdown without its marks: links, images, emphasis, code and tags leave their texts."""
+    text = _LINK.sub(r"\1", _LINK.sub(r"\1", _IMAGE.sub(r"\1", text)))
+    text = _TAG.sub(" ", text)
+    text = _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", text)).replace("`", "")
+    return html.unescape(_ESCAPE.sub(r"\1", text))
+
+
+def read_text(text: str, *, is_restructured: bool = False) -> Document:
+    """Plain text: paragraphs between blank lines.
+
+    A heading is a line over, or between, rows of signs, those that occur first being the outermost, or a line of
+    capitals that stands alone. Of reStructuredText the marks of roles and directives are left out, and comments
+    and targets.
+    """
+    builder = DocumentBuilder()
+    levels: dict[tuple[str, bool], int] = {}
+    if is_restructured:
+        text = _DIRECTIVE.sub("", _ROLE.sub(r"\1", text)).replace("`", "").replace("**", "")
+    for number, lines in paragraphs(text.split("\n")):
+        is_between = len(lines) > 2 and bool(
+            _RULE_OF_SIGNS.fullmatch(lines[0]) and _RULE_OF_SIGNS.fullmatch(lines[2])
+        )
+        title, *below = lines[is_between:]
+        if below and (rule := _RULE_OF_SIGNS.fullmatch(below[0])) and not _RULE_OF_SIGNS.fullmatch(title):
+            level = levels.setdefault((rule[1], is_between), len(levels) + 1)
+            builder.heading(level, title, number)
+            lines = below[1:]
+        elif (
+            len(lines) == 1
+            and title.isupper()
+            and len(_NOT_LETTERS.sub("", title)) >= 4
+            and len(title.split()) <= _MOST_SHOUTED_WORDS
+        ):
+            builder.heading(BELOW_ALL - 1, title.capitalize(), number)
+            continue
+        if is_restructured and lines and lines[0].startswith(".. "):
+            continue
+        body = "\n".join(line for line in lines if not _RULE_OF_SIGNS.fullmatch(line))
+        builder.add(body.replace("::", ":") if is_restructured else body, line=number)
+    return builder.finish()
+
+
+def read_table(text: str, path: PurePath) -> Document:
+    """A section for every row of a CSV or TSV. Rows without a recognised column are written as "column: value".
+
+    Raises:
+        InputError: the quoting is broken, or there is no row under the header.
+    """
+    lines = list(enumerate(text.split("\n"), 1))
+    file = Path(path)
+    form = form_of(lines, file, commas=path.suffix.lower() == ".csv")
+    rows = [(line, row) for line, row in rows_of(lines, form, file) if any(cell.strip() for cell in row)]
+    return Document("", tuple(rows_as_sections(rows)))

@@ -1,5 +1,5 @@
-"""Documents that libraries read, all of the extra ``documents``: HTML, Word, PowerPoint and EPUB, which markitdown
-writes as Markdown; Excel row by row; PDF page by page.
+"""The files of documents: which reader belongs to which, and those that libraries read, all of the extra
+``documents``: HTML, Word, PowerPoint and EPUB, which markitdown writes as Markdown; Excel row by row; PDF page by page.
 
 Nothing is fetched: the converters are given bytes and no address, and the link to another file in a document is
 text. An archive, or the streams of a PDF, may unpack to ``MOST_UNPACKED`` bytes.
@@ -7,7 +7,6 @@ text. An archive, or the streams of a PDF, may unpack to ``MOST_UNPACKED`` bytes
 
 from __future__ import annotations
 
-import codecs
 import html
 import io
 import logging
@@ -15,25 +14,29 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from dpr.core.errors import InputError, first_line
+from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.machine import require
-from dpr.formats.documents.document import (
+from dpr.core.paths import odd_kind
+from dpr.formats.documents import (
     Block,
     Document,
     Section,
     decoded,
     one_line,
     paragraphs,
+    read_markdown,
+    read_table,
+    read_text,
     rows_as_sections,
 )
-from dpr.formats.documents.markdown import read_markdown
 
+MOST_BYTES = 32 * 2**20
 MOST_UNPACKED = 256 * 2**20
 MOST_CELLS = 5_000_000
 _CHUNK = 2**16
@@ -46,17 +49,15 @@ _CONVERTERS = {
 _NOT_CONTENT = (
     "script style input noscript template svg nav footer aside form select button head a.headerlink"
 )
-_CHARSETS = re.compile(
-    r"utf-8|utf-16(-[bl]e)?|ascii|cp\d+|iso8859-\d+|koi8-\w|gb\w+|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+"
-)
+# Browsers take some names for a larger encoding; what could be searched for its charset is not UTF-16.
 _AS_IN_BROWSERS = {
-    "ascii": "cp1252",
-    "iso8859-1": "cp1252",
+    "us-ascii": "cp1252",
+    "iso-8859-1": "cp1252",
     "gb2312": "gb18030",
     "gbk": "gb18030",
     "shift_jis": "cp932",
-    "euc_kr": "cp949",
-    "utf-16": "utf-8",  # what could be searched for its charset is not UTF-16
+    "euc-kr": "cp949",
+    "utf-16": "utf-8",
 }
 _HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
 _STREAM = re.compile(rb"(?<!end)stream\r?\n")
@@ -67,7 +68,8 @@ def read_html(data: bytes) -> Document:
     bs4 = _package("bs4", "HTML")
     with _quietly():
         declared = bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
-        soup = bs4.BeautifulSoup(decoded(data, _charset(declared)), "lxml")
+        charset = _AS_IN_BROWSERS.get(declared.lower(), declared)
+        soup = bs4.BeautifulSoup(decoded(data, charset), "lxml")
     has_heading = soup.find("h1") is not None
     title = soup.title.get_text() if soup.title is not None and not has_heading else ""
     for node in soup.find_all(string=lambda node: isinstance(node, bs4.element.PreformattedString)):
@@ -87,25 +89,6 @@ def read_html(data: bytes) -> Document:
         tag.name = "p"
     markdown, _ = _markdown(str(soup).encode(errors="replace"), ".html")
     return _without_lines(read_markdown(markdown, title))
-
-
-def _charset(declared: str) -> str:
-    """The encoding of the name that a page declares; browsers take some names for a larger encoding.
-
-    Raises:
-        InputError: nothing of this name is known.
-    """
-    if not declared:
-        return ""
-    try:
-        name = codecs.lookup(declared).name
-    except (LookupError, ValueError):
-        name = ""
-    if not _CHARSETS.fullmatch(name):
-        raise InputError(
-            f"declares the charset {declared[:40]!a}, which is not known", hint="save the file as UTF-8"
-        )
-    return _AS_IN_BROWSERS.get(name, name)
 
 
 def read_office(data: bytes, path: PurePath) -> Document:
@@ -222,5 +205,47 @@ def _unreadable(error: Exception, kind: str) -> InputError:
 
 def _without_lines(document: Document) -> Document:
     """Lines of the Markdown are not those of the file."""
-    sections: Sequence[Section] = document.sections
-    return replace(document, sections=tuple(replace(section, line=0) for section in sections))
+    return replace(document, sections=tuple(replace(section, line=0) for section in document.sections))
+
+
+READERS: dict[str, Callable[[bytes, PurePath], Document]] = {
+    ".md": lambda data, path: read_markdown(decoded(data)),
+    ".markdown": lambda data, path: read_markdown(decoded(data)),
+    ".txt": lambda data, path: read_text(decoded(data)),
+    ".text": lambda data, path: read_text(decoded(data)),
+    ".rst": lambda data, path: read_text(decoded(data), is_restructured=True),
+    ".csv": lambda data, path: read_table(decoded(data), path),
+    ".tsv": lambda data, path: read_table(decoded(data), path),
+    ".html": lambda data, path: read_html(data),
+    ".htm": lambda data, path: read_html(data),
+    ".pdf": lambda data, path: read_pdf(data),
+    ".docx": read_office,
+    ".pptx": read_office,
+    ".epub": read_office,
+    ".xlsx": lambda data, path: read_excel(data),
+}
+"""Reader by the ending of the file's name: bytes, and the path from the folder that is read."""
+
+
+def read_document(file: Path, name: PurePath) -> Document:
+    """The document in a file; ``name`` is its path from the folder that is read.
+
+    Raises:
+        InputError: it is too large, not text, damaged, or without any text.
+        ConfigError: it needs a package that is not installed.
+    """
+    try:
+        if kind := odd_kind(file):
+            raise InputError(f"is {kind}, not a file")
+        if (size := file.stat().st_size) > MOST_BYTES:
+            raise InputError(f"{size / 2**20:.0f} MB, larger than {MOST_BYTES // 2**20} MB")
+        document = READERS[file.suffix.lower()](file.read_bytes(), name)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError, MemoryError, AssertionError) as error:
+        if isinstance(error, DprError):
+            raise
+        raise InputError(f"cannot be read: {first_line(error)}") from None
+    if not document.sections:
+        raise InputError("no text")
+    return document
