@@ -151,13 +151,12 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 def sentences(text: str) -> list[str]:
     """All sentences of a paragraph, in order."""
-    cut = []
-    start = 0
-    for end in _SENTENCE_END.finditer(text):
-        if not _ABBREVIATION.search(text[max(0, end.end() - 12) : end.end()]):
-            cut.append(text[start : end.end()].strip())
-            start = end.end()
-    return [*cut, *([rest] if (rest := text[start:].strip()) else [])]
+    found = []
+    rest = text.strip()
+    while rest:
+        first, rest = first_sentence(rest)
+        found.append(first)
+    return found
 
 
 FAQ = "faq"
