@@ -111,6 +111,7 @@ COMMANDS: dict[str, Command] = {
 _OTHER_JOBS = {
     "quickstart": "adapt.quickstart",
     "score": "mine.run_score",
+    "evaluate": "retrieve.evaluate",
     "new-encoder": "prepare.make_encoder",
     "report": "compare.report",
     "search": "ask.run",

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 import warnings
-from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -24,39 +23,6 @@ def get_logger(module: str) -> logging.Logger:
 def warn_once(logger: logging.Logger, message: str, *values: object) -> None:
     """Logs a warning once per process for the same values."""
     logger.warning(message, *values)
-
-
-_MINUTE = 60.0
-_MOST = 5
-
-
-class _RateLimit(logging.Filter):
-    """Lets few messages of a kind (those of one logger and text, whatever the values in it) through in a
-    minute, and counts the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._since = -_MINUTE
-        self._counts: Counter[tuple[str, str]] = Counter()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if (now := time.monotonic()) - self._since >= _MINUTE:
-            left_out = sum(count - _MOST for count in self._counts.values() if count > _MOST)
-            self._since = now
-            self._counts.clear()
-            if left_out:
-                record.msg = f"{record.msg} ({left_out} messages were left out in the minute before)"
-        kind = record.name, str(record.msg)[:200]
-        self._counts[kind] += 1
-        return self._counts[kind] <= _MOST
-
-
-def limit_rate(logger: logging.Logger) -> None:
-    """For a service: what others can cause with every request fills no disk. Keeps a few messages of a kind a
-    minute."""
-    for carrier in (logger, *logger.handlers):
-        if not any(isinstance(each, _RateLimit) for each in carrier.filters):
-            carrier.addFilter(_RateLimit())
 
 
 def shows_bars(stream: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -83,9 +84,11 @@ def search_settings(
         settings = SearchSettings.read(folder)
         settings = replace(settings, passages=[] if corpus else settings.passages).confined(folder)
     elif folder is not None:
-        here = [path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))]
-        vectors_here = [str(path) for path in here if _holds_vectors(path)]
-        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=vectors_here)
+        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=[])
+        for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
+            with suppress(InputError):  # no folder of vectors
+                if VectorShard(manifest.parent, verify=False).num_vectors:
+                    settings.encoded_ctx_files.append(str(manifest.parent))
     if corpus:
         settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
     if model:
@@ -98,19 +101,12 @@ def search_settings(
         settings = replace(settings, hybrid_weight=weight, hybrid="linear")
     if (kind := settings.indexer.get("kind")) not in KINDS and indexer != kind:
         raise ConfigError(
-            f"{FILE} names the class {kind!r}; code is run for names that you give only: indexer={kind}"
-            f" (--indexer {kind})"
+            f"{FILE} names the class {kind!r}; code is run for names that you give only, from Python:"
+            f" Retriever.open(folder, indexer={kind!r})"
         )
     if not settings.passages:
         raise ConfigError("there is no corpus to show texts of; name it with corpus= (--corpus)")
     return settings
-
-
-def _holds_vectors(folder: Path) -> bool:
-    try:
-        return bool(VectorShard(folder, verify=False).num_vectors)
-    except InputError:
-        return False
 
 
 @dataclass
@@ -324,13 +320,28 @@ def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage,
     """
     seen: set[str] = set()
     for index, (where, record) in enumerate(_given(passages)):
+        number = str(known + index)
         try:
-            passage = _passage(record, str(known + index))
+            if isinstance(record, str):
+                passage = Passage(checked_text({"text": record}, "text"), "", number)
+            elif isinstance(record, Passage):
+                passage = record if record.id else replace(record, id=number)
+            elif isinstance(record, Mapping):
+                text = checked_text(record, require_name(record, PASSAGE_TEXTS, "text"))
+                key = first_id(record, PASSAGE_IDS, number)
+                passage = Passage(text, title_in(record), key, origin=origin_of(record))
+            else:
+                raise ValueError(
+                    f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage"
+                )
+            key = str(passage.id)
+            if len(key.encode(errors="replace")) > MAX_ID_BYTES or "\0" in key:
+                raise ValueError(f"its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
         except ValueError as error:
             raise InputError(f"{where}: {error}") from None
-        if passage.id in seen:
-            raise InputError(f"{where}: the id {passage.id!r} occurs twice", expected="unique ids")
-        seen.add(str(passage.id))
+        if key in seen:
+            raise InputError(f"{where}: the id {key!r} occurs twice", expected="unique ids")
+        seen.add(key)
         yield passage, record if isinstance(record, Mapping) else {}
 
 
@@ -339,40 +350,18 @@ def _given(passages: Passages) -> Iterator[tuple[str, Record]]:
     if isinstance(passages, str | Path):
         file = user_path(passages)
         if not file.is_file():
-            raise InputError(
-                "there is no such file",
-                file=str(passages)[:200],
-                hint="passages are a file, or a list of texts or records",
-            )
+            hint = "passages are a file, or a list of texts or records"
+            raise InputError("there is no such file", file=str(passages)[:200], hint=hint)
         if has_records(file):
             yield from ((f"{file}:{line}", record) for line, record in read_records(file))
         else:
             numbered = enumerate(read_passages(file), 1)
             yield from ((f"{file}, passage {number}", passage) for number, passage in numbered)
     elif isinstance(passages, Mapping | Passage) or not isinstance(passages, Iterable):
-        raise InputError(
-            f"passages is {describe(passages)}",
-            expected="a file, or a list of texts, dictionaries with 'text', or Passage",
-        )
+        expected = "a file, or a list of texts, dictionaries with 'text', or Passage"
+        raise InputError(f"passages is {describe(passages)}", expected=expected)
     else:
         yield from ((f"passage {index}", record) for index, record in enumerate(passages))
-
-
-def _passage(record: Record, number: str) -> Passage:
-    if isinstance(record, str):
-        made = Passage(checked_text({"text": record}, "text"), "", number)
-    elif isinstance(record, Passage):
-        made = record if record.id else replace(record, id=number)
-    elif isinstance(record, Mapping):
-        text = checked_text(record, require_name(record, PASSAGE_TEXTS, "text"))
-        made = Passage(
-            text, title_in(record), first_id(record, PASSAGE_IDS, number), origin=origin_of(record)
-        )
-    else:
-        raise ValueError(f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage")
-    if len(str(made.id).encode(errors="replace")) > MAX_ID_BYTES or "\0" in str(made.id):
-        raise ValueError(f"its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
-    return made
 
 
 def build_in(
@@ -391,11 +380,7 @@ def build_in(
     """
     mode = mode or ("bm25" if model is None else "dense")
     if mode not in SEARCH_MODES or (model is None and mode != "bm25"):
-        raise ConfigError(
-            f"mode={mode!r} is for a model; give one, or leave mode out"
-            if mode in SEARCH_MODES
-            else f"mode={mode!r} is not known"
-        )
+        raise ConfigError(f"mode={mode!r}, expected bm25, or with a model dense or hybrid")
     kind = index_class(indexer)
     if kind.reads == "texts" or indexer not in KINDS:
         raise ConfigError(
@@ -409,18 +394,16 @@ def build_in(
     else:
         source = PassageSource(folder / "corpus.jsonl", "corpus")
         _write(source.file, passages, 0)
-    if (folder / FILE).is_file() and [
-        item.file.resolve() for item in SearchSettings.read(folder).passages
-    ] != [source.file.resolve()]:
-        raise InputError(
-            "names other passages", file=folder / FILE, hint="open the folder, or choose another one"
-        )
-    index = {"kind": "bm25"} if mode == "bm25" else {"kind": indexer}
+    if (folder / FILE).is_file():
+        files = [item.file.resolve() for item in SearchSettings.read(folder).passages]
+        if files != [source.file.resolve()]:
+            hint = "open the folder, or choose another one"
+            raise InputError("names other passages", file=folder / FILE, hint=hint)
     made = SearchSettings(
         passages=[source],
         bm25_index_path=str(folder / "bm25"),
         hybrid="linear" if mode == "hybrid" else "none",
-        indexer=index,
+        indexer={"kind": "bm25" if mode == "bm25" else indexer},
     )
     if model is not None:
         if isinstance(model, BiEncoder):
@@ -429,12 +412,9 @@ def build_in(
             if not file.exists():
                 model.save(file)
             elif (found := BiEncoder.load(file).fingerprint) != model.fingerprint:
-                raise InputError(
-                    f"holds another model ({found!r})",
-                    file=file,
-                    expected=repr(model.fingerprint),
-                    hint="choose another folder",
-                )
+                expected = repr(model.fingerprint)
+                hint = "choose another folder"
+                raise InputError(f"holds another model ({found!r})", file=file, expected=expected, hint=hint)
         else:
             loaded = BiEncoder.load(model, device=resolve_device(device))
             file = Path(model)
