@@ -107,24 +107,19 @@ class Progress:
             time.monotonic() - self._last_line >= _LINE_EVERY_S or self._done >= self._total
         ):
             self._last_line = time.monotonic()
-            logger.info("%s", self._line())
+            seconds = max(self._last_line - self._started, 1e-9)
+            rate = (self._done - self._at_start) / seconds
+            state = f"took {_duration(seconds)}"
+            if self._done < self._total:
+                state = f"about {_duration((self._total - self._done) / rate if rate else 0.0)} left"
+            if self._tokens:
+                state = f"{self._tokens / seconds:,.0f} tokens/s, {state}"
+            counts = f"{self._done:,} of {self._total:,} {self._unit}"
+            logger.info("%s: %s, %s/s, %s", self._what, counts, f"{rate:,.0f}", state)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-    def _line(self) -> str:
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        rate = (self._done - self._at_start) / seconds
-        left = (self._total - self._done) / rate if rate else 0.0
-        remaining = (
-            f"about {_duration(left)} left" if self._done < self._total else f"took {_duration(seconds)}"
-        )
-        tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
-        return (
-            f"{self._what}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s{tokens},"
-            f" {remaining}"
-        )
 
 
 def _duration(seconds: float) -> str:

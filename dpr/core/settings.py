@@ -169,18 +169,18 @@ class Rule:
                     f"{key}={item} is not known; choose one of {', '.join(self.choices)}"
                     + self.or_class * ", or module:Class"
                 )
-            if self.range and isinstance(item, int | float) and not self._holds(item):
+            if not self.range or not isinstance(item, int | float):
+                continue
+            holds = (
+                abs(item)
+                <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
+                and (self.least is None or item >= self.least)
+                and (self.most is None or item <= self.most)
+                and (self.above is None or item > self.above)
+                and (self.below is None or item < self.below)
+            )
+            if not holds:
                 raise ConfigError(f"{key}={item} is out of range; it must be {self.range}")
-
-    def _holds(self, value: float) -> bool:
-        return (
-            abs(value)
-            <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
-            and (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
 
 
 def rule_of(item: Field[Any]) -> Rule:

@@ -81,7 +81,7 @@ def run(config: RetrievalConfig) -> float | None:
         ids = [question.id for question in questions]
         require_judged(ids, qrels, file=str(config.qrels), of=str(question_set.file))
     # How answers are matched, if they are looked at.
-    answer_match = None if config.match in ("auto", "none") else config.match
+    answer_match = config.match if config.match in ("string", "regex") else None
     has_answers = any(question.answers for question in questions)
     if answer_match and not has_answers:
         hint = "give qrels=<file>, or match=none"

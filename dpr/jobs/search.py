@@ -134,16 +134,13 @@ class StoredCorpus:
     @property
     def modes(self) -> tuple[str, ...]:
         """What there are the files for."""
-        return SEARCH_MODES if self._has_dense else ("bm25",)
+        stored = self.settings
+        has_vectors = stored.encoded_ctx_files or stored.index_path
+        return SEARCH_MODES if stored.model_file and has_vectors else ("bm25",)
 
     @property
     def _reads_texts(self) -> bool:
         return index_class(self.settings.indexer["kind"]).reads == "texts"
-
-    @property
-    def _has_dense(self) -> bool:
-        stored = self.settings
-        return bool(stored.model_file and (stored.encoded_ctx_files or stored.index_path))
 
     @property
     def fusion(self) -> Fusion:
@@ -172,17 +169,18 @@ class StoredCorpus:
         """Opens ``dense`` or ``bm25``."""
         stored = self.settings
         sources = stored.passages
-        if self._has_dense or self._reads_texts:  # the folder's own settings are checked whatever the mode is
+        if (
+            "dense" in self.modes or self._reads_texts
+        ):  # the folder's own settings are checked whatever the mode is
             self._config(stored)
         with no_downloads():  # of models that search.json names
             if mode == "bm25":
+                path = stored.bm25_index_path
                 if self._reads_texts:
-                    choice = index_choice(_indexer(stored))
-                    path = stored.bm25_index_path or stored.index_path
+                    path = path or stored.index_path
                 else:
-                    words = _indexer(replace(stored, indexer=stored.indexer | {"kind": "bm25"}))
-                    choice = index_choice(words)
-                    path = stored.bm25_index_path
+                    stored = replace(stored, indexer=stored.indexer | {"kind": "bm25"})
+                choice = index_choice(_indexer(stored))
                 return LexicalRetriever(open_text_index(choice, sources, path))
             if self._reads_texts:
                 if not stored.encoded_ctx_files:
@@ -203,9 +201,8 @@ class StoredCorpus:
                 self.settings, indexer=_EXACT, index_path=None, hybrid="none", hybrid_weight=None
             )
             config = self._config(stored)
-            device = side.model.device
             choice = index_choice(config.indexer)
-            self._exact = open_vector_index(config, choice, side.model, stored.passages, device)
+            self._exact = open_vector_index(config, choice, side.model, stored.passages, side.model.device)
         return self._exact
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
@@ -303,11 +300,10 @@ class MemoryCorpus:
         rows = []
         for number, record in enumerate(self._records):
             try:
-                rows.append(
-                    tuple(checked_field(name, kind, field_of(record, name)) for name, kind in kinds.items())
-                )
+                row = [checked_field(name, kind, field_of(record, name)) for name, kind in kinds.items()]
             except ValueError as error:
                 raise InputError(f"passage {number}: {error}") from None
+            rows.append(tuple(row))
         return PassageFields.of(encode_ids(list(self.passages)), kinds, rows)
 
 
