@@ -63,7 +63,11 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
         ConfigError: a flag without its value, or more words than the command takes.
     """
     result = Arguments()
-    names = _names(known, has_groups=has_groups)
+    # Every name of a setting -> its key. A section by its own name stands for the kind that it is of, where that
+    # is no group of files.
+    names = {also: key for key, entry in known.items() for also in (*entry.rule.also, key)}
+    if not has_groups:
+        names |= {key.removesuffix(".kind"): key for key in known if key.endswith(".kind")}
     words: list[str] = []
     operands = [entry for entry in known.values() if entry.rule.operand]
     tokens = [token for token in map(_trimmed, argv) if token]
@@ -90,15 +94,17 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
             words.append(token)
         else:
             result.overrides.append(token)
-    result.operands = _assigned(words, operands)
+    for entry in operands:
+        if words and entry.takes_text:
+            result.operands[entry.key] = words.pop(0)
+        elif words:
+            result.operands[entry.key] = words
+            words = []
+    if words:
+        raise ConfigError(
+            f"{words[0]!r} is one word too many; quote a text with spaces, and write settings as key=value"
+        )
     return result
-
-
-def _names(known: Mapping[str, Setting], *, has_groups: bool) -> dict[str, str]:
-    """Every name of a setting -> its key. A section by its own name stands for the kind that it is of, where
-    that is no group of files."""
-    names = {} if has_groups else {key.removesuffix(".kind"): key for key in known if key.endswith(".kind")}
-    return names | {also: key for key, entry in known.items() for also in (*entry.rule.also, key)}
 
 
 def _flag(entry: Setting, tokens: list[str], names: Mapping[str, str]) -> list[str]:
@@ -107,36 +113,24 @@ def _flag(entry: Setting, tokens: list[str], names: Mapping[str, str]) -> list[s
     if entry.type is bool:
         return [f"{entry.key}=true"]
     taken: list[str] = []
-    while tokens and (not taken or entry.rule.takes_words) and not _is_setting(tokens[0], names):
+    while tokens and (not taken or entry.rule.takes_words):
+        token = tokens[0]
+        is_flag = token.startswith("-") and not token[1:2].isdigit() and " " not in token
+        if is_flag or ("=" in token and token.partition("=")[0] in names):
+            break
         taken.append(tokens.pop(0))
     return [f"{entry.key}={value}" for value in taken] or [entry.key]
-
-
-def _is_setting(token: str, names: Mapping[str, str]) -> bool:
-    is_flag = token.startswith("-") and not token[1:2].isdigit() and " " not in token
-    return is_flag or ("=" in token and token.partition("=")[0] in names)
 
 
 def _is_word(token: str, operands: Sequence[Setting]) -> bool:
     """Whether a token stands alone. One with ``=`` does where it is a file, a label with a path, or part of a
     text."""
+    if "=" not in token or exists(token):
+        return True
     kinds = " ".join(entry.rule.operand for entry in operands)
-    is_labelled = "LABEL=" in kinds and (
-        _PATH.search(token.partition("=")[2]) is not None or exists(token.partition("=")[2])
-    )
-    return "=" not in token or exists(token) or is_labelled or ("TEXT" in kinds and " " in token)
-
-
-def _assigned(words: list[str], operands: Sequence[Setting]) -> dict[str, str | list[str]]:
-    taken: dict[str, str | list[str]] = {}
-    for entry in operands:
-        if words:
-            taken[entry.key] = words.pop(0) if entry.takes_text else [words.pop(0) for _ in list(words)]
-    if words:
-        raise ConfigError(
-            f"{words[0]!r} is one word too many; quote a text with spaces, and write settings as key=value"
-        )
-    return taken
+    name = token.partition("=")[2]
+    is_path = _PATH.search(name) is not None or exists(name)
+    return ("LABEL=" in kinds and is_path) or ("TEXT" in kinds and " " in token)
 
 
 def _trimmed(token: str) -> str:
@@ -214,17 +208,6 @@ REPLACED = {key: reason for reason, keys in _BY_REASON.items() for key in keys.s
 """Key -> what to use instead. A key that a job's own configuration has is never looked up here."""
 
 
-def with_original_defaults(overrides: list[str], known: Collection[str]) -> list[str]:
-    """``compat=dpr`` stands for the original's defaults too, unless another ``train=`` is given."""
-    if (
-        "compat" not in known
-        or "compat=dpr" not in overrides
-        or any(override.startswith("train=") for override in overrides)
-    ):
-        return overrides
-    return ["train=biencoder_default", *overrides]
-
-
 def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None, str] | None:
     """For an old key: the override that replaces it, if any, and the warning. None when the key is not an old
     one."""
@@ -238,9 +221,11 @@ def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None,
     if key == "init" and "encoder.pretrained" in known:
         if value == "scratch":
             return "encoder.pretrained=false", "init=scratch is read as encoder.pretrained=false"
+        if value != "weights":
+            raise ConfigError(f"init={value} is not known; choose weights, the default, or scratch")
         return (
             None,
-            f"init={value} is ignored: a new run starts from the weights of model_file, or of the encoder",
+            "init=weights is ignored: a new run starts from the weights of model_file, or of the encoder",
         )
     if key.split(".")[0] == "encoder" and "encoder.encoder_model_type" not in known:
         return None, f"{key} is ignored: the checkpoint brings its encoder"

@@ -16,6 +16,7 @@ from typing import Any, get_origin
 
 from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.paths import texts_in
 from dpr.core.settings import (
     Setting,
     drop_unused,
@@ -62,8 +63,13 @@ def run_composed(
     Raises:
         ConfigError: what Hydra says of the configuration.
     """
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
     schema = "settings" if config_name is None else f"{config_name}_schema"
-    _register(schema, config_class)
+    ConfigStore.instance().store(name=schema, node=config_class)
+    for kind in _plugins():
+        Plugins.instance().register(kind)
     keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
     main = Path([str(folder), *given.flags["path"]][-1]).absolute()
     extra = [Path(path).absolute() for path in given.flags["dir"]]
@@ -155,9 +161,12 @@ def _quoted_items(value: str, *, resolves: bool, is_text: bool) -> list[str]:
 
 def _compose(name: str, folder: Path | None, overrides: list[str]) -> Any:
     """A plain run: only the configuration is Hydra's. Without a folder no setting can be taken for a group."""
+    import hydra
     from hydra import compose, initialize, initialize_config_dir
 
-    version = _version_base()
+    # Hydra 1.3 warns without version_base, 1.4 warns with it
+    is_newer = int(hydra.__version__.split(".")[1]) >= 4
+    version: dict[str, Any] = {} if is_newer else {"version_base": "1.3"}
     with initialize(None, **version) if folder is None else initialize_config_dir(str(folder), **version):
         try:
             return compose(name, overrides=overrides)
@@ -178,51 +187,20 @@ def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
             "the configuration file does not begin its defaults with this job's schema; see"
             " docs/configuration.md"
         )
-    unused = [*unused_keys(config), *_unnamed_entries(config)]
+    # What does nothing, and the entries of catalogues that no other setting names.
+    unused = unused_keys(config)
+    known = leaves(config)
+    catalogues = [key for key in known if key in ("datasets", "ctx_sources")]
+    texts = [text for key, leaf in known.items() if key not in catalogues for text in texts_in(leaf.value)]
+    named = {part.strip() for text in texts for part in text.split(",")}
+    for key in catalogues:
+        unused += [f"{key}.{name}" for name in known[key].value if name not in named]
     drop_unused(config)
     config.check()
     told = [key for key in given if any(key == name or key.startswith(f"{name}.") for name in unused)]
     if told and is_main:
         print(f"warning: {unused_note(told)}", file=sys.stderr)
     return config
-
-
-def _unnamed_entries(config: Any) -> list[str]:
-    """The entries of catalogues that no other setting names."""
-    known = leaves(config)
-    catalogues = {key: known[key].value for key in known if key in ("datasets", "ctx_sources")}
-    named = {text for key, leaf in known.items() if key not in catalogues for text in _texts_in(leaf.value)}
-    return [
-        f"{catalogue}.{name}"
-        for catalogue, entries in catalogues.items()
-        for name in entries
-        if name not in named
-    ]
-
-
-def _texts_in(value: Any) -> list[str]:
-    if isinstance(value, Mapping):
-        return _texts_in(list(value.values()))
-    if isinstance(value, list | tuple):
-        return [text for item in value for text in _texts_in(item)]
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else []
-
-
-def _version_base() -> dict[str, Any]:
-    """Hydra 1.3 warns without ``version_base``, 1.4 warns with it."""
-    import hydra
-
-    major, minor = (int(part) for part in hydra.__version__.split(".")[:2])
-    return {} if (major, minor) >= (1, 4) else {"version_base": "1.3"}
-
-
-def _register(schema: str, config_class: type) -> None:
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
-
-    ConfigStore.instance().store(name=schema, node=config_class)
-    for kind in _plugins():
-        Plugins.instance().register(kind)
 
 
 @cache

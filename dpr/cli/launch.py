@@ -23,7 +23,6 @@ from dpr.cli.arguments import (
     group_options,
     parse,
     under_launcher,
-    with_original_defaults,
 )
 from dpr.core.errors import DprError, InputError, StopRequested
 from dpr.core.logs import configure_logging
@@ -102,7 +101,9 @@ _HELP = """
 Flags
   --help                this text
 """
-_FLAGS = f"""{_HELP}  --cfg job             print the composed configuration instead of running
+_FLAGS_OF_WORDS = f"""{_HELP}  --key value           the same as key=value; of a switch, --key is key=true
+"""
+_FLAGS_OF_FILES = f"""{_HELP}  --cfg job             print the composed configuration instead of running
   --config-dir FOLDER   look for configuration files there as well
 """
 
@@ -166,20 +167,17 @@ def answer(
     if not has_groups and not overrides and not words:  # Hydra would take as long as all that doctor does
         config = config_class()
         config.check()
-        return _code_of(job(config))
-    overrides = composed.quote_values(
-        [*words, *with_original_defaults(overrides, known)],
-        known,
-        has_groups=has_groups,
-    )
+        result = job(config)
+        return result if type(result) is int else 0
+    # compat=dpr stands for the original's defaults too, unless another train= is given
+    is_original = "compat" in known and "compat=dpr" in overrides
+    if is_original and not any(override.startswith("train=") for override in overrides):
+        overrides = ["train=biencoder_default", *overrides]
+    overrides = composed.quote_values([*words, *overrides], known, has_groups=has_groups)
     result = composed.run_composed(
         config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
     )
-    return 0 if has_groups else _code_of(result)
-
-
-def _code_of(result: Any) -> int:
-    return result if type(result) is int else 0
+    return result if type(result) is int and not has_groups else 0
 
 
 def help_text(program: str, config_class: type, folder: Path | None) -> str:
@@ -194,14 +192,11 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
         *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n")),
     ]
     # Config groups that this job has a section or a catalogue for.
-    places = [
-        name
-        for name in [*names, *(entry.key for entry in entries)]
-        if folder and name and (folder / name).is_dir()
-    ]
-    if groups := {
-        group: options for group in places if folder and (options := group_options(group, [folder]))
-    }:
+    groups = {}
+    for name in [*names, *(entry.key for entry in entries)]:
+        if folder and name and (options := group_options(name, [folder])):
+            groups[name] = options
+    if groups:
         first = next(iter(groups))
         parts.append(f"Groups: a file of settings chosen by name, e.g. {first}={groups[first][0]}")
         parts += [_row(f"{group}=", ", ".join(options), width) for group, options in groups.items()]
@@ -212,21 +207,16 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
         parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
         parts += [_describe(entry, width) for entry in inside]
         parts.append("")
-    for catalogue, options in ((entry.key, entry.entries) for entry in entries if entry.entries is not None):
-        parts.append(f"{catalogue}.NAME: {' '.join((options.__doc__ or '').split())}")
-        parts += [_describe(option, width) for option in settings(options, f"{catalogue}.NAME.")]
-        parts.append("")
-    examples = (
-        f"\nExamples\n{textwrap.indent(text, '  ')}"
-        if (text := getattr(config_class, "EXAMPLES", ""))
-        else ""
-    )
-    flags = (
-        _HELP + "  --key value           the same as key=value; of a switch, --key is key=true\n"
-        if folder is None
-        else _FLAGS
-    )
-    return "\n".join(parts).replace("``", "").rstrip() + "\n" + flags + examples
+    for entry in entries:
+        if entry.entries is not None:
+            parts.append(f"{entry.key}.NAME: {' '.join((entry.entries.__doc__ or '').split())}")
+            parts += [_describe(option, width) for option in settings(entry.entries, f"{entry.key}.NAME.")]
+            parts.append("")
+    text = "\n".join(parts).replace("``", "").rstrip() + "\n"
+    text += _FLAGS_OF_WORDS if folder is None else _FLAGS_OF_FILES
+    if examples := getattr(config_class, "EXAMPLES", ""):
+        text += f"\nExamples\n{textwrap.indent(examples, '  ')}"
+    return text
 
 
 def _describe(entry: Setting, width: int) -> str:

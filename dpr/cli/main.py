@@ -14,8 +14,8 @@ from dpr.core.version import __version__
 
 
 class Command(NamedTuple):
-    """A subcommand. Its job is ``run`` in the module of its name in ``dpr/jobs``, which is imported once the
-    settings are checked."""
+    """A subcommand. Its job is ``run`` in the module of its name in ``dpr/jobs``, or what ``_OTHER_JOBS`` names, which
+    is imported once the settings are checked."""
 
     about: str
     settings: str
@@ -88,7 +88,7 @@ COMMANDS: dict[str, Command] = {
         "a table of several retrieval results, and tests of their differences",
         "dpr.jobs.compare:CompareSettings",
     ),
-    "report": Command("a page of curves and metrics of a run", "dpr.jobs.report:ReportSettings"),
+    "report": Command("a page of curves and metrics of a run", "dpr.jobs.compare:ReportSettings"),
     "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
     "serve": Command(
         "answer questions over HTTP, with a page to try a run or compare two",
@@ -102,13 +102,22 @@ COMMANDS: dict[str, Command] = {
         "dpr.export.settings:MergeConfig",
     ),
     "verify": Command(
-        "check output folders and files against their checksums", "dpr.jobs.verify:VerifySettings"
+        "check output folders and files against their checksums", "dpr.jobs.doctor:VerifySettings"
     ),
     "doctor": Command(
         "print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"
     ),
 }
-_OTHER_MODULES = {"search": "ask"}
+_OTHER_JOBS = {
+    "quickstart": "adapt.quickstart",
+    "score": "mine.run_score",
+    "evaluate": "retrieve.evaluate",
+    "new-encoder": "prepare.make_encoder",
+    "report": "compare.report",
+    "search": "ask.run",
+    "verify": "doctor.verify",
+}
+"""Command -> its function in ``dpr/jobs``, where it shares a module with another command."""
 _ALIASES = {"prepare-folder": ["prepare"], "prepare-pairs": ["prepare", "pairs=mixed"]}
 """Names that stand for a command with settings."""
 
@@ -142,9 +151,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def job_of(name: str) -> Callable[[Any], Any]:
-    """``run`` of the module of a command, which is imported when it is called."""
-    module = _OTHER_MODULES.get(name, name).replace("-", "_")
-    return lambda config: importlib.import_module(f"dpr.jobs.{module}").run(config)
+    """The function of a command, whose module is imported when it is called."""
+    module, _, function = _OTHER_JOBS.get(name, f"{name.replace('-', '_')}.run").partition(".")
+    return lambda config: getattr(importlib.import_module(f"dpr.jobs.{module}"), function)(config)
 
 
 def run(*before: str) -> NoReturn:

@@ -34,7 +34,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 @dataclass
-class DeviceSettings(Settings, is_mixin=True):
+class DeviceSettings(Settings):
     """Where a command computes."""
 
     device: str | None = setting(None, on_resume=NO_EFFECT)
@@ -42,7 +42,7 @@ class DeviceSettings(Settings, is_mixin=True):
 
 
 @dataclass
-class CudaSettings(DeviceSettings, is_mixin=True):
+class CudaSettings(DeviceSettings):
     """The same, with DPR's key."""
 
     no_cuda: bool = setting(False, on_resume=NO_EFFECT)
@@ -59,7 +59,7 @@ class CudaSettings(DeviceSettings, is_mixin=True):
 
 
 @dataclass
-class ForwardSettings(DeviceSettings, is_mixin=True):
+class ForwardSettings(DeviceSettings):
     """Where models run, and how."""
 
     precision: str = setting("fp32", choices=tuple(PRECISIONS))

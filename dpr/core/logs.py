@@ -8,7 +8,6 @@ import os
 import sys
 import time
 import warnings
-from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -24,39 +23,6 @@ def get_logger(module: str) -> logging.Logger:
 def warn_once(logger: logging.Logger, message: str, *values: object) -> None:
     """Logs a warning once per process for the same values."""
     logger.warning(message, *values)
-
-
-_MINUTE = 60.0
-_MOST = 5
-
-
-class _RateLimit(logging.Filter):
-    """Lets few messages of a kind (those of one logger and text, whatever the values in it) through in a
-    minute, and counts the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._since = -_MINUTE
-        self._counts: Counter[tuple[str, str]] = Counter()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if (now := time.monotonic()) - self._since >= _MINUTE:
-            left_out = sum(count - _MOST for count in self._counts.values() if count > _MOST)
-            self._since = now
-            self._counts.clear()
-            if left_out:
-                record.msg = f"{record.msg} ({left_out} messages were left out in the minute before)"
-        kind = record.name, str(record.msg)[:200]
-        self._counts[kind] += 1
-        return self._counts[kind] <= _MOST
-
-
-def limit_rate(logger: logging.Logger) -> None:
-    """For a service: what others can cause with every request fills no disk. Keeps a few messages of a kind a
-    minute."""
-    for carrier in (logger, *logger.handlers):
-        if not any(isinstance(each, _RateLimit) for each in carrier.filters):
-            carrier.addFilter(_RateLimit())
 
 
 def shows_bars(stream: Any) -> bool:
@@ -141,24 +107,19 @@ class Progress:
             time.monotonic() - self._last_line >= _LINE_EVERY_S or self._done >= self._total
         ):
             self._last_line = time.monotonic()
-            logger.info("%s", self._line())
+            seconds = max(self._last_line - self._started, 1e-9)
+            rate = (self._done - self._at_start) / seconds
+            state = f"took {_duration(seconds)}"
+            if self._done < self._total:
+                state = f"about {_duration((self._total - self._done) / rate if rate else 0.0)} left"
+            if self._tokens:
+                state = f"{self._tokens / seconds:,.0f} tokens/s, {state}"
+            counts = f"{self._done:,} of {self._total:,} {self._unit}"
+            logger.info("%s: %s, %s/s, %s", self._what, counts, f"{rate:,.0f}", state)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-    def _line(self) -> str:
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        rate = (self._done - self._at_start) / seconds
-        left = (self._total - self._done) / rate if rate else 0.0
-        remaining = (
-            f"about {_duration(left)} left" if self._done < self._total else f"took {_duration(seconds)}"
-        )
-        tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
-        return (
-            f"{self._what}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s{tokens},"
-            f" {remaining}"
-        )
 
 
 def _duration(seconds: float) -> str:

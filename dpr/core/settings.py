@@ -23,7 +23,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
 from dpr.core.paths import is_replaced, matching_paths, odd_kind, texts_in, with_home
@@ -72,24 +72,19 @@ _NAMES_IN_OTHERS = {name: settings for settings, names in _USED_BY_OTHERS.items(
 """Keys of other trainers, and flags of the first version of DPR, by the settings that do the same."""
 
 
-def suggestion(word: str, choices: Iterable[str], *, also: Iterable[str] = (), otherwise: str = "") -> str:
+def suggestion(word: str, choices: Iterable[str], *, otherwise: str = "") -> str:
     """``; did you mean a, b?`` with the choices most similar to ``word``, as a whole or by the part after the
-    last dot, then ``also``.
-
-    ``otherwise`` takes its place where there are none.
-    """
-    whole = difflib.SequenceMatcher(b=word.lower())
-    leaf = difflib.SequenceMatcher(b=word.lower().rpartition(".")[2])
+    last dot. ``otherwise`` takes its place where there are none."""
 
     def similarity(choice: str) -> float:
-        whole.set_seq1(choice.lower())
-        leaf.set_seq1(choice.lower().rpartition(".")[2])
-        return max(whole.ratio(), leaf.ratio() * 0.95)
+        pairs = [(word, choice, 1.0), (word.rpartition(".")[2], choice.rpartition(".")[2], 0.95)]
+        return max(
+            difflib.SequenceMatcher(a=theirs.lower(), b=ours.lower()).ratio() * share
+            for ours, theirs, share in pairs
+        )
 
-    scored = sorted(
-        ((similarity(choice), choice) for choice in choices), key=lambda pair: (-pair[0], pair[1])
-    )
-    near = [choice for score, choice in scored[:3] if score >= 0.6] + list(also)
+    near = sorted(choices, key=lambda choice: (-similarity(choice), choice))[:3]
+    near = [choice for choice in near if similarity(choice) >= 0.6]
     return f"; did you mean {', '.join(near)}?" if near else otherwise
 
 
@@ -174,18 +169,18 @@ class Rule:
                     f"{key}={item} is not known; choose one of {', '.join(self.choices)}"
                     + self.or_class * ", or module:Class"
                 )
-            if self.range and isinstance(item, int | float) and not self._holds(item):
+            if not self.range or not isinstance(item, int | float):
+                continue
+            holds = (
+                abs(item)
+                <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
+                and (self.least is None or item >= self.least)
+                and (self.most is None or item <= self.most)
+                and (self.above is None or item > self.above)
+                and (self.below is None or item < self.below)
+            )
+            if not holds:
                 raise ConfigError(f"{key}={item} is out of range; it must be {self.range}")
-
-    def _holds(self, value: float) -> bool:
-        return (
-            abs(value)
-            <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
-            and (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
 
 
 def rule_of(item: Field[Any]) -> Rule:
@@ -203,16 +198,7 @@ Base = TypeVar("Base", bound="Settings")
 
 @dataclass
 class Settings:
-    """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones.
-
-    The fields of a class with ``is_mixin`` come last in ``--help``.
-    """
-
-    _is_mixin: ClassVar[bool] = False
-
-    def __init_subclass__(cls, *, is_mixin: bool = False, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls._is_mixin = is_mixin
+    """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], prefix: str) -> Self:
@@ -302,12 +288,10 @@ def leaves(settings: Settings, prefix: str = "") -> dict[str, Leaf]:
 
 def unused_keys(settings: Settings, prefix: str = "") -> list[str]:
     """The keys of the settings that do nothing beside the others, sections included."""
-    names = [prefix + name for name in settings.unused()]
-    found = [
-        key
-        for key in leaves(settings, prefix)
-        if any(key == name or key.startswith(f"{name}.") for name in names)
-    ]
+    found = []
+    for name in settings.unused():
+        key = prefix + name
+        found += [leaf for leaf in leaves(settings, prefix) if leaf == key or leaf.startswith(f"{key}.")]
     for item in fields(settings):
         value = getattr(settings, item.name)
         if isinstance(value, Settings):
@@ -337,38 +321,34 @@ def _check_paths(settings: Settings, prefix: str) -> None:
     for item in fields(settings):
         if item.metadata.get("entries"):
             entries |= getattr(settings, item.name)
-    inputs = [
-        (key, text, path)
-        for key, named in _stated_paths(settings, "input", prefix)
-        for text in texts_in(entries.get(named, named))
-        for path in matching_paths(text) or matching_paths(text.partition("=")[2])  # LABEL=FILE
-    ]
+    inputs = []
+    outputs = []
+    for key, leaf in leaves(settings, prefix).items():
+        role = leaf.rule.path
+        for named in texts_in(leaf.value) if role else []:
+            if role != "input":
+                outputs.append((key, named, role))
+                continue
+            for text in texts_in(entries.get(named, named)):
+                paths = matching_paths(text) or matching_paths(text.partition("=")[2])  # LABEL=FILE
+                inputs += [(key, text, path) for path in paths]
     for key, text, path in inputs:
         if kind := odd_kind(path):
             raise ConfigError(
                 f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content to a file"
                 " first"
             )
-    for role in ("output", "folder", "beginning"):
-        for key, target in _stated_paths(settings, role, prefix):
-            if target.encode(errors="replace").decode() != target:
+    for key, target, role in outputs:
+        if target.encode(errors="replace").decode() != target:
+            raise ConfigError(
+                f"{key}={target!r} is not UTF-8, which names of outputs must be; choose another name for {key}"
+            )
+        for read_by, text, path in inputs:
+            if role != "beginning" and is_replaced(path, Path(target), adds=role == "folder"):
                 raise ConfigError(
-                    f"{key}={target!r} is not UTF-8, which names of outputs must be; choose another name for"
-                    f" {key}"
+                    f"{key}={target} would be written over what {read_by}={text} reads; choose another name"
+                    f" for {key}"
                 )
-            for read_by, text, path in inputs:
-                if role != "beginning" and is_replaced(path, Path(target), adds=role == "folder"):
-                    raise ConfigError(
-                        f"{key}={target} would be written over what {read_by}={text} reads; choose another"
-                        f" name for {key}"
-                    )
-
-
-def _stated_paths(settings: Settings, role: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Key and text of every path that the settings of a role name."""
-    for key, leaf in leaves(settings, prefix).items():
-        if leaf.rule.path == role:
-            yield from ((key, text) for text in texts_in(leaf.value))
 
 
 _type_hints = cache(get_type_hints)
@@ -486,8 +466,7 @@ class Setting:
 
 
 def settings(config_class: type, prefix: str = "") -> list[Setting]:
-    """All settings of ``config_class`` in the order of their fields, those of mix-ins last, nested classes in
-    place, keys dotted."""
+    """All settings of ``config_class`` in the order of their fields, nested classes in place, keys dotted."""
     return [entry for entry in _walk(config_class, prefix) if isinstance(entry, Setting)]
 
 
@@ -499,13 +478,7 @@ def sections(config_class: type) -> dict[str, str]:
 def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]]:
     yield prefix.rstrip("."), inspect.cleandoc(config_class.__doc__ or "")
     hints = get_type_hints(config_class)
-    mixed_in = {
-        item.name
-        for base in config_class.__mro__
-        if getattr(base, "_is_mixin", False)
-        for item in fields(base)
-    }
-    for item in sorted(fields(config_class), key=lambda item: item.name in mixed_in):
+    for item in fields(config_class):
         key = prefix + item.name
         kind = hints[item.name]
         if is_dataclass(kind) and isinstance(kind, type):
@@ -538,9 +511,8 @@ def _field_docs(config_class: type) -> dict[str, str]:
 def quoted(value: str, *, resolves: bool = False) -> str:
     """The value in quotes, so that all of it is taken as it is; with ``resolves``, but for ``${...}``, which
     stands for another setting."""
-    escaped = re.sub(
-        r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value if resolves else unresolved(value)
-    )
+    escaped = value if resolves else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", escaped)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{chr(92) * trailing}'"
 
@@ -553,29 +525,12 @@ def typed(value: Any) -> str:
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, Path):
         value = str(value)
-    return (
-        json.dumps(value)
-        if not isinstance(value, str)
-        else value
-        if _PLAIN.fullmatch(value)
-        else quoted(value)
-    )
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return value if _PLAIN.fullmatch(value) else quoted(value)
 
 
 def overrides(values: Mapping[str, Any]) -> list[str]:
     """The settings as a command line that is composed of them, each read back as it is; those that are None
     are left out."""
     return [f"{key}={typed(value)}" for key, value in values.items() if value is not None]
-
-
-def unresolved(value: Any) -> Any:
-    """A value for a file of settings, every text in it read back as it is."""
-    if isinstance(value, Mapping):
-        return {key: unresolved(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [unresolved(item) for item in value]
-    return (
-        re.sub(r"(\\*)\$\{", lambda match: match.group(1) * 2 + "\\${", value)
-        if isinstance(value, str)
-        else value
-    )

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpr.core.errors import ConfigError, DprError
@@ -19,21 +18,23 @@ from dpr.core.settings import split_entry, suggestion
 _OPERATORS = ("__call__", "__len__", "__getitem__", "__iter__")
 
 
-def import_object(path: str, *, setting: str) -> Any:
-    """The object that ``module:name`` names. Modules in the working directory are found too.
+def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
+    """The class that ``module:Class`` names, which must be a subclass of ``contract`` or, for a Protocol, have
+    all of its methods. Modules in the working directory are found too.
 
     Raises:
-        ConfigError: the path is not of that form, the module cannot be imported, or it has no such name.
+        ConfigError: the path is not of that form, the module cannot be imported or has no such name, or the
+        object is not a class or does not fulfil the contract.
     """
-    module_name, colon, name = path.partition(":")
-    if not (colon and module_name and name):
+    module_name, _, name = path.partition(":")
+    if not (module_name and name):
         raise ConfigError(
             f"{setting}={path} is not an import path; write module:name, e.g. {setting}=my_module:MyClass"
         )
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # last, so that a file here never shadows an installed package
     try:
-        value: Any = importlib.import_module(module_name)
+        given: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
             f"{setting}={path}: {module_name} cannot be imported ({error}); is it in the working directory?"
@@ -41,39 +42,29 @@ def import_object(path: str, *, setting: str) -> Any:
     except Exception as error:  # the module is user code, and its body may raise anything
         raise ConfigError(f"{setting}={path}: importing {module_name} raised {_one_line(error)}") from error
     for part in name.split("."):
-        if not hasattr(value, part):
-            names = [known for known in vars(value) if not known.startswith("_")]
+        if not hasattr(given, part):
+            names = [known for known in vars(given) if not known.startswith("_")]
             raise ConfigError(f"{setting}={path}: {module_name} has no {part}{suggestion(part, names)}")
-        value = getattr(value, part)
-    return value
+        given = getattr(given, part)
 
-
-def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
-    """The class that ``path`` names, which must be a subclass of ``contract`` or, for a Protocol, have all of
-    its methods.
-
-    Raises:
-        ConfigError: see ``import_object``; the object is not a class or does not fulfil the contract.
-    """
-    return check_class(import_object(path, setting=setting), contract, path=path, setting=setting)
-
-
-def check_class(given: Any, contract: type[Any], *, path: str, setting: str) -> type[Any]:
-    """``given``, checked as ``load_class`` does."""
-    name = f"{contract.__module__}.{contract.__qualname__}"
+    wanted = f"{contract.__module__}.{contract.__qualname__}"
     if not inspect.isclass(given):
-        raise ConfigError(f"{setting}={path} is not a class, expected one that implements {name}")
+        raise ConfigError(f"{setting}={path} is not a class, expected one that implements {wanted}")
     if not getattr(contract, "_is_protocol", False):
         if not issubclass(given, contract):
-            raise ConfigError(f"{setting}={path} is not a subclass of {name}")
+            raise ConfigError(f"{setting}={path} is not a subclass of {wanted}")
         return given
-    bases = [base for base in contract.__mro__ if getattr(base, "_is_protocol", False)]
-    required = {name for base in bases for name, member in vars(base).items() if inspect.isfunction(member)}
-    required = {name for name in required if not name.startswith("_") or name in _OPERATORS}
-    # Not hasattr: every class has a __call__, that of its metaclass.
-    missing = sorted(name for name in required if not any(name in vars(base) for base in given.__mro__))
+    missing = set()
+    for base in contract.__mro__:
+        for member, value in vars(base).items() if getattr(base, "_is_protocol", False) else ():
+            is_required = inspect.isfunction(value) and (not member.startswith("_") or member in _OPERATORS)
+            # Not hasattr: every class has a __call__, that of its metaclass.
+            if is_required and not any(member in vars(own) for own in given.__mro__):
+                missing.add(member)
     if missing:
-        raise ConfigError(f"{setting}={path} does not implement {name}: it has no {', '.join(missing)}")
+        raise ConfigError(
+            f"{setting}={path} does not implement {wanted}: it has no {', '.join(sorted(missing))}"
+        )
     return given
 
 
@@ -85,15 +76,7 @@ def create_object(entry: Any, contract: type[Any], *, setting: str, values: tupl
         ConfigError: see ``load_class``; the class does not accept these arguments, or its constructor raises.
     """
     path, arguments = split_entry(entry, setting=setting)
-    return call(
-        load_class(path, contract, setting=setting), *values, path=path, setting=setting, arguments=arguments
-    )
-
-
-def call(
-    make: Callable[..., Any], *values: Any, path: str, setting: str, arguments: Mapping[str, Any]
-) -> Any:
-    """``make(*values, **arguments)``; ConfigError if ``make`` does not accept them or raises."""
+    make = load_class(path, contract, setting=setting)
     try:
         return make(*values, **arguments)
     except DprError:

@@ -91,12 +91,6 @@ This folder was {{ checked }}.
 ## Training
 
 Trained and exported with dpr {{ version }}{% if metadata.seed is not none %}, seed {{ metadata.seed }}{% endif %}.
-{%- if metadata.command %}
-
-```
-{{ metadata.command }}
-```
-{%- endif %}
 {%- if metadata.data %}
 
 | data | fingerprint |
@@ -117,7 +111,6 @@ class CardMetadata:
     name: str
     base_model: str | None = None
     """The name of the model that training began with, where it is one of a hub and not a folder."""
-    command: str = ""
     seed: int | None = None
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fingerprints of the data by what they are of."""

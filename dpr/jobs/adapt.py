@@ -1,33 +1,73 @@
-"""``dpr adapt CORPUS``: from passages without questions to a retriever that can be searched, with one
-command."""
+"""``dpr adapt CORPUS``: from passages without questions to a retriever that can be searched, with one command; and
+``dpr quickstart FOLDER``, the same from a folder of documents, evaluated.
+
+Both run other commands one after another, as the stages of one folder. ``<stage>/stage.json`` says what the whole is
+made of, the command line that does the same by hand, and, once the stage is done, what it has made. A stage that is
+done is skipped, one that was interrupted goes on. Where the settings or the texts have changed, all stages are made
+again.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
+import os
 import shlex
+import subprocess
+import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
+from dpr.core.logs import get_logger
+from dpr.core.settings import Settings, drop_unused, leaves, overrides
+from dpr.core.stopping import SignalBlock, describe
 from dpr.data.pairs import kinds_of
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
 from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.jobs import embed, mine, new_encoder, prepare, retrieve, score, train
+from dpr.jobs import compare, embed, mine, prepare, retrieve, train
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources
-from dpr.jobs.stages import Stages, stages_in
 from dpr.mining.settings import MineCommand, ScoreCommand
 from dpr.models.backbones import read_config
-from dpr.preparation.settings import AdaptSettings, NewEncoderSettings, PrepareSettings
+from dpr.preparation.folder_data import content_of_documents, find_documents
+from dpr.preparation.pseudo_questions import HELD_BACK
+from dpr.preparation.settings import (
+    AdaptSettings,
+    FolderSettings,
+    NewEncoderSettings,
+    PrepareSettings,
+    QuickstartSettings,
+)
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
+from dpr.storage.leftovers import remove_leftovers
+from dpr.storage.outputs import LOCK_FILE, held, require_writable
 from dpr.storage.untrusted import inside
 from dpr.training.command_settings import BiEncoderTrainConfig
 
+logger = get_logger(__name__)
+
+JOBS: dict[str, Callable[[Any], Any]] = {
+    "prepare": prepare.run,
+    "new-encoder": prepare.make_encoder,
+    "train": train.run,
+    "mine": mine.run,
+    "score": mine.run_score,
+    "embed": embed.run,
+    "retrieve": retrieve.run,
+}
+"""The commands that stages run."""
+RECORD = "stage.json"
+_FORMAT = 3
 RESULT = "adapted.json"
 TEMPERATURES = (0.15, 0.1, 0.05)
 """What a new encoder is tried with, the default first; a model that is given is trained with the last."""
@@ -38,12 +78,13 @@ CLEARLY = 0.02
 _DEPTH = 1000
 """Passages that each side of the hybrid lists."""
 _METRIC = "ndcg@10"
-HELD_BACK = 0.1
 LEAST_PAIRS = 8192
 _SHARE_OF_TRIALS = 0.0625
 """Of the training pairs, for each trial."""
 _WIDEST_MARGIN = 3.0
 """What is learned, in temperatures, for the widest of a teacher's scores."""
+SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
+"""The stages that evaluate on test questions, and their names in tables."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +122,8 @@ def run(config: AdaptSettings) -> None:
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     texts = Texts(out / "pseudo" / "questions", corpus, train_sets)
     with stages_in(out, made_of, first="pseudo") as stages:
-        cut = PrepareSettings(
-            sources=[str(corpus)], out=str(texts.prepared), pairs="mixed", held_back=HELD_BACK
-        )
-        stages.run("pseudo", "pseudo-questions, to choose settings by", prepare, cut, ["questions"])
+        cut = PrepareSettings(sources=[str(corpus)], out=str(texts.prepared), pairs="mixed")
+        stages.run("pseudo", "pseudo-questions, to choose settings by", "prepare", cut, ["questions"])
         adapt(stages, config, texts)
 
     name = shlex.quote(str(out))
@@ -92,6 +131,86 @@ def run(config: AdaptSettings) -> None:
     print(f'Search by hand:   dpr search {name} "your question"')
     print(f"In a browser:     dpr serve {name}")
     print(f"How good is it?   dpr evaluate run={name} set=FOLDER, with questions and judgements of yours")
+
+
+def quickstart(config: QuickstartSettings) -> None:
+    """Runs all stages and prints what came of them."""
+
+    model_file = None if config.encoder == "static" else config.encoder
+    start = time.monotonic()
+    folder = Path(str(config.folder))
+    out = Path(str(config.out))
+    made_of = asdict(config.part(FolderSettings)) | {"encoder": content_of_model("encoder", model_file)}
+    if config.questions is not None:
+        made_of["questions"] = content_sha256(Path(config.questions))
+    documents = find_documents(folder, config.types)
+    made_of["folder"] = content_of_documents(documents)
+
+    prepared = out / "data" / "texts"
+    train_sets = {
+        "corpus": {"file": str(prepared / "evaluation_corpus.jsonl"), "pairs": "mixed"},
+        "questions": {"file": str(prepared / "train.jsonl")},
+    }
+    texts = Texts(prepared, prepared / "corpus.jsonl", train_sets, [str(prepared / "train.jsonl")])
+    name = shlex.quote(str(out))
+    with stages_in(out, made_of, first="data") as stages:
+        reading = PrepareSettings(
+            sources=[str(folder)],
+            out=str(prepared),
+            words=config.words,
+            overlap=config.overlap,
+            types=config.types,
+            seed=config.seed,
+            questions=config.questions,
+        )
+        what = f"{len(documents)} files: passages, training questions, held-out questions"
+        stages.run("data", what, "prepare", reading, [prepared.name])
+        if not texts.counts()["train questions"]:
+            write_search(out, texts.corpus, None)
+            passages = texts.counts()["passages"]
+            print(f"\n{passages:,} passages, too few questions in them to train on: BM25 searches them.")
+            print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
+            print(f'Search by hand:   dpr search {name} "your question"')
+            return
+        trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
+        weight = adapt(stages, trained, texts)
+        for system, label in SYSTEMS.items():
+            search = search_of(trained, texts, system, "test")
+            search.hybrid_weight = weight
+            if system == "bm25":
+                search.indexer.kind = "bm25"
+            if system != "hybrid":
+                search.hybrid = "none"
+            stages.run(system, f"{label} on the test questions", "retrieve", search, ["metrics.json"])
+
+    metrics = {system: out / system / "metrics.json" for system in SYSTEMS}
+    runs = [f"{SYSTEMS[system]}={file}" for system, file in metrics.items()]
+    print()
+    compare.run(compare.CompareSettings(runs=runs, metrics=["mrr@10"], out=str(out / "compared.json")))
+    compare.report(compare.ReportSettings(folder=str(out), runs=runs))
+
+    counts = texts.counts()
+    by_kind = counts["test questions by kind"]
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind.items())
+    asked = f"{counts['test questions']:,} held-out questions ({kinds})"
+    print(f"\n{counts['passages']:,} passages of {counts['files']:,} files; {asked}.")
+    shares = {system: read_json(file)["metrics"]["accuracy@5"] for system, file in metrics.items()}
+    print(
+        f"The passage is among the first five for {shares['dense']:.0%} of the questions with the trained"
+        f" encoder, {shares['bm25']:.0%} with BM25, {shares['hybrid']:.0%} with both."
+    )
+    if set(by_kind) <= {"heading", "title", "sentence"}:
+        print(
+            "These questions are made of the texts and share words with them, which flatters BM25;"
+            " questions=FILE takes real ones."
+        )
+    if counts["unread files"]:
+        listed = texts.prepared / "unread.jsonl"
+        print(f"{counts['unread files']:,} files could not be read: {listed} says why")
+    print(f"It took {(time.monotonic() - start) / 60:.1f} minutes.\n")
+    print(f'Search by hand:   dpr search {name} "your question"')
+    print(f"In a browser:     dpr serve {name} metadata=file")
+    print(f"Curves:           {out / 'report.html'}")
 
 
 def content_of_model(key: str, name: str | None) -> str | None:
@@ -104,15 +223,11 @@ def content_of_model(key: str, name: str | None) -> str | None:
     if name is None:
         return None
     path = Path(name)
-    if path.is_file():
-        if key == "teacher":  # which a checkpoint of the original DPR may be
-            return content_sha256(path)
+    if path.is_file() and key != "teacher":  # which a checkpoint of the original DPR may be
         raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
-    if path.is_dir():
-        if next(path.rglob("*.safetensors"), None) is None:
-            raise ConfigError(
-                f"{key}={name} holds no model.safetensors, expected the folder of a trained model"
-            )
+    if path.is_dir() and next(path.rglob("*.safetensors"), None) is None:
+        raise ConfigError(f"{key}={name} holds no model.safetensors, expected the folder of a trained model")
+    if path.exists():
         return content_sha256(path)
     try:
         read_config(name)
@@ -135,7 +250,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
             layers=0,
             hidden=1024,
         )
-        stages.run("encoder", "a static encoder without weights", new_encoder, empty, ["untrained"])
+        stages.run("encoder", "a static encoder without weights", "new-encoder", empty, ["untrained"])
 
     # Temperatures are compared by short trainings, whose checkpoints nobody reads.
     tried: dict[float, float] = {}
@@ -143,7 +258,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         folder = out / "trials" / str(number)
         trial = training(config, texts, folder, temperature, share=_SHARE_OF_TRIALS)
         what = f"a trial: temperature {temperature}"
-        stages.run(f"trials/{number}", what, train, trial, [RUN_FILE], processes=config.processes)
+        stages.run(f"trials/{number}", what, "train", trial, [RUN_FILE], processes=config.processes)
         result = read_json(folder / RUN_FILE)
         for key in ("best_checkpoint", "last_checkpoint"):
             if (name := result.get(key)) and inside(folder, name, stated_in=RUN_FILE).exists():
@@ -153,25 +268,25 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
 
     first = out / ("before_teacher" if config.teacher else "model")
     final = training(config, texts, first, temperature)
-    stages.run(first.name, "training", train, final, [RUN_FILE], processes=config.processes)
+    stages.run(first.name, "training", "train", final, [RUN_FILE], processes=config.processes)
 
     if config.teacher:
         # Negatives are found among the passages of the pairs: were those held back negatives, the dev
         # questions would tell nothing.
-        cut = PrepareSettings(sources=[str(texts.corpus)], pairs=config.pairs, held_back=HELD_BACK)
+        cut = PrepareSettings(sources=[str(texts.corpus)], pairs=config.pairs)
         cut.rounds = -(-(config.max_pairs or LEAST_PAIRS) // texts.counts()["passages"])
         cut.out = str(out / "pairs" / "cut")
-        stages.run("pairs", "pairs, as a file", prepare, cut, ["cut"])
+        stages.run("pairs", "pairs, as a file", "prepare", cut, ["cut"])
 
         made = ["pairs.jsonl", "pairs.jsonl.audit.json"]
         files = {name: str(out / name / made[0]) for name in ("mined_bm25", "mined", "scored")}
         by_words = MineCommand(files=[f"{cut.out}/train.jsonl"], out=files["mined_bm25"], per_question=3)
-        stages.run("mined_bm25", "negatives, by BM25", mine, by_words, made)
+        stages.run("mined_bm25", "negatives, by BM25", "mine", by_words, made)
         by_model = MineCommand(files=[files["mined_bm25"]], out=files["mined"], per_question=3)
         by_model.keep_existing = True
         by_model.model_file = str(first)
         by_model.device = config.device
-        stages.run("mined", "negatives, by the encoder", mine, by_model, made)
+        stages.run("mined", "negatives, by the encoder", "mine", by_model, made)
 
         scoring = ScoreCommand(files=[files["mined"]], out=files["scored"], device=config.device)
         described = Path(config.teacher) / "config.json"
@@ -179,7 +294,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
             scoring.cross_encoder = config.teacher
         else:
             scoring.model_file = config.teacher
-        stages.run("scored", "the teacher's scores", score, scoring, made)
+        stages.run("scored", "the teacher's scores", "score", scoring, made)
 
         audit = read_json(Path(f"{files['scored']}.audit.json"))
         scores = audit["positive_score_quantiles"] + audit["negative_score_quantiles"]
@@ -204,7 +319,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         scale = _WIDEST_MARGIN * temperature / (max(scores) - min(scores) or 1)
         taught.loss.margin_mse_scale = float(f"{scale:g}")
         what = "training, by the teacher"
-        stages.run("model", what, train, taught, [RUN_FILE], processes=config.processes)
+        stages.run("model", what, "train", taught, [RUN_FILE], processes=config.processes)
 
     for name, corpus in (("vectors", texts.corpus), ("evaluation", texts.evaluated)):
         vectors = EmbedConfig(
@@ -214,19 +329,36 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
             device=config.device,
         )
         what = f"the vectors of {corpus}"
-        stages.run(name, what, embed, vectors, ["corpus_0"], processes=config.processes)
+        stages.run(name, what, "embed", vectors, ["corpus_0"], processes=config.processes)
 
     hybrid = search_of(config, texts, "weight", "dev")
     hybrid.tune_hybrid_weight = True
     hybrid.tune_metric = _METRIC
     what = "the hybrid's weight, on the dev questions"
-    stages.run("weight", what, retrieve, hybrid, ["metrics.json", "index"])
+    stages.run("weight", what, "retrieve", hybrid, ["metrics.json", "index"])
     values = read_json(out / "weight" / "metrics.json")["tried_weights"]
     by_weight = {float(weight): value for weight, value in values.items()}
     weight = chosen_weight(by_weight)
 
     write_search(out, texts.corpus, weight)
-    _show_choice(out, texts, tried, temperature, by_weight, weight)
+    number = texts.counts().get("pseudo-questions")
+    queries = f"{number:,} pseudo-questions" if number else "the dev questions"
+    print(f"\nnDCG@10 on {queries}, which choose settings and are no measure of quality:")
+    for value, reached in tried.items():
+        print(f"  {reached:.3f}  temperature {value}{', chosen' if value == temperature else ''}")
+    both = f"both {by_weight[weight]:.3f}, with weight {weight:g}"
+    print(f"  {by_weight[0.0]:.3f}  BM25; the encoder {by_weight[1.0]:.3f}; {both}")
+    result = {
+        "pseudo_ndcg@10": {
+            "trials": {f"{value}": reached for value, reached in tried.items()},
+            "bm25": by_weight[0.0],
+            "dense": by_weight[1.0],
+            "hybrid": by_weight[weight],
+        },
+        "temperature": temperature,
+        "hybrid_weight": weight,
+    }
+    write_json(out / RESULT, result, note={})
     return weight
 
 
@@ -346,30 +478,133 @@ def write_search(out: Path, corpus: Path, weight: float | None) -> None:
     search.write(out)
 
 
-def _show_choice(
-    out: Path,
-    texts: Texts,
-    tried: dict[float, float],
-    temperature: float,
-    by_weight: dict[float, float],
-    weight: float,
-) -> None:
-    """Prints what was chosen on the dev questions, and by how much; also written to ``adapted.json``."""
-    number = texts.counts().get("pseudo-questions")
-    asked = f"{number:,} pseudo-questions" if number else "the dev questions"
-    print(f"\nnDCG@10 on {asked}, which choose settings and are no measure of quality:")
-    for value, reached in tried.items():
-        chosen = ", chosen" if value == temperature else ""
-        print(f"  {reached:.3f}  temperature {value}{chosen}")
-    if tried:
-        print(f"  (the first is taken unless another is better by {CLEARLY})")
-    both = f"both {by_weight[weight]:.3f}, with weight {weight:g}"
-    print(f"  {by_weight[0.0]:.3f}  BM25; the encoder {by_weight[1.0]:.3f}; {both}")
-    measured = {
-        "trials": {f"{value}": reached for value, reached in tried.items()},
-        "bm25": by_weight[0.0],
-        "dense": by_weight[1.0],
-        "hybrid": by_weight[weight],
-    }
-    chosen_settings = {"temperature": temperature, "hybrid_weight": weight}
-    write_json(out / RESULT, {"pseudo_ndcg@10": measured} | chosen_settings, note={})
+class _Interrupts(SignalBlock):
+    """A block in which every signal that asks to stop does what Ctrl-C does."""
+
+    number = 0
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def stages_in(out: Path, made_of: Mapping[str, Any], *, first: str) -> Iterator[Stages]:
+    """A block in which this process alone makes the stages of the folder ``out``; ``first`` is made first.
+
+    Args:
+        made_of: the settings that decide what is made, and the content of the user's files.
+
+    Raises:
+        ConfigError: ``out`` holds other files, and not the first stage.
+        StopRequested: a signal asked to stop.
+    """
+    if out.is_dir() and not (out / first / RECORD).is_file():
+        others = [path.name for path in sorted(out.iterdir()) if not path.name.startswith(".")]
+        others = [name for name in others if name not in (first, LOCK_FILE)]
+        if others:
+            kind = "a training run" if RUN_FILE in others else "other files"
+            raise ConfigError(
+                f"out={out} holds {kind} ({others[0]}); name a new folder, or one that this command made"
+            )
+    require_writable(out, folder=True)
+    out.mkdir(parents=True, exist_ok=True)
+    with held(out), _Interrupts() as signals:
+        remove_leftovers(out)
+        try:
+            yield Stages(out, made_of)
+        except KeyboardInterrupt:
+            why = describe(signals.number) if signals.number else "interrupted"
+            raise StopRequested(f"{why}. Rerun the same command to resume") from None
+
+
+class Stages:
+    """Runs the stages of a folder."""
+
+    def __init__(self, out: Path, made_of: Mapping[str, Any]) -> None:
+        self.out = out
+        self._made_of = json.loads(json.dumps(made_of))
+        self._passed = [out]
+
+    def run(
+        self, name: str, what: str, job: str, config: Settings, outputs: Sequence[str], *, processes: int = 1
+    ) -> None:
+        """Runs a job with these settings, unless that is done.
+
+        Args:
+            name: that of the stage, which is also its folder's.
+            what: what it does, for people.
+            job: the command that does it.
+            outputs: what it makes, by name inside its folder.
+            processes: how many do it together, started by torchrun.
+
+        Raises:
+            InputError: it has not made that.
+            StageError: it has failed in several processes; carries the exit code.
+        """
+        folder = self.out / name
+        file = folder / RECORD
+        self._passed.append(folder)
+        if file.is_file():
+            record = read_json(file)
+            if not isinstance(record, dict) or record.get("format") != _FORMAT:
+                hint = f"remove {folder} to run the stage again"
+                raise InputError("is not the record of a stage", file=file, hint=hint)
+            was = record.get("made_of", {})
+            reasons = [f"{key} changed" for key in self._made_of if was.get(key) != self._made_of[key]]
+            if "outputs" in record:
+                reasons += [f"{output} is missing" for output in outputs if not (folder / output).exists()]
+                if not reasons:
+                    logger.info("%s: already done", name)
+                    return
+            if reasons:
+                logger.warning("making %s again, and what follows: %s", name, ", ".join(reasons))
+                remove_folder(folder)
+        for later in list(self.out.rglob(RECORD)):  # these read what is made here
+            if later.parent not in self._passed:
+                remove_folder(later.parent)
+
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        drop_unused(config)
+        config.check()
+        command = command_line(job, config)
+        logger.info("%s: %s\n$ %s", name, what, shlex.join(command))
+        record = {"format": _FORMAT, "stage": name, "made_of": self._made_of, "command": command}
+        write_json(file, record, note={})
+        start = time.monotonic()
+        if processes == 1:
+            JOBS[job](config)
+            gc.collect()  # models and what refers to them in a circle
+        else:
+            # -m dpr means this package, whatever is in the working directory
+            paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+            own = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+            child = subprocess.Popen([sys.executable, "-m", *launcher, *command], env=os.environ | own)
+            try:
+                code = child.wait()
+            except KeyboardInterrupt:  # a signal ends it as it would end the command
+                child.terminate()
+                child.wait()
+                raise
+            if code:
+                said = f"{name} ended with exit code {code}\nfix the error above and rerun the same command to resume"
+                raise StageError(said, exit_code=code if code > 0 else 128 - code)
+        for output in outputs:
+            if not (folder / output).exists():
+                raise InputError("was not written", file=folder / output)
+        write_json(file, record | {"outputs": outputs}, note={})
+        logger.info("%s: done in %.0f s", name, time.monotonic() - start)
+
+
+def command_line(job: str, config: Settings) -> list[str]:
+    """The command that does the job with these settings: the words behind ``python -m``."""
+    values: dict[str, Any] = {}
+    for key, leaf in leaves(config).items():
+        if key == "datasets":
+            for entry, options in leaf.value.items():
+                values |= {f"datasets.{entry}.{option}": value for option, value in options.items()}
+        elif leaf.value != leaf.default:
+            values[key] = leaf.value
+    return ["dpr", job, *overrides(values)]

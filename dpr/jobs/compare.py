@@ -1,5 +1,5 @@
 """``dpr compare``: the metrics of retrieval runs, or of whole evaluations, side by side, and which
-differences are more than chance."""
+differences are more than chance; ``dpr report``: a run and its retrieval metrics on one page, ``report.html``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import Settings, require_set, setting
 
 if TYPE_CHECKING:
-    from dpr.evaluation.comparison import Difference
     from dpr.formats.results import MetricsFile
 
 Groups = dict[str, "dict[str, MetricsFile]"]
@@ -87,8 +86,7 @@ def run(config: CompareSettings) -> None:
 
     every = {f"{label} ({name})": run for name, runs in groups.items() for label, run in runs.items()}
     against, *others = next(iter(groups.values()))
-    compared: list[Difference] = []
-    changed: list[dict[str, Any]] = []
+    compared = []
     if others:
         names = metrics_to_test(every, config.metrics)
         values = {
@@ -108,33 +106,26 @@ def run(config: CompareSettings) -> None:
         # The finest metric, unless one was named: with others, most questions change by the same.
         finest = [name for name in ("ndcg@10", "mrr@10") if name in names and not config.metrics]
         shown = [*finest, *names][0]
-        for name, of_set in values.items():
-            for label in others:
-                most = changed_most(of_set[against], of_set[label], shown)
-                questions = [asdict(one) for one in most]
-                changed.append({"set": name, "run": label, "metric": shown, "questions": questions})
-                if most and len(groups) == len(others) == 1:
-                    print(f"\nThe questions whose {shown} changed most, {against} -> {label}:")
-                    print(changed_table(most))
+        if len(groups) == len(others) == 1:
+            (of_set,) = values.values()
+            if most := changed_most(of_set[against], of_set[others[0]], shown):
+                print(f"\nThe questions whose {shown} changed most, {against} -> {others[0]}:")
+                print(changed_table(most))
 
     if config.out is not None:
         records: dict[str, Any] = {}
         for name, runs in groups.items():
             reports = {label: run.report for label, run in runs.items()}
-            asked = next(iter(runs.values())).num_questions
-            records[name] = {"question_set": name, "num_questions": asked, "runs": reports}
+            count = next(iter(runs.values())).num_questions
+            records[name] = {"question_set": name, "num_questions": count, "runs": reports}
         report = {"sets": records} if is_folders else next(iter(records.values()))
         if compared:
-            report["tests"] = [as_record(one) for one in compared]
-            report["changed"] = changed
+            report["tests"] = []
+            for one in compared:
+                record = asdict(one)
+                record["p_holm"] = record.pop("adjusted")
+                report["tests"].append(record | record.pop("test"))
         write_json(Path(config.out), report, note={})
-
-
-def as_record(one: Difference) -> dict[str, Any]:
-    """For JSON."""
-    record = asdict(one)
-    record["p_holm"] = record.pop("adjusted")
-    return record | record.pop("test")
 
 
 def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
@@ -202,3 +193,42 @@ def read_folders(named: Sequence[tuple[str, Path]], system: str | None) -> Group
         name: read_runs([(label, folder / name / f"{chosen}.json") for label, folder, *_ in evaluations])
         for name in sets
     }
+
+
+@dataclass
+class ReportSettings(Settings):
+    """Writes one self-contained HTML page about a run folder: curves, metrics, settings."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr report runs/first
+dpr report runs/first BM25=runs/first/bm25.json trained=runs/first/dense.json
+dpr report runs/first DPR=dpr.json --out compared.html
+"""
+    folder: str | None = setting(None, operand="FOLDER", path="input")
+    """Run folder; if it contains several runs, the longest is shown."""
+    runs: list[str] = setting(list, operand="[[LABEL=]FILE ...]", path="input")
+    """Metrics files (metrics_file=...), with the label of their line."""
+    out: str | None = setting(None, path="output")
+    """Where to write it; absent = FOLDER/report.html."""
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"folder": "runs/first"})
+
+
+def report(config: ReportSettings) -> None:
+    """Writes the page."""
+    from dpr.evaluation.report.page import write_report
+    from dpr.storage.outputs import require_writable
+    from dpr.training.command_settings import BiEncoderTrainConfig
+
+    folder = Path(str(config.folder))
+    out = None if config.out is None else Path(config.out)
+    if not folder.is_dir():
+        raise InputError(
+            "no such folder", file=folder, expected="the output_dir of a training run, or the folder above it"
+        )
+    if out is not None:
+        require_writable(out)
+    defaults = asdict(BiEncoderTrainConfig())
+    target = write_report(folder, labelled(config.runs), out=out, defaults=defaults)
+    print(f"{target} ({target.stat().st_size / 1000:.0f} kB)")

@@ -1,4 +1,5 @@
-"""``dpr doctor``: what this installation has, for a first look and for bug reports."""
+"""``dpr doctor``: what this installation has, for a first look and for bug reports; ``dpr verify``: are the files of
+an output the ones that were written?"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.machine import usable_cores, version_of
 from dpr.core.settings import Settings, setting
 from dpr.core.version import __version__
@@ -45,14 +46,23 @@ class DoctorSettings(Settings):
 
 def run(config: DoctorSettings) -> int:
     """Prints the report; returns 0, 1 when the run has a fault, or 2 when a required package is missing."""
+    from dpr.storage.checksums import cache_root
+
     if config.run is not None:
         return _look_at_run(Path(config.run))
     versions = {name: version_of(name) for name in CORE}
     print(f"dpr {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     for name, version in versions.items():
         print(f"  {name:<22} {version or 'MISSING'}")
-    _section("Machine", machine())
-    _section("Disk", disks())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    cards = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    print(f"Machine\n  CPU: {usable_cores()} cores of {os.cpu_count()}\n  memory: {memory:.1f} GB")
+    print(f"  GPU: {cards or 'no'} NVIDIA\nDisk")
+    places = {"working directory": Path.cwd(), "cache of parsed data (DPR_CACHE)": cache_root(None)}
+    for name, place in places.items():
+        existing = next(path for path in [place, *place.parents] if path.exists())
+        note = "" if os.access(existing, os.W_OK) else ", NOT WRITABLE"
+        print(f"  {name}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free{note}")
     print("Optional")
     for name, (extra, gives) in _EXTRAS.items():
         version = version_of(name)
@@ -91,38 +101,75 @@ def _look_at_run(folder: Path) -> int:
     return 1 if faults else 0
 
 
-def _section(title: str, lines: list[str]) -> None:
-    print("\n  ".join([title, *lines]))
+_MOST_NAMED = 200
 
 
-def machine() -> list[str]:
-    """Cores, memory, GPUs and compiler, a line each."""
-    lines = [f"CPU: {usable_cores()} cores of {os.cpu_count()}"]
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        lines.append(f"memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB")
-    cards = [_model_of(path) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
-    lines += [f"GPU: {card}" for card in cards] or ["GPU: no NVIDIA driver found"]
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    lines.append(f"C++ compiler: {compiler or 'none, so train.compile=true does not work on a CPU'}")
-    return lines
+@dataclass
+class VerifySettings(Settings):
+    """Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without
+    one, such as that of a run, it checks all parts that have one or should have one, and the files that have
+    a NAME.sha256 beside them; it lists the files that have no checksum. Of a run, run.json states what it and
+    the JSON files beside it hold, and what metrics.jsonl held at the last checkpoint. Exits with 3 when a
+    file differs, or when no file has a checksum."""
+
+    paths: list[str] = setting(list, operand="PATH ...", path="input")
+    """Folders and files that a command wrote."""
+
+    def check_together(self, prefix: str) -> None:
+        for name in self.paths:
+            if not Path(name).exists():
+                raise ConfigError(f"{name}: no such file or folder")
 
 
-def _model_of(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model")), "unknown")
+def verify(config: VerifySettings) -> int:
+    """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
+    from dpr.formats.checkpoints import METRICS_LINES, RUN_FILE, run_problems
+    from dpr.storage.checksums import verify_file
+    from dpr.storage.durable import CHECKSUM, verify_folder
+
+    is_whole = True
+    for path in map(Path, config.paths):
+        parts = _parts(path) if path.is_dir() else [path]
+        for part in parts:
+            problems = verify_folder(part) if part.is_dir() else verify_file(part)
+            print("\n".join(f"{part}: {problem}" for problem in problems or ["good"]))
+            is_whole = is_whole and not problems
+        for run in sorted(path.rglob(RUN_FILE)):
+            for name, problems in run_problems(run.parent).items():
+                good = "good up to the last checkpoint" if name == METRICS_LINES else "good"
+                print("\n".join(f"{run.with_name(name)}: {problem}" for problem in problems or [good]))
+                is_whole = is_whole and not problems
+                parts.append(run.with_name(name))
+        # The files that are in none of its parts.
+        known = set(parts)
+        rest = [
+            str(file.relative_to(path))
+            for file in sorted(path.rglob("*"))
+            if file.is_file()
+            and file.suffix != CHECKSUM
+            and _is_visible(file, path)
+            and not known & {file, *file.parents}
+        ]
+        if rest:
+            more = f" and {len(rest) - _MOST_NAMED} more" if len(rest) > _MOST_NAMED else ""
+            print(f"{path}: no checksum says what these held: {', '.join(rest[:_MOST_NAMED])}{more}")
+    return 0 if is_whole else 3
 
 
-def disks() -> list[str]:
-    """Free space in the working directory and in the cache, a line each."""
-    from dpr.storage.checksums import cache_root
+def _parts(folder: Path) -> list[Path]:
+    """The folder itself if it has a manifest; else folders in it that have one or should (checkpoints), and
+    files with a checksum."""
+    from dpr.storage.durable import CHECKSUM
 
-    places = {"working directory": Path.cwd(), "cache of parsed data (DPR_CACHE)": cache_root(None)}
-    lines = []
-    for name, place in places.items():
-        existing = next(path for path in [place, *place.parents] if path.exists())
-        note = "" if os.access(existing, os.W_OK) else ", NOT WRITABLE"
-        lines.append(f"{name}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free{note}")
-    return lines
+    if (folder / "manifest.json").exists():
+        return [folder]
+    outputs = {file.parent for file in folder.rglob("manifest.json")} | {
+        path for path in folder.glob("*.step*") if path.is_dir()
+    }
+    files = {note.with_name(note.name.removesuffix(CHECKSUM)) for note in folder.rglob(f"?*{CHECKSUM}")}
+    outputs |= {file for file in files if not outputs & set(file.parents)}
+    return sorted(path for path in outputs if _is_visible(path, folder)) or [folder]
+
+
+def _is_visible(path: Path, folder: Path) -> bool:
+    return not any(part.startswith(".") for part in path.relative_to(folder).parts)

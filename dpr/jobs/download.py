@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.core.settings import suggestion
+from dpr.core.settings import listed, suggestion
 from dpr.formats.downloads import download, unpack
 from dpr.preparation.settings import DownloadConfig, ResourceConfig
 from dpr.storage.outputs import require_writable
@@ -62,20 +62,19 @@ def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str
     *folders, name = key.split(".")
     if any(part in ("", "..") or "/" in part or "\\" in part for part in (*folders, name)):
         raise ConfigError(f"the key {key!a} cannot be used as a file name")
-    baseline_of = folder.joinpath(*folders)
+    target = folder.joinpath(*folders)
     suffixes = PurePosixPath(urlsplit(url).path).suffixes
     published = "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]) else suffixes[-1:])
     suffix = published if resource.suffix is None else resource.suffix
     if resource.parts:
         files = [
-            (url.replace("{}", str(number)), baseline_of / f"{name}_{number}{suffix}")
+            (url.replace("{}", str(number)), target / f"{name}_{number}{suffix}")
             for number in range(resource.parts)
         ]
     else:
-        files = [(url, baseline_of / f"{name}{suffix}")]
-    return files + [
-        (other, baseline_of / PurePosixPath(urlsplit(other).path).name) for other in resource.baseline_of()
-    ]
+        files = [(url, target / f"{name}{suffix}")]
+    others = map(str, listed(resource.also))
+    return files + [(other, target / PurePosixPath(urlsplit(other).path).name) for other in others]
 
 
 def _resource(key: str, entry: Any) -> ResourceConfig:

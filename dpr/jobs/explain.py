@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.batch import TokenBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.loader import PoolDataset
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.training_data import AnyPassage
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
 from dpr.losses.candidates import find_candidates
@@ -87,7 +86,13 @@ def _pool(
         f" {len(batch.contexts)} different texts; {batch.num_tokens} tokens"
         f" ({batch.questions.tokens.shape[0]} of questions)"
     )
-    columns = _masked_columns(batch, rule)
+    # Slots of the pool that are left out for each question alone.
+    known = batch.known_positive_ids, batch.known_positive_valid
+    candidates = find_candidates(rule, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
+    columns = [
+        sorted({slot for slot in row if slot < len(batch.context_valid)})
+        for row in candidates.masked.tolist()
+    ]
     questions = _words(batch.questions, tensorizer)
     contexts = _words(batch.contexts, tensorizer)
     for number, row in enumerate(rows[: most or None]):
@@ -102,37 +107,26 @@ def _pool(
         slots += [("hard", passage) for passage in drawn.hard_negatives]
         for index, (role, passage) in enumerate(slots):
             slot = number * width + index
-            yield f"    {role:<9} slot {slot}: {_name(passage)}"
+            assert isinstance(passage, Passage)
+            key = f"[{passage.id}]" if passage.id is not None else ""
+            shown = " ".join(filter(None, [key, passage.title, _short(passage.text)]))
+            yield f"    {role:<9} slot {slot}: {shown}"
             yield f"              {contexts[int(batch.context_row[slot])]}"
         masked = columns[number]
-        yield (
-            "    masked   "
-            f" {f'slots {_listed(masked)}, which answer it too' if masked else 'no other slot is known to answer it'}"
+        said = (
+            f"slots {_listed(masked)}, which answer it too"
+            if masked
+            else "no other slot is known to answer it"
         )
+        yield f"    masked    {said}"
     if most and len(batch) > most:
         yield f"  ... {len(batch) - most} more questions (questions=0 shows all)"
-
-
-def _masked_columns(batch: BiEncoderBatch, rule: str) -> list[list[int]]:
-    """Slots of the pool that are left out for each question alone."""
-    known = batch.known_positive_ids, batch.known_positive_valid
-    candidates = find_candidates(rule, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
-    return [
-        sorted({slot for slot in row if slot < len(batch.context_valid)})
-        for row in candidates.masked.tolist()
-    ]
 
 
 def _words(batch: TokenBatch, tensorizer: Tensorizer) -> list[str]:
     """Token texts of every sequence."""
     sequences = batch.tokens.split(batch.lengths.tolist())
     return [" ".join(tensorizer.tokenizer.convert_ids_to_tokens(sequence.tolist())) for sequence in sequences]
-
-
-def _name(passage: AnyPassage) -> str:
-    assert isinstance(passage, Passage)
-    parts = [f"[{passage.id}]" if passage.id is not None else "", passage.title, _short(passage.text)]
-    return " ".join(filter(None, parts))
 
 
 def _short(text: str) -> str:

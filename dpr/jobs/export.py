@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
-from dpr.evaluation.report.reading import flatten
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import CardMetadata, export_folder
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
@@ -24,10 +21,8 @@ from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import read_json
 from dpr.storage.outputs import require_writable
-from dpr.training.command_settings import BiEncoderTrainConfig
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_NOT_OF_THE_RUN = ("datasets", "output_dir", "device", "no_cuda")
 
 
 def card_metadata(model_file: str, name: str) -> CardMetadata:
@@ -54,26 +49,10 @@ def card_metadata(model_file: str, name: str) -> CardMetadata:
     return CardMetadata(
         name=name,
         base_model=base,
-        command=_command(config) if config else "",
         seed=fixed.get("seed") if isinstance(fixed.get("seed"), int) else None,
         data={key: list(map(str, found)) for key, found in data.items() if isinstance(found, list) and found},
         validation={key: float(value) for key, value in metrics.items() if type(value) in (int, float)},
     )
-
-
-def _command(config: dict[str, Any]) -> str:
-    """The command of the run: the settings that are not the default ones, files by their names."""
-    defaults = flatten(asdict(BiEncoderTrainConfig()))
-    words = ["dpr train"]
-    for key, text in flatten({key: config[key] for key in config if key not in _NOT_OF_THE_RUN}).items():
-        if text != defaults.get(key):
-            value: Any = config
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if isinstance(value, list):
-                text = f"[{text.replace(', ', ',')}]"
-            words.append(shlex.quote(f"{key}={'null' if text == '-' else text}"))
-    return " ".join(words)
 
 
 def _section(value: Any, *names: str) -> dict[str, Any]:

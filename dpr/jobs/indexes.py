@@ -125,7 +125,12 @@ def open_vector_index(
         raise ConfigError(f"index_path is not for indexer={choice.kind}, which saves nothing; leave it out")
     identity = {"model_fingerprint": model.fingerprint}
     if shards and folder is not None:
-        identity["vectors"] = _digest(shards, vectors)
+        parts = []
+        for shard, item in zip(shards, vectors, strict=True):
+            digest = shard.digest if isinstance(shard, PickledVectors) else ""
+            digest = digest or describe_file(shard.path / MANIFEST)["sha256"]
+            parts.append(f"{digest} {item.prefix if isinstance(item, PrefixedSource) else ''}")
+        identity["vectors"] = _hash(*parts)
     made = (lambda: vectors) if shards else None
     index = IndexStore(choice, folder, identity, corpora, device).load_or_build(made, questions=questions)
     if folder is not None and not shards:
@@ -204,16 +209,6 @@ def _with_prefixes(
         prefix = sources[min(position, len(sources) - 1)].id_prefix
         prefixed.append(PrefixedSource(shard, prefix) if prefix else shard)
     return prefixed
-
-
-def _digest(shards: Sequence[VectorShard | PickledVectors], vectors: Sequence[RowSource]) -> str:
-    """Identity of the vectors and of the ids they are given."""
-    prefixes = [item.prefix if isinstance(item, PrefixedSource) else "" for item in vectors]
-    digests = [
-        shard.digest if isinstance(shard, PickledVectors) else describe_file(shard.path / MANIFEST)["sha256"]
-        for shard in shards
-    ]
-    return _hash(*(f"{digest} {prefix}" for digest, prefix in zip(digests, prefixes, strict=True)))
 
 
 def _hash(*parts: str) -> str:

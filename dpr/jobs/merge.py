@@ -40,7 +40,24 @@ def run(config: MergeConfig) -> None:
     models = _opened(config)
     weights = [{name: tensor.clone() for name, tensor in each.weights().items()} for each in models.values()]
     fingerprints = {name: each.fingerprint for name, each in models.items()}
-    validations = [] if config.set is None else _validations(config)
+    validations = []
+    suite = [] if config.set is None else read_suite(config.set, split=config.split, cache=cache_root(None))
+    for each in suite:
+        if each.options.skip_same_id or each.qrels is None:
+            raise ConfigError(f"set: {each.name} has no judgements, or skip_same_id; choose by another one")
+        settings = RetrievalValidationSettings(
+            corpus=str(each.corpus),
+            questions=str(each.queries),
+            qrels=str(each.qrels),
+            match="qrels",
+            name=each.name,
+            prompt=each.options.prompt,
+            query_prefix=each.options.query_prefix,
+            passage_prefix=each.options.passage_prefix or "",
+        )
+        validations.append(RetrievalValidation(settings))
+        if config.metric not in (known := validations[-1].evaluator.names(validated_names())):
+            raise ConfigError(f"metric={config.metric} is not known; choose one of {', '.join(known)}")
     sets = {each.name: each.content() for each in validations}
     count = len(config.tuned)
     grid = [[1 / count] * count]
@@ -76,30 +93,27 @@ def run(config: MergeConfig) -> None:
             print(f"{out}: {candidates[best]['weights']}")
             model.load_weights(mixed(weights, grid[best]), source=out)
             provenance = candidates[best] | {"models": fingerprints, "metric": config.metric}
-            _write_model(model, steps, provenance | {"candidates": candidates})
+            provenance["candidates"] = candidates
+            # All files of the model are one step; the manifest is the last file.
+            aside = temporary_beside(unfinished / "model")
+            aside.mkdir()
+            try:
+                model.write_to(aside)
+                write_json_file(aside, PROVENANCE, provenance)
+                files = {}
+                for path in sorted(path for path in aside.rglob("*") if path.is_file()):
+                    name = path.relative_to(aside).as_posix()
+                    inside(unfinished, name, stated_in=CLAIM).parent.mkdir(parents=True, exist_ok=True)
+                    files[name] = partial(_copy, path)
+                steps.write_step(0, files)
+            finally:
+                remove(aside)
+            steps.write_manifest({"kind": "model", "made_of": steps.provenance})
         with writing(out):
             if out.is_dir():
                 out.rmdir()  # it is empty
             os.rename(unfinished, out)
             flush(out.parent)
-
-
-def _write_model(model: BiEncoder, steps: Steps, provenance: dict[str, Any]) -> None:
-    """All files of the model are one step; the manifest is the last file."""
-    aside = temporary_beside(steps.folder / "model")
-    aside.mkdir()
-    try:
-        model.write_to(aside)
-        write_json_file(aside, PROVENANCE, provenance)
-        files = {}
-        for path in sorted(path for path in aside.rglob("*") if path.is_file()):
-            name = path.relative_to(aside).as_posix()
-            inside(steps.folder, name, stated_in=CLAIM).parent.mkdir(parents=True, exist_ok=True)
-            files[name] = partial(_copy, path)
-        steps.write_step(0, files)
-    finally:
-        remove(aside)
-    steps.write_manifest({"kind": "model", "made_of": steps.provenance})
 
 
 def _copy(path: Path, file: IO[bytes]) -> None:
@@ -150,24 +164,3 @@ def mixed(models: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> di
         for name, tensor in parts[0][0].items()
         if all(name in weights for weights, _ in parts)  # not a temperature that one alone has learned
     }
-
-
-def _validations(config: MergeConfig) -> list[RetrievalValidation]:
-    validations = []
-    for each in read_suite(str(config.set), split=config.split, cache=cache_root(None)):
-        if each.options.skip_same_id or each.qrels is None:
-            raise ConfigError(f"set: {each.name} has no judgements, or skip_same_id; choose by another one")
-        settings = RetrievalValidationSettings(
-            corpus=str(each.corpus),
-            questions=str(each.queries),
-            qrels=str(each.qrels),
-            match="qrels",
-            name=each.name,
-            prompt=each.options.prompt,
-            query_prefix=each.options.query_prefix,
-            passage_prefix=each.options.passage_prefix or "",
-        )
-        validations.append(RetrievalValidation(settings))
-        if config.metric not in (known := validations[-1].evaluator.names(validated_names())):
-            raise ConfigError(f"metric={config.metric} is not known; choose one of {', '.join(known)}")
-    return validations

@@ -1,4 +1,5 @@
-"""``dpr mine``: hard negatives for training data; the models and vectors that they are searched with."""
+"""``dpr mine``: hard negatives for training data; ``dpr score``: a teacher's scores; and the models and vectors that
+both search with."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
-from dpr.mining.job import audit_lines, mine
+from dpr.mining import job, scoring
 from dpr.mining.negatives import PairScorer
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
-from dpr.mining.settings import MineCommand, MiningSettings
+from dpr.mining.settings import MineCommand, MiningSettings, ScoreCommand
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.retrieval.retrievers import check_vectors_are_of
@@ -25,10 +26,7 @@ from dpr.storage.outputs import require_writable
 
 def run(config: MineCommand) -> None:
     """Writes the data with their negatives and prints an audit."""
-    out = Path(str(config.out))
-    corpus = None if config.corpus is None else Path(config.corpus)
-    require_writable(out)
-    mining = config.part(MiningSettings)
+    out, corpus, scorer = _opened(config)
     search: Search = LexicalSearch()
     if config.model_file:
         search = dense_search(
@@ -41,20 +39,10 @@ def run(config: MineCommand) -> None:
             precision=config.precision,
             batch_tokens=config.batch_tokens,
         )
-    scorer = None
-    if config.cross_encoder:
-        scorer = open_cross_encoder(
-            config.cross_encoder,
-            device=config.device,
-            precision=config.precision,
-            batch_tokens=config.batch_tokens,
-        )
-    if corpus is not None:
-        file_state(corpus)  # a missing file is reported before the data are read
-    audit = mine(
+    audit = job.mine(
         open_training_set(config.files, name="train"),
         out,
-        mining,
+        config.part(MiningSettings),
         search=search,
         scorer=scorer,
         corpus=corpus,
@@ -62,10 +50,56 @@ def run(config: MineCommand) -> None:
         processes=config.processes,
         overwrite=config.overwrite,
     )
-    print("\n".join(audit_lines(audit)))
-    print(
-        f"{out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives"
+    print("\n".join(job.audit_lines(audit)))
+    counts = audit["counts"]
+    print(f"{out}: {counts['questions']:,} questions, {counts['negatives']:,} mined negatives")
+
+
+def run_score(config: ScoreCommand) -> None:
+    """Writes the scored data and prints what the scores are like."""
+    out, corpus, scorer = _opened(config)
+    searches: list[Search] = []
+    if config.model_file and scorer is None:
+        dense = dense_search(
+            config.model_file,
+            encoder=config.encoder,
+            prompt=config.prompt,
+            device=config.device,
+            precision=config.precision,
+            batch_tokens=config.batch_tokens,
+        )
+        searches.append(dense)
+    if scorer is None and (config.hybrid != "none" or not config.model_file):
+        searches.append(LexicalSearch())
+    audit = scoring.score_passages(
+        open_training_set(config.files, name="train"),
+        out,
+        scorer=scorer,
+        searches=searches,
+        weight=config.hybrid_weight,
+        corpus=corpus,
+        processes=config.processes,
+        overwrite=config.overwrite,
     )
+    print("\n".join(scoring.audit_lines(audit)))
+    print(f"{out}: {audit['counts']['passages with a score']:,} scores")
+
+
+def _opened(config: MineCommand | ScoreCommand) -> tuple[Path, Path | None, PairScorer | None]:
+    """What is written and the corpus, both looked at before the data are read, and the cross-encoder."""
+    out = Path(str(config.out))
+    require_writable(out)
+    corpus = None if config.corpus is None else Path(config.corpus)
+    if corpus is not None:
+        file_state(corpus)
+    if not config.cross_encoder:
+        return out, corpus, None
+    where = resolve_device(config.device)
+    batch_tokens = config.batch_tokens or default_batch_tokens(where)
+    scorer = CrossEncoder.load(
+        config.cross_encoder, where, batch_tokens=batch_tokens, precision=config.precision
+    )
+    return out, corpus, scorer
 
 
 def dense_search(
@@ -106,14 +140,4 @@ def dense_search(
         batch_tokens=batch_tokens or default_batch_tokens(where),
         precision=precision,
         prompt=prompt,
-    )
-
-
-def open_cross_encoder(
-    folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0
-) -> PairScorer:
-    """The cross-encoder in a folder; raises CheckpointError where there is none, or it cannot be used."""
-    where = resolve_device(device)
-    return CrossEncoder.load(
-        folder, where, batch_tokens=batch_tokens or default_batch_tokens(where), precision=precision
     )

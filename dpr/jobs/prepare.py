@@ -1,16 +1,16 @@
 """``dpr prepare SOURCE ... out=OUT``: training data from other formats, from a folder of documents, or cut
-from a corpus."""
+from a corpus; ``dpr new-encoder``: an encoder folder with a new vocabulary, for training from scratch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.registry import look_at
-from dpr.preparation.conversion import Corrections, convert, read_options
+from dpr.preparation.conversion import convert
 from dpr.preparation.folder_data import prepare_folder
+from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.preparation.pseudo_questions import prepare_pairs
-from dpr.preparation.settings import FolderSettings, PairFileSettings, PrepareSettings
+from dpr.preparation.settings import FolderSettings, NewEncoderSettings, PairFileSettings, PrepareSettings
 
 
 def run(config: PrepareSettings) -> None:
@@ -22,28 +22,13 @@ def run(config: PrepareSettings) -> None:
         counts = prepare_pairs(source, out, how, overwrite=config.overwrite)
         print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
     elif _is_of_documents(config):
-        reading = config.part(FolderSettings)
-        counts = prepare_folder(source, out, reading, overwrite=config.overwrite, few=config.few)
+        counts = prepare_folder(source, out, config.part(FolderSettings), overwrite=config.overwrite)
         kinds = counts.pop("test questions by kind")
         print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
         if kinds:
             print("test questions are " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()))
     else:
-        corrections = None
-        if config.suspects is not None:
-            corrections = Corrections(Path(config.suspects), relabel=config.relabel)
-        converted = convert(
-            expand_files(config.sources),
-            out,
-            read_options(config),
-            format_name=config.format,
-            to=config.to,
-            skip_bad_rows=config.on_bad_row == "skip",
-            max_bad_rows=config.max_bad_rows,
-            corrections=corrections,
-            overwrite=config.overwrite,
-        )
-        print(f"{out}: {converted or 'there already, made of the same'}")
+        print(f"{out}: {convert(config)}")
 
 
 def _is_of_documents(config: PrepareSettings) -> bool:
@@ -53,3 +38,17 @@ def _is_of_documents(config: PrepareSettings) -> bool:
         return False
     seen = look_at(source)
     return seen.kind == "folder" and not seen.fit
+
+
+def make_encoder(config: NewEncoderSettings) -> None:
+    """Writes an encoder without weights."""
+    out = Path(str(config.out))
+    size = new_encoder(
+        out,
+        str(config.corpus),
+        config.questions,
+        shape=EncoderShape(config.layers, config.hidden, vocab_size=config.vocab_size),
+        tokenizer=config.tokenizer,
+        overwrite=config.overwrite,
+    )
+    print(f"{out}: {config.layers} layer(s), {config.hidden} wide, {size} tokens; weights come with training")

@@ -1,9 +1,11 @@
-"""Retrieval settings -> objects -> rankings, results and metrics."""
+"""``dpr retrieve``: a set of questions -> rankings, results and metrics; ``dpr evaluate``: test sets, or the TREC run of
+any program, -> metrics and a table."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,31 +14,50 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
-from dpr.core.records import Passage, Question
+from dpr.core.records import Passage, Question, text_sha256
+from dpr.data.words import WORDS_VERSION
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
+from dpr.evaluation.comparison import MEAN, as_records, figures_of, rows_of
 from dpr.evaluation.evaluator import Evaluator, without_own_ids
-from dpr.evaluation.ranking_metrics import Qrels, format_table, shown_names, values_of, with_relevant
-from dpr.formats.question_sets import read_qrels, require_judged
-from dpr.formats.results import write_results, write_trec_run
+from dpr.evaluation.ranking_metrics import (
+    Qrels,
+    format_table,
+    shown_names,
+    text_table,
+    values_of,
+    with_relevant,
+)
+from dpr.formats.question_sets import read_qrels, read_questions, require_judged, write_qrels
+from dpr.formats.results import RESULTS, read_metrics, read_trec_run, write_results, write_trec_run
+from dpr.formats.vector_shards import open_shards
+from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import FusedLists, Ranking
-from dpr.jobs.indexes import build_retriever, index_choice
-from dpr.jobs.sources import QuestionSet, resolve_passage_sources, resolve_question_set
+from dpr.jobs.indexes import build_retriever, index_choice, open_text_index
+from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
+from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.retrievers import (
     DenseRetriever,
+    Fusion,
     HybridRetriever,
+    LexicalRetriever,
     QuestionForm,
-    Retriever,
     warn_of_unknown_words,
 )
-from dpr.retrieval.search_folder import SearchSettings
-from dpr.retrieval.settings import QuestionSetConfig, RetrievalConfig
-from dpr.storage.outputs import require_writable
+from dpr.retrieval.search_folder import FILE, SearchSettings
+from dpr.retrieval.settings import EvaluateConfig, IndexerConfig, RetrievalConfig
+from dpr.retrieval.suites import CACHE, TestSet, read_suite
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import durable_file, durable_folder, write_json
+from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
 WEIGHTS = tuple(step / 20 for step in range(21))
+TABLE = "results.md"
 
 
 def run(config: RetrievalConfig) -> float | None:
@@ -59,9 +80,31 @@ def run(config: RetrievalConfig) -> float | None:
     if qrels is not None:
         ids = [question.id for question in questions]
         require_judged(ids, qrels, file=str(config.qrels), of=str(question_set.file))
-    answer_match = answers_by(config, question_set, questions, has_texts=bool(sources))
+    # How answers are matched, if they are looked at.
+    answer_match = config.match if config.match in ("string", "regex") else None
+    has_answers = any(question.answers for question in questions)
+    if answer_match and not has_answers:
+        hint = "give qrels=<file>, or match=none"
+        raise InputError(
+            f"match={answer_match}, but no question has answers", file=question_set.file, hint=hint
+        )
+    if config.match == "auto" and sources and has_answers:
+        answer_match = "string"
+    elif config.match == "auto" and qrels is None:
+        missing = "qrels=<file> gives judgements"
+        if has_answers:
+            missing = "ctx_datasets=[<corpus>] gives the texts to look for answers in"
+        logger.warning("there is nothing to compute metrics from: %s", missing)
     evaluator = Evaluator(questions, qrels, answer_match, config.n_docs)
-    form = question_form(question_set.options, config.encoder_path)
+    options = question_set.options
+    form = QuestionForm(
+        prefix=options.special_query_token,
+        query_prefix=options.query_prefix,
+        prompt=options.prompt,
+        suffix=options.query_special_suffix,
+        selector=options.selector,
+        encoder_type="ctx" if config.encoder_path == "ctx_model" else "question",
+    )
     texts = [form.text(question.text) for question in questions]
     queries = [form.query_text(question.text) for question in questions]
 
@@ -80,13 +123,10 @@ def run(config: RetrievalConfig) -> float | None:
             lexical = without_own_ids(questions, lexical, most)
         fusion = retriever.fusion
         if config.tune_hybrid_weight:
-            hits = hits_of([*dense, *lexical]) if answer_match else set()
+            hits = _ids([*dense, *lexical]) if answer_match else set()
+            matched = require_passages(sources, hits)
             tried_weights = weight_values(
-                evaluator,
-                dense,
-                lexical,
-                metric=config.tune_metric,
-                passages=require_passages(sources, hits),
+                evaluator, dense, lexical, metric=config.tune_metric, passages=matched
             )
             shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
             logger.info("hybrid_weight: %s", shown)
@@ -109,7 +149,8 @@ def run(config: RetrievalConfig) -> float | None:
     passages = None
     with_hits = bool(config.out_file) and config.out_texts
     if sources and (with_hits or answer_match or qrels):
-        passages = texts_of(evaluator, [rankings], sources, with_hits=with_hits)
+        needed = _ids(rankings) if with_hits or answer_match else set()
+        passages = require_passages(sources, needed, also=evaluator.relevant())
     evaluator.check(rankings, passages, own="skip_same_id=true leaves out hits with a question's own id")
     judged = evaluator.evaluate(rankings, passages)
 
@@ -119,18 +160,41 @@ def run(config: RetrievalConfig) -> float | None:
         write_results(config.out_file, results, with_texts=config.out_texts)
         logger.info("results written to %s", config.out_file)
     if config.metrics_file:
-        metadata = {
+        metadata: dict[str, Any] = {
             "question_set": question_set.name,
             "indexer": config.indexer.kind,
             "hybrid": config.hybrid,
             "hybrid_weight": weight,
-            **index_metadata(retriever),
         }
+        dense_side = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
+        index = dense_side.index if isinstance(dense_side, DenseRetriever) else None
+        if index is not None and index.is_saved:  # what was measured of an approximate one
+            recall = index.recall and index.recall.as_dict()
+            metadata["index"] = {"recall": recall, "breadth": index.breadth}
         if tried_weights:
             metadata["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
         evaluator.write_report(Path(config.metrics_file), metadata, texts, rankings, judged, note={})
     if config.search_folder:
-        search_settings(config, sources, form, weight).write(Path(config.search_folder))
+        # How to search the same way. An index that was not saved would be built again for every question.
+        reads_texts = index_choice(config.indexer).index_class.reads == "texts"
+        is_kept = reads_texts or config.index_path is not None
+        name = config.encoder.pretrained_model_cfg
+        search = SearchSettings(
+            model_file=None if reads_texts else config.model_file,
+            encoded_ctx_files=config.vector_patterns(),
+            passages=sources,
+            indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),
+            index_path=config.index_path,
+            bm25_index_path=config.bm25_index_path,
+            hybrid=config.hybrid,
+            hybrid_weight=weight,
+            hybrid_depth=config.hybrid_depth,
+            form=form,
+            # A folder by its absolute path, so that it is found from anywhere.
+            pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
+            text=config.encoder.part(GivenTextSettings),
+        )
+        search.write(Path(config.search_folder))
     if config.trec_run_file:  # after the others, as it cannot hold every id
         run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
         write_trec_run(config.trec_run_file, run)
@@ -183,97 +247,187 @@ def weight_values(
     return values
 
 
-def texts_of(
-    evaluator: Evaluator,
-    runs: Iterable[Sequence[Ranking]],
-    sources: Sequence[PassageSource],
-    *,
-    with_hits: bool = False,
-) -> dict[str, Passage]:
-    """One pass over the corpus for the passages judged relevant, and, where answers are matched or ``with_hits``,
-    for all hits."""
-    needed: set[str] = set()
-    also = evaluator.relevant()
-    for rankings in runs:
-        if with_hits or evaluator.answer_match:
-            needed |= hits_of(rankings)
-    return require_passages(sources, needed, also=also)
-
-
-def hits_of(rankings: Sequence[Ranking]) -> set[str]:
+def _ids(rankings: Sequence[Ranking]) -> set[str]:
     """All passages of the rankings."""
     return {passage for ranking in rankings for passage, _ in ranking}
 
 
-def index_metadata(retriever: Retriever) -> dict[str, Any]:
-    """What was measured of an approximate index, for the metrics file."""
-    dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
-    index = dense.index if isinstance(dense, DenseRetriever) else None
-    if index is None or not index.is_saved:
-        return {}
-    return {
-        "index": {
-            "recall": index.recall and index.recall.as_dict(),
-            "breadth": index.breadth,
-        }
-    }
-
-
-def question_form(options: QuestionSetConfig, encoder_path: str | None) -> QuestionForm:
-    """How the questions of a set are presented to the model."""
-    return QuestionForm(
-        prefix=options.special_query_token,
-        query_prefix=options.query_prefix,
-        prompt=options.prompt,
-        suffix=options.query_special_suffix,
-        selector=options.selector,
-        encoder_type="ctx" if encoder_path == "ctx_model" else "question",
-    )
-
-
-def answers_by(
-    config: RetrievalConfig, question_set: QuestionSet, questions: Sequence[Question], *, has_texts: bool
-) -> str | None:
-    """How answers are matched; None where they are not looked at."""
-    match = config.match
-    has_answers = any(question.answers for question in questions)
-    if match in ("string", "regex"):
-        if not has_answers:
-            hint = "give qrels=<file>, or match=none"
-            raise InputError(f"match={match}, but no question has answers", file=question_set.file, hint=hint)
-        return match
-    if match == "auto" and has_texts and has_answers:
-        return "string"
-    if match == "auto" and config.qrels is None:
-        missing = (
-            "ctx_datasets=[<corpus>] gives the texts to look for answers in"
-            if has_answers
-            else "qrels=<file> gives judgements"
+def evaluate(config: EvaluateConfig) -> float | None:
+    """Evaluates what is not evaluated yet, and writes the results of all sets. Returns the mean nDCG@10 of
+    the last system."""
+    if launched("WORLD_SIZE") > 1:
+        raise ConfigError(
+            "evaluation runs in one process; start it without torchrun (a GPU is used when there is one)"
         )
-        logger.warning("there is nothing to compute metrics from: %s", missing)
-    return None
-
-
-def search_settings(
-    config: RetrievalConfig, sources: list[PassageSource], form: QuestionForm, weight: float | None
-) -> SearchSettings:
-    """How to search the same way, for ``search.json``."""
-    name = config.encoder.pretrained_model_cfg
-    reads_texts = index_choice(config.indexer).index_class.reads == "texts"
-    is_kept = reads_texts or config.index_path is not None
-    return SearchSettings(
-        model_file=None if reads_texts else config.model_file,
-        encoded_ctx_files=config.vector_patterns(),
-        passages=sources,
-        # An index that was not saved would be built again for every question.
-        indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),
-        index_path=config.index_path,
-        bm25_index_path=config.bm25_index_path,
-        hybrid=config.hybrid,
-        hybrid_weight=weight,
-        hybrid_depth=config.hybrid_depth,
-        form=form,
-        # A folder by its absolute path, so that it is found from anywhere.
-        pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
-        text=config.encoder.part(GivenTextSettings),
+    if config.run_file is not None:
+        return _evaluate_run_file(config)
+    out = Path(str(config.output_dir))
+    require_writable(out, folder=True)
+    cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
+    sets = read_suite(
+        str(config.set), split=config.split, cache=cache, data=config.data, suites=config.suites
     )
+
+    # A run that has been searched says which model and hybrid it is searched with.
+    fusion = Fusion()
+    if config.run and (Path(config.run) / FILE).is_file():
+        stored = SearchSettings.read(Path(config.run))
+        if stored.model_file and config.model_file == config.run:
+            config = replace(config, model_file=stored.model_file)
+        if stored.hybrid == "linear" and stored.hybrid_weight is not None:
+            fusion = Fusion(weight=stored.hybrid_weight, depth=stored.hybrid_depth)
+    if config.hybrid_weight is not None:
+        fusion = Fusion(weight=config.hybrid_weight)
+    model = None
+    if config.needs_model:
+        device = resolve_device(config.device_or_cpu)
+        model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
+        model.keep_dimensions(config.dimensions)
+
+    for number, test_set in enumerate(sets, 1):
+        logger.info("%s, test set %d of %d", test_set.name, number, len(sets))
+        made_of: dict[str, Any] = {"model": model and model.fingerprint}
+        for part in ("corpus", "queries", "qrels"):
+            if (file := getattr(test_set, part)) is not None:
+                made_of[part] = content_sha256(file)[:32]
+        for name in ("systems", "n_docs"):
+            made_of[name] = getattr(config, name)
+        for name in ("prompt", "query_prefix", "passage_prefix", "skip_same_id"):
+            made_of[name] = getattr(test_set.options, name)
+        if model is not None:
+            made_of["precision"] = config.precision
+        if "hybrid" in config.systems:
+            made_of["hybrid"] = asdict(fusion)
+        if config.needs_words:
+            made_of |= {**asdict(config.bm25), "words": WORDS_VERSION}
+        with output(out / test_set.name, made_of, overwrite=config.overwrite) as is_needed:
+            if is_needed:
+                _evaluate_set(config, test_set, out / test_set.name, cache, model, fusion, made_of)
+
+    runs = {
+        test_set.name: {
+            system: read_metrics(out / test_set.name / f"{system}.json") for system in config.systems
+        }
+        for test_set in sets
+    }
+    figures = figures_of(runs)
+    results = {
+        "model_file": config.model_file,
+        "model_fingerprint": model and model.fingerprint,
+        "n_docs": config.n_docs,
+        "sets": list(runs),
+        "systems": config.systems,
+        "figures": as_records(figures),
+    }
+    write_json(out / RESULTS, results, note={})
+    head, *body = rows_of(figures)
+    with durable_file(out / TABLE, note={}) as table:
+        for line in (head, ["---", *["---:"] * (len(head) - 1)], *body):
+            table.write(f"| {' | '.join(line)} |\n")
+    print(text_table([head, *body]))
+    logger.info("%s and %s written", out / RESULTS, out / TABLE)
+    last = figures[MEAN if len(sets) > 1 else sets[0].name].get(config.systems[-1], {})
+    return next((one.mean for one in last.values()), None)
+
+
+def _evaluate_set(
+    config: EvaluateConfig,
+    test_set: TestSet,
+    target: Path,
+    cache: Path,
+    model: BiEncoder | None,
+    fusion: Fusion,
+    made_of: Mapping[str, Any],
+) -> None:
+    """Writes the folder of a set."""
+    options = test_set.options
+    qrels = None if test_set.qrels is None else read_qrels(test_set.qrels)
+    questions = read_questions(test_set.queries)
+    if qrels is None:
+        questions = [question for question in questions if question.answers]
+    else:
+        ids = [question.id for question in questions]
+        require_judged(ids, qrels, file=str(test_set.qrels), of=str(test_set.queries))
+        questions = [question for question in questions if question.id in qrels]
+    source = PassageSource(test_set.corpus, test_set.name, passage_prefix=options.passage_prefix or "")
+
+    # Both sides are searched once; the hybrid is made of what they found.
+    form = QuestionForm(prompt=options.prompt, query_prefix=options.query_prefix)
+    queries = [form.query_text(question.text) for question in questions]
+    retrievers: dict[str, LexicalRetriever | DenseRetriever] = {}
+    if config.needs_words:
+        choice = index_choice(IndexerConfig(kind="bm25", **asdict(config.bm25)))
+        folder = _cached(cache, f"{test_set.name}-bm25", [content_sha256(source.file), choice.metadata()])
+        retrievers["bm25"] = LexicalRetriever(open_text_index(choice, [source], str(folder)))
+    if model is not None:
+        agreed = source.agreed(model.tensorizer.text)
+        start = _cached(cache, source.name, [model.fingerprint, agreed.identity(), config.precision])
+        embedding = EmbedConfig(
+            out_file=str(start), precision=config.precision, batch_tokens=config.batch_tokens
+        )
+        embed_shard(model, source, embedding)
+        index = ExactIndex(open_shards([f"{start}_0"]), device=model.device)
+        retrievers["dense"] = DenseRetriever(model, index, form=form)
+        warn_of_unknown_words(retrievers["dense"], queries, str(test_set.queries))
+    depth = max(config.n_docs, fusion.depth) if "hybrid" in config.systems else config.n_docs
+    rankings: dict[str, list[Ranking]] = {}
+    for system, retriever in retrievers.items():
+        found = retriever.retrieve(queries, depth + options.skip_same_id)
+        rankings[system] = without_own_ids(questions, found, depth) if options.skip_same_id else found
+    if "hybrid" in config.systems:
+        rankings["hybrid"] = fusion.fuse(rankings["dense"], rankings["bm25"], config.n_docs)
+    rankings = {system: [hits[: config.n_docs] for hits in rankings[system]] for system in config.systems}
+
+    evaluator = Evaluator(questions, qrels, "string" if qrels is None else None, config.n_docs)
+    needed = set()
+    if evaluator.answer_match:
+        needed = {passage for listed in rankings.values() for passage in _ids(listed)}
+    passages = require_passages([source], needed, also=evaluator.relevant())
+    own = "skip_same_id: true in the set's entry leaves out hits with a question's own id"
+    evaluator.check(rankings[config.systems[-1]], passages, own=own)
+    texts = [form.text(question.text) for question in questions]
+    manifest = {"kind": "evaluation", "made_of": made_of}
+    with durable_folder(target, overwrite=config.overwrite, metadata=manifest) as folder:
+        for system, listed in rankings.items():
+            metadata: dict[str, Any] = {"question_set": test_set.name}
+            metadata["indexer"] = "bm25" if system == "bm25" else "exact"
+            if system == "hybrid":
+                metadata |= {"hybrid": "linear", "hybrid_weight": fusion.weight}
+            judged = evaluator.evaluate(listed, passages)
+            file = folder / f"{system}.json"
+            evaluator.write_report(file, metadata, texts, listed, judged)
+        try:
+            for system, listed in rankings.items():
+                by_id = {question.id: hits for question, hits in zip(questions, listed, strict=True)}
+                write_trec_run(folder / f"{system}.run", by_id, system)
+            if qrels is not None:
+                write_qrels(folder / "qrels.txt", qrels)
+        except InputError as error:
+            logger.warning("%s: not all TREC files are written: %s", test_set.name, error.found)
+
+
+def _cached(cache: Path, name: str, metadata: Any) -> Path:
+    return cache / f"{name}-{text_sha256(json.dumps(metadata, sort_keys=True))[:16]}"
+
+
+def _evaluate_run_file(config: EvaluateConfig) -> float | None:
+    """The metrics of a run over all judged questions; one that is not in the run counts as 0, as with
+    trec_eval's option -c."""
+    if config.metrics_file:
+        require_writable(config.metrics_file)
+    qrels = read_qrels(str(config.qrels))
+    run = read_trec_run(str(config.run_file), as_trec_eval=True)
+    require_judged(list(run), qrels, file=str(config.qrels), of=str(config.run_file))
+    rankings = [run.get(key, []) for key in qrels]
+    num_docs = max(config.n_docs, *map(len, rankings))
+    evaluator = Evaluator([Question(key, key) for key in qrels], qrels, num_docs=num_docs)
+    evaluator.check(rankings)
+    judged = evaluator.evaluate(rankings)
+    name = Path(str(config.qrels)).name.partition(".")[0]
+    if config.metrics_file:
+        metadata = {"question_set": name, "indexer": "run file"}
+        evaluator.write_report(Path(config.metrics_file), metadata, list(qrels), rankings, judged, note={})
+    columns = {key: key for key in [*shown_names(), "map"]}
+    print(f"{name}, {len(judged.judged_ids)} questions")
+    print(format_table({Path(str(config.run_file)).name: judged.metrics}, columns))
+    return judged.metrics.get("ndcg@10")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -83,9 +84,11 @@ def search_settings(
         settings = SearchSettings.read(folder)
         settings = replace(settings, passages=[] if corpus else settings.passages).confined(folder)
     elif folder is not None:
-        here = [path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))]
-        vectors_here = [str(path) for path in here if _holds_vectors(path)]
-        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=vectors_here)
+        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=[])
+        for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
+            with suppress(InputError):  # no folder of vectors
+                if VectorShard(manifest.parent, verify=False).num_vectors:
+                    settings.encoded_ctx_files.append(str(manifest.parent))
     if corpus:
         settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
     if model:
@@ -98,19 +101,12 @@ def search_settings(
         settings = replace(settings, hybrid_weight=weight, hybrid="linear")
     if (kind := settings.indexer.get("kind")) not in KINDS and indexer != kind:
         raise ConfigError(
-            f"{FILE} names the class {kind!r}; code is run for names that you give only: indexer={kind}"
-            f" (--indexer {kind})"
+            f"{FILE} names the class {kind!r}; code is run for names that you give only, from Python:"
+            f" Retriever.open(folder, indexer={kind!r})"
         )
     if not settings.passages:
         raise ConfigError("there is no corpus to show texts of; name it with corpus= (--corpus)")
     return settings
-
-
-def _holds_vectors(folder: Path) -> bool:
-    try:
-        return bool(VectorShard(folder, verify=False).num_vectors)
-    except InputError:
-        return False
 
 
 @dataclass
@@ -138,16 +134,13 @@ class StoredCorpus:
     @property
     def modes(self) -> tuple[str, ...]:
         """What there are the files for."""
-        return SEARCH_MODES if self._has_dense else ("bm25",)
+        stored = self.settings
+        has_vectors = stored.encoded_ctx_files or stored.index_path
+        return SEARCH_MODES if stored.model_file and has_vectors else ("bm25",)
 
     @property
     def _reads_texts(self) -> bool:
         return index_class(self.settings.indexer["kind"]).reads == "texts"
-
-    @property
-    def _has_dense(self) -> bool:
-        stored = self.settings
-        return bool(stored.model_file and (stored.encoded_ctx_files or stored.index_path))
 
     @property
     def fusion(self) -> Fusion:
@@ -176,17 +169,18 @@ class StoredCorpus:
         """Opens ``dense`` or ``bm25``."""
         stored = self.settings
         sources = stored.passages
-        if self._has_dense or self._reads_texts:  # the folder's own settings are checked whatever the mode is
+        if (
+            "dense" in self.modes or self._reads_texts
+        ):  # the folder's own settings are checked whatever the mode is
             self._config(stored)
         with no_downloads():  # of models that search.json names
             if mode == "bm25":
+                path = stored.bm25_index_path
                 if self._reads_texts:
-                    choice = index_choice(_indexer(stored))
-                    path = stored.bm25_index_path or stored.index_path
+                    path = path or stored.index_path
                 else:
-                    words = _indexer(replace(stored, indexer=stored.indexer | {"kind": "bm25"}))
-                    choice = index_choice(words)
-                    path = stored.bm25_index_path
+                    stored = replace(stored, indexer=stored.indexer | {"kind": "bm25"})
+                choice = index_choice(_indexer(stored))
                 return LexicalRetriever(open_text_index(choice, sources, path))
             if self._reads_texts:
                 if not stored.encoded_ctx_files:
@@ -207,9 +201,8 @@ class StoredCorpus:
                 self.settings, indexer=_EXACT, index_path=None, hybrid="none", hybrid_weight=None
             )
             config = self._config(stored)
-            device = side.model.device
             choice = index_choice(config.indexer)
-            self._exact = open_vector_index(config, choice, side.model, stored.passages, device)
+            self._exact = open_vector_index(config, choice, side.model, stored.passages, side.model.device)
         return self._exact
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
@@ -307,11 +300,10 @@ class MemoryCorpus:
         rows = []
         for number, record in enumerate(self._records):
             try:
-                rows.append(
-                    tuple(checked_field(name, kind, field_of(record, name)) for name, kind in kinds.items())
-                )
+                row = [checked_field(name, kind, field_of(record, name)) for name, kind in kinds.items()]
             except ValueError as error:
                 raise InputError(f"passage {number}: {error}") from None
+            rows.append(tuple(row))
         return PassageFields.of(encode_ids(list(self.passages)), kinds, rows)
 
 
@@ -324,13 +316,28 @@ def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage,
     """
     seen: set[str] = set()
     for index, (where, record) in enumerate(_given(passages)):
+        number = str(known + index)
         try:
-            passage = _passage(record, str(known + index))
+            if isinstance(record, str):
+                passage = Passage(checked_text({"text": record}, "text"), "", number)
+            elif isinstance(record, Passage):
+                passage = record if record.id else replace(record, id=number)
+            elif isinstance(record, Mapping):
+                text = checked_text(record, require_name(record, PASSAGE_TEXTS, "text"))
+                key = first_id(record, PASSAGE_IDS, number)
+                passage = Passage(text, title_in(record), key, origin=origin_of(record))
+            else:
+                raise ValueError(
+                    f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage"
+                )
+            key = str(passage.id)
+            if len(key.encode(errors="replace")) > MAX_ID_BYTES or "\0" in key:
+                raise ValueError(f"its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
         except ValueError as error:
             raise InputError(f"{where}: {error}") from None
-        if passage.id in seen:
-            raise InputError(f"{where}: the id {passage.id!r} occurs twice", expected="unique ids")
-        seen.add(str(passage.id))
+        if key in seen:
+            raise InputError(f"{where}: the id {key!r} occurs twice", expected="unique ids")
+        seen.add(key)
         yield passage, record if isinstance(record, Mapping) else {}
 
 
@@ -339,40 +346,18 @@ def _given(passages: Passages) -> Iterator[tuple[str, Record]]:
     if isinstance(passages, str | Path):
         file = user_path(passages)
         if not file.is_file():
-            raise InputError(
-                "there is no such file",
-                file=str(passages)[:200],
-                hint="passages are a file, or a list of texts or records",
-            )
+            hint = "passages are a file, or a list of texts or records"
+            raise InputError("there is no such file", file=str(passages)[:200], hint=hint)
         if has_records(file):
             yield from ((f"{file}:{line}", record) for line, record in read_records(file))
         else:
             numbered = enumerate(read_passages(file), 1)
             yield from ((f"{file}, passage {number}", passage) for number, passage in numbered)
     elif isinstance(passages, Mapping | Passage) or not isinstance(passages, Iterable):
-        raise InputError(
-            f"passages is {describe(passages)}",
-            expected="a file, or a list of texts, dictionaries with 'text', or Passage",
-        )
+        expected = "a file, or a list of texts, dictionaries with 'text', or Passage"
+        raise InputError(f"passages is {describe(passages)}", expected=expected)
     else:
         yield from ((f"passage {index}", record) for index, record in enumerate(passages))
-
-
-def _passage(record: Record, number: str) -> Passage:
-    if isinstance(record, str):
-        made = Passage(checked_text({"text": record}, "text"), "", number)
-    elif isinstance(record, Passage):
-        made = record if record.id else replace(record, id=number)
-    elif isinstance(record, Mapping):
-        text = checked_text(record, require_name(record, PASSAGE_TEXTS, "text"))
-        made = Passage(
-            text, title_in(record), first_id(record, PASSAGE_IDS, number), origin=origin_of(record)
-        )
-    else:
-        raise ValueError(f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage")
-    if len(str(made.id).encode(errors="replace")) > MAX_ID_BYTES or "\0" in str(made.id):
-        raise ValueError(f"its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
-    return made
 
 
 def build_in(
@@ -391,11 +376,7 @@ def build_in(
     """
     mode = mode or ("bm25" if model is None else "dense")
     if mode not in SEARCH_MODES or (model is None and mode != "bm25"):
-        raise ConfigError(
-            f"mode={mode!r} is for a model; give one, or leave mode out"
-            if mode in SEARCH_MODES
-            else f"mode={mode!r} is not known"
-        )
+        raise ConfigError(f"mode={mode!r}, expected bm25, or with a model dense or hybrid")
     kind = index_class(indexer)
     if kind.reads == "texts" or indexer not in KINDS:
         raise ConfigError(
@@ -409,18 +390,16 @@ def build_in(
     else:
         source = PassageSource(folder / "corpus.jsonl", "corpus")
         _write(source.file, passages, 0)
-    if (folder / FILE).is_file() and [
-        item.file.resolve() for item in SearchSettings.read(folder).passages
-    ] != [source.file.resolve()]:
-        raise InputError(
-            "names other passages", file=folder / FILE, hint="open the folder, or choose another one"
-        )
-    index = {"kind": "bm25"} if mode == "bm25" else {"kind": indexer}
+    if (folder / FILE).is_file():
+        files = [item.file.resolve() for item in SearchSettings.read(folder).passages]
+        if files != [source.file.resolve()]:
+            hint = "open the folder, or choose another one"
+            raise InputError("names other passages", file=folder / FILE, hint=hint)
     made = SearchSettings(
         passages=[source],
         bm25_index_path=str(folder / "bm25"),
         hybrid="linear" if mode == "hybrid" else "none",
-        indexer=index,
+        indexer={"kind": "bm25" if mode == "bm25" else indexer},
     )
     if model is not None:
         if isinstance(model, BiEncoder):
@@ -429,12 +408,9 @@ def build_in(
             if not file.exists():
                 model.save(file)
             elif (found := BiEncoder.load(file).fingerprint) != model.fingerprint:
-                raise InputError(
-                    f"holds another model ({found!r})",
-                    file=file,
-                    expected=repr(model.fingerprint),
-                    hint="choose another folder",
-                )
+                expected = repr(model.fingerprint)
+                hint = "choose another folder"
+                raise InputError(f"holds another model ({found!r})", file=file, expected=expected, hint=hint)
         else:
             loaded = BiEncoder.load(model, device=resolve_device(device))
             file = Path(model)

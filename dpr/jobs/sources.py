@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import get_logger
 from dpr.core.paths import matching_paths, user_path
 from dpr.core.records import Question
 from dpr.core.settings import Settings, listed, suggestion
@@ -20,8 +19,6 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.question_sets import read_questions
 from dpr.formats.training_files.registry import look_at
 from dpr.retrieval.settings import QuestionSetConfig
-
-logger = get_logger(__name__)
 
 
 class _Kind(NamedTuple):
@@ -84,7 +81,20 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
             options = _read_entry(_TRAINING_SETS, short_name, name)
             files = _entry_files(short_name, options)
         elif isinstance(name, str) and name:
-            short_name, files, options = _training_set(name, catalogue)
+            path = Path(name)
+            short_name = _short_name(path.name)
+            options = DataSetSettings()
+            files = _expand(name) or ((path,) if path.is_dir() and look_at(path).fit else ())
+            if name in catalogue and not path.is_file():
+                short_name = name
+                options = _read_entry(_TRAINING_SETS, name, catalogue[name])
+                files = _entry_files(name, options)
+            elif not files and path.is_dir():
+                raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
+            elif not files and glob.has_magic(name):
+                raise ConfigError(f"no file matches {name}")
+            elif not files:
+                raise _unknown(_TRAINING_SETS, name, catalogue)
         else:
             raise ConfigError(
                 f"{name!r} is not a data set; give names of the catalogue, paths, entries with a file, or a"
@@ -97,21 +107,6 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
             number += 1
         sources[unique] = NamedSource(unique, files, options)
     return list(sources.values())
-
-
-def _training_set(name: str, catalogue: Mapping[str, Any]) -> tuple[str, tuple[Path, ...], DataSetSettings]:
-    path = Path(name)
-    if name in catalogue and not path.is_file():
-        options = _read_entry(_TRAINING_SETS, name, catalogue[name])
-        return name, _entry_files(name, options), options
-    files = _expand(name) or ((path,) if path.is_dir() and look_at(path).fit else ())
-    if files:
-        return _short_name(path.name), files, DataSetSettings()
-    if path.is_dir():
-        raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
-    if glob.has_magic(name):
-        raise ConfigError(f"no file matches {name}")
-    raise _unknown(_TRAINING_SETS, name, catalogue)
 
 
 def _entry_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
@@ -240,12 +235,9 @@ def _read_entry(kind: _Kind, name: str, entry: Any) -> Any:
             f"{key}._target_={target} is not supported; leave _target_ out, formats are told apart by content"
         )
     ignored = ("_target_", *kind.without_effect)
-    options = kind.options.from_mapping(
+    return kind.options.from_mapping(
         {option: value for option, value in entry.items() if option not in ignored}, f"{key}."
     )
-    for prefix in ("query_prefix", "passage_prefix"):
-        warn_of_lost_space(f"{key}.{prefix}", entry.get(prefix) or "")
-    return options
 
 
 def _unknown(kind: _Kind, name: str, entries: Mapping[str, Any], *, setting: str = "") -> ConfigError:
@@ -276,13 +268,3 @@ def _published_form(kind: _Kind, name: str, file: str, source: str | None) -> Pa
     raise ConfigError(
         f"{kind.what} {name}: {file} does not exist\n{where}, or name your copy: {kind.key}.{name}.file=<path>"
     )
-
-
-def warn_of_lost_space(key: str, prefix: str) -> None:
-    """Warns of a prefix that ends in a colon: most models know "query: ", and shells and YAML easily lose its
-    space."""
-    if prefix.endswith(":"):
-        message = (
-            "%s=%r ends without a space, so texts follow the colon at once; write %r if one belongs there"
-        )
-        logger.warning(message, key, prefix, prefix + " ")

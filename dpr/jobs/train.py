@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
@@ -17,7 +16,7 @@ from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import TextSettings
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.sources import NamedSource, resolve_training_files, warn_of_lost_space
+from dpr.jobs.sources import NamedSource, resolve_training_files
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
@@ -97,8 +96,6 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         ConfigError: ``encoder`` says of vectors or texts what the model states otherwise.
     """
     encoder = config.encoder
-    for key in ("query_prompt", "passage_prompt"):
-        warn_of_lost_space(f"encoder.{key}", getattr(encoder, key) or "")
     options = TowerOptions(
         **vars(config.loss.part(TemperatureSettings)), **vars(encoder.part(RunningSettings))
     )
@@ -208,7 +205,6 @@ def open_sets(
                 " one for each"
             )
     opened: OpenedSets = []
-    bad_rows: dict[str, Any] = {"on_bad_row": config.on_bad_row, "max_bad_rows": config.max_bad_rows}
     scales = [source.options.loss_scale for source in sources] if loss_scales is None else loss_scales
     for source, scale in zip(sources, scales, strict=True):
         given = source.options
@@ -216,32 +212,30 @@ def open_sets(
         if given.reader is not None:
             data = user_data(given.reader, source.files, name=source.name)
         elif given.pairs is not None:
-            data = open_pairs(source)
+            if len(source.files) > 1:
+                raise ConfigError(
+                    f"datasets.{source.name}.file names {len(source.files)} files, but pairs are cut from one"
+                    " corpus; make an entry of each"
+                )
+            data = PseudoPairs(
+                source.files[0],
+                name=source.name,
+                kinds=given.pairs,
+                held_back=given.held_back,
+                held_only=given.held_only,
+            )
         else:
-            data = open_training_set(source.files, name=source.name, **bad_rows)
+            data = open_training_set(
+                source.files,
+                name=source.name,
+                on_bad_row=config.on_bad_row,
+                max_bad_rows=config.max_bad_rows,
+            )
         if given.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
             keys = f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true"
             raise ConfigError(f"{keys} are mutually exclusive; nothing would train")
         opened.append((data, replace(given, file=None, reader=None, source=None, loss_scale=scale)))
     return opened
-
-
-def open_pairs(source: NamedSource) -> PseudoPairs:
-    """The pairs that a set's options ask for, cut from its corpus."""
-    given = source.options
-    key = f"datasets.{source.name}"
-    if len(source.files) > 1:
-        raise ConfigError(
-            f"{key}.file names {len(source.files)} files, but pairs are cut from one corpus; make an entry of"
-            " each"
-        )
-    return PseudoPairs(
-        source.files[0],
-        name=source.name,
-        kinds=given.pairs,
-        held_back=given.held_back,
-        held_only=given.held_only,
-    )
 
 
 def build_trainer(

@@ -14,32 +14,45 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample, text_sha256
 from dpr.data.words import find_near_duplicates
-from dpr.formats.corpora import write_passages
+from dpr.formats.corpora import is_json_name, write_passages
+from dpr.formats.delimited import form_of, rows_of
 from dpr.formats.document_files import READERS, read_document
-from dpr.formats.documents import Document
+from dpr.formats.documents import (
+    ANSWERS,
+    QUESTIONS,
+    Block,
+    Document,
+    Section,
+    column,
+    decoded,
+    one_line,
+)
+from dpr.formats.json_records import iter_json_objects
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
-from dpr.preparation.given_questions import find_answers, read_given
 from dpr.preparation.passages import (
     GIVEN,
     KINDS,
     Piece,
     QuestionPair,
     cut,
+    cut_section,
     made_questions,
     one_for_each_passage,
+    passage_prefix,
     without_questions,
+    words_of,
 )
 from dpr.preparation.settings import FolderSettings
 from dpr.storage.checksums import content_sha256
@@ -117,16 +130,14 @@ _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
 
 
 def prepare_folder(
-    folder: Path, out: Path, settings: FolderSettings, *, overwrite: bool = False, few: bool = False
+    folder: Path, out: Path, settings: FolderSettings, *, overwrite: bool = False
 ) -> dict[str, Any]:
     """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
 
-    Too few questions to train on and to hold out are an error; with ``few``, the corpus alone is written
-    then, with a warning.
+    Where there are too few questions to train on and to hold out, the corpus alone is written, with a warning.
 
     Raises:
-        InputError: nothing can be read, there are too few questions, or ``out`` exists, made of something
-        else, without ``overwrite``.
+        InputError: nothing can be read, or ``out`` exists, made of something else, without ``overwrite``.
         ConfigError: settings that do not fit.
     """
     settings.check()
@@ -143,18 +154,12 @@ def prepare_folder(
         if not is_missing:
             return dict(read_manifest(out)["metadata"]["counts"])
         with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
-            metadata["counts"] = counts = _make(target, folder, files, settings, questions, few=few)
+            metadata["counts"] = counts = _make(target, files, settings, questions)
     return counts
 
 
 def _make(
-    target: Path,
-    folder: Path,
-    files: Mapping[str, Path],
-    settings: FolderSettings,
-    questions: Path | None,
-    *,
-    few: bool,
+    target: Path, files: Mapping[str, Path], settings: FolderSettings, questions: Path | None
 ) -> dict[str, Any]:
     logger.info("reading %d files", len(files))
     documents: dict[str, Document] = {}
@@ -170,25 +175,40 @@ def _make(
     repeats = find_near_duplicates([piece.passage().text for piece in pieces], threshold=_ALIKE)
     kept = [piece for piece, original in zip(pieces, repeats, strict=True) if original is None]
     num_repeats = len(pieces) - len(kept)
-    asked = made_questions(kept)
+    pairs = made_questions(kept)
     if questions is not None:
-        rows = read_given(questions)
         given, added = find_answers(
-            rows, kept, name=questions.name, words=settings.words, overlap=settings.overlap
+            read_given(questions), kept, name=questions.name, words=settings.words, overlap=settings.overlap
         )
         kept += added
-        asked += given
-    logger.info("%d passages, %d questions", len(kept), len(asked))
-    by_split = split_questions(asked, seed=settings.seed) if len(asked) >= LEAST_QUESTIONS else {}
+        pairs += given
+    logger.info("%d passages, %d questions", len(kept), len(pairs))
+    by_split = split_questions(pairs, settings.seed) if len(pairs) >= LEAST_QUESTIONS else {}
     if not all(by_split.get(name) for name in (TRAIN, DEV, TEST)):
-        found = f"only {len(asked)} questions were found, too few to train on and to hold out"
-        if not few:
-            hint = "name a larger folder, give questions=FILE, or write the corpus alone with few=true"
-            hint += "".join(f" ({name}: {reason})" for name, reason in list(bad.items())[:1])
-            raise InputError(found, file=folder, hint=hint)
-        logger.warning("%s: the corpus alone is written", found)
+        more = "".join(f" ({name}: {reason})" for name, reason in list(bad.items())[:1])
+        message = (
+            "only %d questions were found, too few to train on and to hold out: the corpus alone is written"
+        )
+        logger.warning(message + "; a larger folder, or questions=FILE, gives more%s", len(pairs), more)
         by_split = {TRAIN: [], DEV: [], TEST: []}
-    _write(target, kept, by_split, bad)
+
+    write_passages(target / CORPUS, (piece.passage() for piece in kept))
+    with durable_file(target / UNREAD) as out:
+        for name, reason in bad.items():
+            out.write(json.dumps({"file": name, "reason": reason}, ensure_ascii=False) + "\n")
+    if by_split[TRAIN]:
+        held_out = without_questions(kept, [*by_split[DEV], *by_split[TEST]])
+        write_passages(target / EVALUATION_CORPUS, held_out)
+        for split in (TRAIN, DEV):
+            samples = (TrainingSample(one.text, (one.positive(),)) for one in by_split[split])
+            write_training_set(target / f"{split}.jsonl", samples)
+        for split in (DEV, TEST):
+            keyed = {f"{split}-{number}": one for number, one in enumerate(by_split[split])}
+            listed = [Question(one.text, key) for key, one in keyed.items()]
+            write_questions(target / f"{split}_questions.jsonl", listed)
+            qrels = {key: {piece.id: 1 for piece in one.pieces} for key, one in keyed.items()}
+            write_qrels(target / f"{split}_qrels.tsv", qrels)
+
     kinds = Counter(one.kind for one in by_split[TEST])
     counts: dict[str, Any] = {
         "files": len(documents),
@@ -196,12 +216,12 @@ def _make(
         "passages": len(kept),
         "near-duplicates left out": num_repeats,
     }
-    counts |= {f"{split} questions": len(pairs) for split, pairs in by_split.items()}
+    counts |= {f"{split} questions": len(of_split) for split, of_split in by_split.items()}
     counts["test questions by kind"] = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
     return counts
 
 
-def split_questions(asked: Sequence[QuestionPair], *, seed: int) -> dict[str, list[QuestionPair]]:
+def split_questions(pairs: Sequence[QuestionPair], seed: int) -> dict[str, list[QuestionPair]]:
     """The questions of train, dev and test; of each held-out passage one question, of train passages all.
 
     What is held out together: a file; where there are few, a part under an outer heading; where these are
@@ -209,84 +229,40 @@ def split_questions(asked: Sequence[QuestionPair], *, seed: int) -> dict[str, li
     passages of a section. Of given questions those with the same best passage, or if that leaves nothing for
     a split, each alone.
     """
-    given = [one for one in asked if one.kind == GIVEN]
-    candidates = given or one_for_each_passage(asked)
-    groupings: tuple[Callable[[QuestionPair], str], ...]
-    groupings = (
-        (lambda one: one.pieces[0].id, lambda one: one.text)
-        if given
-        else (_file, _outer_heading, _heading, _part)
-    )
-    for group_of in groupings:
+    given = [one for one in pairs if one.kind == GIVEN]
+    candidates = given or one_for_each_passage(pairs)
+    for depth in range(2 if given else 4):
         if (
-            group_of is _part
+            depth == 3
         ):  # what is asked of several parts, of which one may be held out and another not, is left out
-            asked = [one for one in asked if one.pieces[0].place // _PART == one.pieces[-1].place // _PART]
-            candidates = one_for_each_passage(asked)
+            pairs = [one for one in pairs if one.pieces[0].place // _PART == one.pieces[-1].place // _PART]
+            candidates = one_for_each_passage(pairs)
         sizes = {
             split: min(most, max(1, round(share * len(candidates))))
             for split, (share, most) in _HELD_OUT.items()
         }
-        groups = [group_of(one) for one in candidates]
+        groups = [_group(one, depth) for one in candidates]
         split_of = dict(zip(groups, split_by_group(groups, sizes, seed=seed), strict=True))
         if (given or len(split_of) >= _FEW_GROUPS) and {DEV, TEST, TRAIN} <= set(split_of.values()):
             break
-    by_split: dict[str, list[QuestionPair]] = {
-        TRAIN: [one for one in asked if one.kind != GIVEN] if given else [],
-        DEV: [],
-        TEST: [],
-    }
+    by_split: dict[str, list[QuestionPair]] = {TRAIN: [], DEV: [], TEST: []}
+    if given:
+        by_split[TRAIN] = [one for one in pairs if one.kind != GIVEN]
+    else:
+        by_split[TRAIN] = [one for one in pairs if split_of.get(_group(one, depth), TRAIN) == TRAIN]
     for one in candidates:
-        if given or split_of[group_of(one)] != TRAIN:
-            by_split[split_of[group_of(one)]].append(one)
-    if not given:
-        by_split[TRAIN] = [one for one in asked if split_of.get(group_of(one), TRAIN) == TRAIN]
+        split = split_of[_group(one, depth)]
+        if given or split != TRAIN:
+            by_split[split].append(one)
     return by_split
 
 
-def _file(one: QuestionPair) -> str:
-    return one.file
-
-
-def _outer_heading(one: QuestionPair) -> str:
-    return str(one.pieces[0].headings[:2][-1][0])
-
-
-def _heading(one: QuestionPair) -> str:
-    return str(one.pieces[0].headings[-1][0])
-
-
-def _part(one: QuestionPair) -> str:
-    return f"{_heading(one)}, part {one.pieces[0].place // _PART}"
-
-
-def _write(
-    target: Path,
-    pieces: Sequence[Piece],
-    by_split: dict[str, list[QuestionPair]],
-    bad: Mapping[str, str],
-) -> None:
-    write_passages(target / CORPUS, (piece.passage() for piece in pieces))
-    with durable_file(target / UNREAD) as out:
-        for name, reason in bad.items():
-            out.write(json.dumps({"file": name, "reason": reason}, ensure_ascii=False) + "\n")
-    if not by_split[TRAIN]:
-        return
-    held_out = without_questions(pieces, [*by_split[DEV], *by_split[TEST]])
-    write_passages(target / EVALUATION_CORPUS, held_out)
-    for split in (TRAIN, DEV):
-        samples = (TrainingSample(one.text, (one.positive(),)) for one in by_split[split])
-        write_training_set(target / f"{split}.jsonl", samples)
-    for split in (DEV, TEST):
-        keys = [f"{split}-{number}" for number in range(len(by_split[split]))]
-        write_questions(
-            target / f"{split}_questions.jsonl",
-            [Question(one.text, key) for key, one in zip(keys, by_split[split])],
-        )
-        write_qrels(
-            target / f"{split}_qrels.tsv",
-            {key: {piece.id: 1 for piece in one.pieces} for key, one in zip(keys, by_split[split])},
-        )
+def _group(one: QuestionPair, depth: int) -> str:
+    """What a question is held out with, from the largest to the smallest."""
+    piece = one.pieces[0]
+    section = str(piece.headings[-1][0])
+    made = (one.file, str(piece.headings[:2][-1][0]), section, f"{section}, part {piece.place // _PART}")
+    return (piece.id, one.text)[depth] if one.kind == GIVEN else made[depth]
 
 
 def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int) -> list[str]:
@@ -312,3 +288,103 @@ def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int
                     split_of[group] = split
                     filled += members[group]
     return [split_of[group] for group in groups]
+
+
+FILES = ("file", "document", "path", "source")
+_COMPARED_WORDS = 30
+
+
+class GivenRow(NamedTuple):
+    """A question with its answer: a text, or a file of the folder."""
+
+    question: str
+    answer: str
+    line: int
+
+
+def read_given(path: Path) -> list[GivenRow]:
+    """TSV, CSV or JSON lines. Columns are named by a header (question; answer or file), else they are the
+    first two.
+
+    Raises:
+        InputError: a row without question or answer; names the file and line.
+    """
+    rows = []
+    expected = "a question and its answer, or the file that answers it"
+    for line, names, cells in _records(path):
+        texts = []
+        for wanted in (QUESTIONS, ANSWERS + FILES):
+            place = column(names, wanted)
+            found = "" if place is None or place >= len(cells) else cells[place]
+            if isinstance(found, list) and found:
+                found = found[0]
+            texts.append(one_line(found) if isinstance(found, str) else "")
+        if not all(texts):
+            raise InputError("a row without question or answer", file=path, line=line, expected=expected)
+        rows.append(GivenRow(texts[0], texts[1], line))
+    if not rows:
+        raise InputError("no rows", file=path, expected=expected)
+    return rows
+
+
+def _records(path: Path) -> Iterator[tuple[int, Sequence[str], Sequence[Any]]]:
+    """Line, names and values of each row."""
+    if is_json_name(path):
+        for line, value in iter_json_objects(path):
+            yield line, list(value), list(value.values())
+        return
+    lines = list(enumerate(decoded(path.read_bytes()).split("\n"), 1))
+    form = form_of(lines, path, commas=True)
+    names: Sequence[str] = form.first
+    if column(names, QUESTIONS) is None or column(names, ANSWERS + FILES) is None:
+        names = ("question", "answer")
+    for line, row in rows_of(iter(lines), form, path):
+        if row != names and any(cell.strip() for cell in row):
+            yield line, names, row
+
+
+def find_answers(
+    rows: Sequence[GivenRow], pieces: Sequence[Piece], *, name: str, words: int, overlap: int
+) -> tuple[list[QuestionPair], list[Piece]]:
+    """The questions with the passages that answer them, and the passages that had to be added for answers
+    that the folder does not hold.
+
+    An answer is the name of a file (all of its passages answer), or a text: the passages that contain it,
+    compared word by word over its first 30 words, else new passages under the name of the questions' file.
+    """
+    # What an answer may name: files by path and, where only one has it, by name.
+    files: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        files.setdefault(piece.file, []).append(piece)
+    times = Counter(PurePosixPath(path).name for path in files)
+    answering = {}
+    for path, members in files.items():
+        answering[path.casefold()] = members
+        if times[last := PurePosixPath(path).name] == 1:
+            answering[last.casefold()] = members
+
+    texts = [f" {words_of(piece.passage().text)} " for piece in pieces]
+    added: list[Piece] = []
+    pairs: list[QuestionPair] = []
+    for row in rows:
+        answer = row.answer if row.answer in answering else row.answer.casefold()
+        if answer not in answering:
+            answer = row.answer
+            first = f" {' '.join(words_of(answer).split()[:_COMPARED_WORDS])} "
+            holders = [piece for piece, text in zip(pieces, texts, strict=True) if first in text]
+            if not first.strip() or not holders:
+                holders = []
+                for piece in cut_section(
+                    Section((), (Block(answer),), row.line), words=words, overlap=overlap
+                ):
+                    key = f"{passage_prefix(name)}#{len(added) + 1}"
+                    added.append(
+                        replace(piece, id=key, file=name, headings=((-1, name),), asks_headings=False)
+                    )
+                    holders.append(added[-1])
+            answering[answer] = holders
+        pairs.append(QuestionPair(row.question, GIVEN, tuple(answering[answer])))
+    known = sum(one.file != name for one in pairs)
+    message = "%d of %d questions are answered in the folder; the answers of the others become passages"
+    logger.info(message, known, len(pairs))
+    return pairs, added

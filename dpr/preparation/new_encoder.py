@@ -103,15 +103,21 @@ def new_encoder(
     require_writable(out, folder=True)
     made_of = {"texts": [content_sha256(file) for file in sources], **asdict(shape)}
     made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}
-    texts = partial(_texts_of, sources[0], sources[1:])
-    passages = partial(read_passages, sources[0])
+
+    def texts() -> Iterator[str]:
+        for passage in read_passages(sources[0]):
+            yield passage.title
+            yield passage.text
+        for file in sources[1:]:
+            yield from (question.text for question in read_questions(file))
+
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if is_missing:
             return write_encoder(
                 out,
                 texts,
                 shape=shape,
-                passages=passages,
+                passages=partial(read_passages, sources[0]),
                 tokenizer=tokenizer,
                 overwrite=overwrite,
                 made_of=made_of,
@@ -163,10 +169,30 @@ def write_encoder(
         loaded = load_tokenizer(folder)
         size = len(loaded)
         pad = loaded.pad_token_id or 0
-        write_json(
-            folder / "config.json",
-            _bert_config(shape, heads, size, pad) if shape.num_layers else _static_config(shape, size, pad),
-        )
+        config: dict[str, object] = {
+            "architectures": ["StaticBackbone"],
+            "model_type": "static",
+            "vocab_size": size,
+            "pad_token_id": pad,
+            "hidden_size": shape.hidden_size,
+            "initializer_range": _RANGE,
+        }
+        if shape.num_layers:
+            config |= {
+                "architectures": ["BertModel"],
+                "model_type": "bert",
+                "num_hidden_layers": shape.num_layers,
+                "num_attention_heads": heads,
+                "intermediate_size": 4 * shape.hidden_size,
+                "max_position_embeddings": shape.max_positions,
+                "hidden_act": "gelu",
+                "hidden_dropout_prob": 0.1,
+                "attention_probs_dropout_prob": 0.1,
+                "initializer_range": 0.02,
+                "layer_norm_eps": 1e-12,
+                "type_vocab_size": 2,
+            }
+        write_json(folder / "config.json", config)
         if passages is not None:
             count_tokens(loaded, passages(), vocab_size=size).write(folder)
     return size
@@ -238,14 +264,6 @@ def train_vocabulary(
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def _texts_of(corpus: Path, question_files: Sequence[Path]) -> Iterator[str]:
-    for passage in read_passages(corpus):
-        yield passage.title
-        yield passage.text
-    for file in question_files:
-        yield from (question.text for question in read_questions(file))
-
-
 def _write_tokenizer(folder: Path, vocabulary: list[str], shape: EncoderShape) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -271,34 +289,3 @@ def _write_tokenizer(folder: Path, vocabulary: list[str], shape: EncoderShape) -
         folder / "tokenizer_config.json",
         names | {"tokenizer_class": "BertTokenizer", "do_lower_case": shape.lower_case} | lengths,
     )
-
-
-def _static_config(shape: EncoderShape, vocab_size: int, pad: int) -> dict[str, object]:
-    return {
-        "architectures": ["StaticBackbone"],
-        "model_type": "static",
-        "vocab_size": vocab_size,
-        "pad_token_id": pad,
-        "hidden_size": shape.hidden_size,
-        "initializer_range": _RANGE,
-    }
-
-
-def _bert_config(shape: EncoderShape, heads: int, vocab_size: int, pad: int) -> dict[str, object]:
-    return {
-        "architectures": ["BertModel"],
-        "model_type": "bert",
-        "vocab_size": vocab_size,
-        "pad_token_id": pad,
-        "hidden_size": shape.hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * shape.hidden_size,
-        "max_position_embeddings": shape.max_positions,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        "initializer_range": 0.02,
-        "layer_norm_eps": 1e-12,
-        "type_vocab_size": 2,
-    }

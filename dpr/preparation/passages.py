@@ -100,7 +100,9 @@ def cut_section(section: Section, *, words: int, overlap: int) -> list[Piece]:
     pieces = []
     before = ""
     for index, group in enumerate(groups):
-        text = _joined(group)
+        text = group[0][1]
+        for (last, _), (number, part) in pairwise(group):
+            text += (" " if number == last else "\n") + part
         starts_with_prose = section.blocks[group[0][0]].is_prose
         first, _ = first_sentence(group[0][1]) if starts_with_prose else ("", "")
         rest = text[len(first) :].lstrip()
@@ -121,13 +123,6 @@ def _units(blocks: Sequence[Block], words: int) -> Iterator[tuple[int, str]]:
             parts = sentence.split()
             for start in range(0, len(parts), words):
                 yield index, " ".join(parts[start : start + words])
-
-
-def _joined(group: Sequence[tuple[int, str]]) -> str:
-    text = group[0][1]
-    for (before, _), (number, part) in pairwise(group):
-        text += (" " if number == before else "\n") + part
-    return text
 
 
 def _last_sentences(text: str, words: int) -> str:
@@ -151,13 +146,12 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 def sentences(text: str) -> list[str]:
     """All sentences of a paragraph, in order."""
-    cut = []
-    start = 0
-    for end in _SENTENCE_END.finditer(text):
-        if not _ABBREVIATION.search(text[max(0, end.end() - 12) : end.end()]):
-            cut.append(text[start : end.end()].strip())
-            start = end.end()
-    return [*cut, *([rest] if (rest := text[start:].strip()) else [])]
+    found = []
+    rest = text.strip()
+    while rest:
+        first, rest = first_sentence(rest)
+        found.append(first)
+    return found
 
 
 FAQ = "faq"
@@ -211,23 +205,19 @@ def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
 
     A heading of one word is asked for together with the title ("numpy: installation").
     """
-    under = sections_of(pieces)
+    under: dict[int, list[Piece]] = defaultdict(list)  # the passages directly under each heading
+    for piece in pieces:
+        under[piece.headings[-1][0]].append(piece)
     pairs: list[QuestionPair] = []
     for piece in pieces:
         if piece.place == 0:
             pairs += _of_headings(piece, under)
-        if len(split_words(piece.rest, _WORD)) >= _PASSAGE_WORDS and _is_sentence(piece.first):
+        size = len(split_words(piece.first, _WORD))
+        is_sentence = _SENTENCE_WORDS <= size <= _MOST_WORDS and not _FIELD.match(piece.first)
+        if is_sentence and len(split_words(piece.rest, _WORD)) >= _PASSAGE_WORDS:
             pairs.append(QuestionPair(piece.first, SENTENCE, (piece,)))
     times = Counter(words_of(asked.text) for asked in pairs)
     return [asked for asked in pairs if times[words_of(asked.text)] == 1]
-
-
-def sections_of(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
-    """The passages directly under each heading, by its number."""
-    under: dict[int, list[Piece]] = defaultdict(list)
-    for piece in pieces:
-        under[piece.headings[-1][0]].append(piece)
-    return under
 
 
 def without_questions(pieces: Sequence[Piece], held_out: Iterable[QuestionPair]) -> list[Passage]:
@@ -263,11 +253,8 @@ def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[Que
     if sum(len(split_words(one.passage().text, _WORD)) for one in pieces) < _PASSAGE_WORDS:
         return []
     if piece.is_question:
-        return (
-            [QuestionPair(heading, FAQ, pieces, number)]
-            if len(split_words(heading, _WORD)) >= _HEADING_WORDS
-            else []
-        )
+        is_long = len(split_words(heading, _WORD)) >= _HEADING_WORDS
+        return [QuestionPair(heading, FAQ, pieces, number)] if is_long else []
     if not piece.asks_headings:
         return []
     text = _NUMBERING.sub("", heading).rstrip(":")
@@ -277,7 +264,3 @@ def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[Que
     if size == 1:
         text = f"{piece.headings[0][1]}: {text}"
     return [QuestionPair(text, HEADING, pieces, number)] if 1 <= size <= _MOST_WORDS else []
-
-
-def _is_sentence(text: str) -> bool:
-    return _SENTENCE_WORDS <= len(split_words(text, _WORD)) <= _MOST_WORDS and not _FIELD.match(text)

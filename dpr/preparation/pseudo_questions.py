@@ -9,14 +9,14 @@ the quality of a model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.logs import Progress
-from dpr.core.records import Passage, Question, TrainingSample
+from dpr.core.records import Passage, Question
 from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
 from dpr.data.pairs import KINDS, PseudoPairs, choose
@@ -32,6 +32,8 @@ EVALUATION_CORPUS = "evaluation_corpus.jsonl"
 QUESTIONS = "dev_questions.jsonl"
 QRELS = "dev_qrels.tsv"
 TRAIN = "train.jsonl"
+HELD_BACK = 0.1
+"""Share of the documents that questions are cut from, and that training does not see."""
 _MOST_QUESTIONS = 500
 _LEAST_WORDS = 3
 _DROP_SHARED = 0.5  # people who ask know few of a passage's own words
@@ -48,7 +50,7 @@ def prepare_pairs(
     """
     settings.check()
     require_writable(out, folder=True)
-    held = PseudoPairs(corpus, held_only=True, kinds=settings.pairs, held_back=settings.held_back)
+    held = PseudoPairs(corpus, held_only=True, kinds=settings.pairs, held_back=HELD_BACK)
     metadata: dict[str, Any] = {
         "kind": "pseudo-questions",
         "made_of": {"corpus": held.corpus_fingerprint, **asdict(settings)},
@@ -58,37 +60,36 @@ def prepare_pairs(
             with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
                 metadata["counts"] = _write(target, held)
                 if settings.rounds:
-                    train = PseudoPairs(corpus, kinds=settings.pairs, held_back=settings.held_back)
-                    metadata["counts"]["training pairs"] = write_training_set(
-                        target / TRAIN, _pairs(train, settings.rounds)
+                    train = PseudoPairs(corpus, kinds=settings.pairs, held_back=HELD_BACK)
+                    pairs = (
+                        train.drawn(row, generator_for(PAIRS, 0, lap, 0, row))
+                        for lap in range(settings.rounds)
+                        for row in range(len(train))
                     )
+                    metadata["counts"]["training pairs"] = write_training_set(target / TRAIN, pairs)
         return dict(read_manifest(out)["metadata"]["counts"])
 
 
 def _write(target: Path, held: PseudoPairs) -> dict[str, int]:
-    asked: dict[int, tuple[str, Passage]] = {}
+    cuts: dict[int, tuple[str, Passage]] = {}
     for row in range(len(held)):
-        if len(asked) < _MOST_QUESTIONS and (pair := ask(held, row)) is not None:
-            asked[held.corpus_row(row)] = pair
-    if not asked:
+        if len(cuts) < _MOST_QUESTIONS and (pair := ask(held, row)) is not None:
+            cuts[held.corpus_row(row)] = pair
+    if not cuts:
         raise InputError("the passages that are held back are too short to ask for", file=held.file)
     progress = Progress("writing the corpus", held.num_passages, unit="passages")
 
     def passages() -> Iterator[Passage]:
         for index, row in enumerate(held.passages(0, held.num_passages)):
-            yield asked[index][1] if index in asked else row.passage
+            yield cuts[index][1] if index in cuts else row.passage
             progress.advance(1, 0)
 
     write_passages(target / EVALUATION_CORPUS, passages())
     progress.close()
-    _write_questions(target, asked)
-    return {"passages": held.num_passages, "pseudo-questions": len(asked)}
-
-
-def _write_questions(target: Path, asked: Mapping[int, tuple[str, Passage]]) -> None:
-    keys = {number: f"pseudo-{number}" for number in sorted(asked)}
-    write_questions(target / QUESTIONS, [Question(asked[number][0], key) for number, key in keys.items()])
-    write_qrels(target / QRELS, {key: {str(asked[number][1].id): 1} for number, key in keys.items()})
+    keys = {number: f"pseudo-{number}" for number in sorted(cuts)}
+    write_questions(target / QUESTIONS, [Question(cuts[number][0], key) for number, key in keys.items()])
+    write_qrels(target / QRELS, {key: {str(cuts[number][1].id): 1} for number, key in keys.items()})
+    return {"passages": held.num_passages, "pseudo-questions": len(cuts)}
 
 
 def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
@@ -123,10 +124,3 @@ def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
 
 def _bare(word: str) -> str:
     return "".join(filter(str.isalnum, word)).casefold()
-
-
-def _pairs(train: PseudoPairs, rounds: int) -> Iterator[TrainingSample]:
-    """The pairs of so many laps, whose positives have the ids of their passages."""
-    for lap in range(rounds):
-        for row in range(len(train)):
-            yield train.drawn(row, generator_for(PAIRS, 0, lap, 0, row))

@@ -50,12 +50,9 @@ class PairFileSettings(Settings):
 
     pairs: Any = None
     """Kinds of pairs to cut from a corpus: mixed, or as in datasets.<name>.pairs."""
-    held_back: float = setting(0.1, above=0, below=1)
-    """Share of the documents of whose passages up to 500 pseudo-questions are cut; training pairs are cut from
-    all others."""
     rounds: int = setting(0, unit="pairs", least=0)
-    """Training pairs of each passage that is not held back, in train.jsonl; 0 = none, since dpr train cuts
-    its own."""
+    """Training pairs of each passage, in train.jsonl, but of a tenth of the documents, of whose passages up to 500
+    pseudo-questions are cut; 0 = none, since dpr train cuts its own."""
 
 
 @dataclass
@@ -106,10 +103,6 @@ class ResourceConfig(Settings):
                 f"{prefix}parts: parts and a {{}} in url belong together, and sha256 is for a single file"
             )
 
-    def baseline_of(self) -> list[str]:
-        """``also`` as a list."""
-        return list(map(str, listed(self.also)))
-
 
 @dataclass
 class DownloadConfig(Settings):
@@ -136,7 +129,7 @@ class DownloadConfig(Settings):
         return list(map(str, listed(self.resource)))
 
 
-_OF_FILES = ("format", "to", "on_bad_row", "max_bad_rows", "suspects", "relabel")
+_OF_FILES = ("format", "to", "on_bad_row", "max_bad_rows", "suspects")
 
 
 @dataclass
@@ -197,24 +190,17 @@ columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: col
     """How many may be skipped."""
     suspects: str | None = setting(None, path="input")
     """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
-    relabel: bool = False
-    """In place of a positive on that list take the passage that was found instead; a negative on it becomes a
-    positive."""
-    few: bool = False
-    """Where a folder of documents holds too few questions, write its corpus alone instead of ending with 3."""
     overwrite: bool = False
     """Replace what is at out."""
 
     def unused(self) -> Iterator[str]:
         if self.pairs is None:
-            yield from ("held_back", "rounds")
+            yield "rounds"
         if self.pairs is not None or not (len(self.sources) == 1 and Path(self.sources[0]).is_dir()):
-            yield from ("few", *(item.name for item in fields(FolderSettings)))
+            yield from (item.name for item in fields(FolderSettings))
         if self.pairs is not None:
             yield from (item.name for item in fields(ReadSettings) if item.name != "corpus")
             yield from _OF_FILES
-        elif self.suspects is None:
-            yield "relabel"
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
@@ -245,15 +231,11 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
     """Model name, model folder, checkpoint or run folder whose tokenizer counts; empty = count words."""
     sequence_length: int | None = setting(None, unit="tokens", least=1, also=("encoder.sequence_length",))
     """Longest question and passage; absent = those of the model, or 256."""
-    query_prefix: str = ""
-    """Put before every question as it is, as datasets.<name>.query_prefix."""
-    passage_prefix: str = ""
-    """The same before every passage."""
     strict: bool = False
     """End with 3 where there is a problem."""
     suspects: str | None = setting(None, path="output")
     """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful
-    first, at most 200. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops or relabels the
+    first, at most 200. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops the
     others."""
     overwrite: bool = False
     """Replace that file."""
@@ -297,12 +279,8 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     """Transformer layers; 0 makes a static encoder."""
     hidden: int = setting(256, least=1)
     """Width, also that of the vectors."""
-    max_positions: int = setting(512, unit="tokens", least=1)
-    """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")
     """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
-    cased: bool = False
-    """Keep upper case and accents apart."""
     overwrite: bool = False
     """Replace what is at out."""
 

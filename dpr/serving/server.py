@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import get_logger, limit_rate
+from dpr.core.logs import get_logger
 from dpr.serving.app import is_loopback, make_app
 from dpr.serving.engine import open_runs
 from dpr.serving.settings import ServeSettings
@@ -37,8 +37,7 @@ def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
             " token_file=<file>, or allow it with anyone=true"
         )
     # What others can cause with every request fills no disk.
-    for name in ("dpr", "uvicorn.error", "asyncio"):
-        limit_rate(logging.getLogger(name))
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     failures: list[Exception] = []
 
     def fail(error: Exception) -> None:

@@ -193,7 +193,7 @@ def test_every_room_has_a_layer() -> None:
         (room_faults, "dpr/data/x.py", "import requests"),
         (early_faults, "dpr/cli/x.py", "import torch"),
         (early_faults, "dpr/cli/x.py", "from dpr.jobs.train import run"),
-        (early_faults, "dpr/jobs/verify.py", "from dpr.storage.durable import verify_folder"),
+        (early_faults, "dpr/jobs/doctor.py", "from dpr.storage.durable import verify_folder"),
         (
             early_faults,
             "dpr/training/command_settings.py",

@@ -50,8 +50,8 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("mine", MODEL, "processes", "vectors precision"),
     ("score", {"cross_encoder": "x"}, "corpus hybrid_weight processes", "precision"),
     ("check-data", {}, "overwrite device", "strict"),
-    ("prepare", {"sources": ["train.json"]}, "relabel words held_back", "to question"),
-    ("prepare", {"sources": ["corpus.tsv"], "pairs": "mixed"}, "to words question", "rounds held_back"),
+    ("prepare", {"sources": ["train.json"]}, "rounds words", "to question"),
+    ("prepare", {"sources": ["corpus.tsv"], "pairs": "mixed"}, "to words question", "rounds"),
     ("download", {}, "output_dir", "resource"),
 ]
 

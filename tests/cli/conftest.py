@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from dpr.core.settings import Settings
-from dpr.jobs import adapt, stages
+from dpr.jobs import adapt
 from tests.helpers.small_stages import small_command_line
 
 
@@ -19,11 +18,11 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     ran: list[str] = []
 
-    def noted(job: ModuleType, config: Settings) -> list[str]:
+    def noted(job: str, config: Settings) -> list[str]:
         command = small_command_line(job, config)
         ran.append(command[1])
         return command
 
-    monkeypatch.setattr(stages, "command_line", noted)
+    monkeypatch.setattr(adapt, "command_line", noted)
     monkeypatch.setattr(adapt, "LEAST_PAIRS", 64)
     return ran

@@ -187,6 +187,7 @@ class TestOldKeys:
         assert "read as encoder.pretrained=false" in capsys.readouterr().err
         assert compose("init=weights").encoder.pretrained is True
         assert "init=weights is ignored" in capsys.readouterr().err
+        assert "choose weights, the default, or scratch" in refused(capsys, "init=fresh")
 
     def test_fp16_is_translated(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert compose("fp16=True").train.precision == "fp16"

@@ -43,13 +43,12 @@ def _import_everything() -> None:
     import tokenizers  # noqa: F401
     import torch
 
+    import dpr.jobs.adapt
     import dpr.jobs.compare
     import dpr.jobs.download
     import dpr.jobs.embed
     import dpr.jobs.export
     import dpr.jobs.mine
-    import dpr.jobs.quickstart
-    import dpr.jobs.report
     import dpr.jobs.retrieve
     import dpr.jobs.train
     import dpr.preparation.conversion
@@ -152,10 +151,10 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
 
 def _make_short_trainings() -> None:
     """Of small encoders, in stages, which run in this process."""
-    from dpr.jobs import adapt, stages
+    from dpr.jobs import adapt
     from tests.helpers.small_stages import small_command_line
 
-    stages.command_line = small_command_line
+    adapt.command_line = small_command_line
     adapt.LEAST_PAIRS = 64
 
 

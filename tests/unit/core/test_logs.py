@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import logging
 import os
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from dpr.core.logs import configure_by_default, configure_logging, limit_rate, shows_bars
+from dpr.core.logs import configure_by_default, shows_bars
 
 
 @contextmanager
@@ -53,24 +52,6 @@ def test_what_all_ranks_have_to_say_is_said_once(
     text = capsys.readouterr().err
     assert (text.count("step 1"), text.count("careful"), text.count("broken")) == (1, 1, 2)
     assert "[rank 1] E broken" in text
-
-
-def test_what_others_can_cause_is_said_a_few_times_a_minute(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with fresh_logging() as logger:
-        configure_logging()
-        limit_rate(logger)
-        limit_rate(logger)
-        for number in range(1000):
-            logger.getChild("guard").warning("odd request %d", number)
-        logger.getChild("guard").warning("another")
-        assert len(capsys.readouterr().err.splitlines()) == 6
-        now[0] += 61
-        logger.getChild("guard").warning("odd request %d", 1)
-        assert "odd request 1 (995 messages were left out in the minute before)" in capsys.readouterr().err
 
 
 def test_logging_that_is_set_up_before_is_left_alone() -> None:

@@ -52,7 +52,7 @@ class Outer(Settings):
 
 
 @dataclass
-class Where(Settings, is_mixin=True):
+class Where(Settings):
     """A mix-in."""
 
     device: str | None = None
@@ -74,17 +74,6 @@ class Writing(Where):
 @dataclass
 class Command(Writing):
     overwrite: bool = False
-
-
-def test_the_fields_of_a_mixin_come_last() -> None:
-    assert [(entry.key, entry.doc) for entry in settings(Command)] == [
-        ("writer", ""),
-        ("inner.share", "How much."),
-        ("inner.kind", ""),
-        ("overwrite", ""),
-        ("device", "Which."),
-        ("speed", ""),
-    ]
 
 
 def test_what_does_nothing_is_known_and_set_to_its_default() -> None:

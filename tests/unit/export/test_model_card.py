@@ -36,7 +36,7 @@ def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: P
     assert (head["library_name"], head["pipeline_tag"]) == ("transformers", "feature-extraction")
     results = {result["dataset"]["name"]: result["metrics"] for result in head["model-index"][0]["results"]}
     assert {"eval/nll_loss"} <= {metric["name"] for metric in results["validation"]}
-    assert "train.batch_size=8" in text and "seed 7" in text and "| eval/nll_loss | " in text
+    assert "seed 7" in text and "| eval/nll_loss | " in text
     state = json.loads(next((folder / "run").glob("*.step*/trainer_state.json")).read_text())
     assert state["identity"]["fixed"]["train_datasets"][0] in text
     assert str(folder) not in text and "base_model" not in head

@@ -10,15 +10,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.settings import Settings
-from dpr.jobs import stages as module
-from dpr.jobs.stages import RECORD, stages_in
+from dpr.jobs import adapt as module
+from dpr.jobs.adapt import RECORD, stages_in
 
 
 @dataclass
@@ -29,11 +28,11 @@ class Writing(Settings):
     text: str = ""
 
 
-class Job(ModuleType):
-    """A module of ``dpr/jobs`` that remembers what it has made."""
+class Job:
+    """The command ``write-text``, which remembers what it has made."""
 
     def __init__(self) -> None:
-        super().__init__("dpr.jobs.write_text")
+        module.JOBS["write-text"] = self.run
         self.made: list[str] = []
         self.before: Callable[[], Any] = lambda: None
 
@@ -47,7 +46,7 @@ def two(out: Path, job: Job, made_of: str = "one") -> None:
     """The stages a and b."""
     with stages_in(out, {"corpus": made_of}, first="a") as stages:
         for name in ("a", "b"):
-            stages.run(name, "", job, Writing(str(out / name / "out.txt"), name), ["out.txt"])
+            stages.run(name, "", "write-text", Writing(str(out / name / "out.txt"), name), ["out.txt"])
 
 
 def test_stages_are_run_once_and_again_where_something_has_changed(tmp_path: Path) -> None:
@@ -87,11 +86,12 @@ def test_a_failure_passes_and_the_same_command_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_make_what_it_should_is_not_done(tmp_path: Path) -> None:
+    Job()
     with (
         pytest.raises(InputError, match=r"other\.txt: was not written"),
         stages_in(tmp_path, {}, first="a") as stages,
     ):
-        stages.run("a", "", Job(), Writing(str(tmp_path / "a" / "out.txt"), "x"), ["other.txt"])
+        stages.run("a", "", "write-text", Writing(str(tmp_path / "a" / "out.txt"), "x"), ["other.txt"])
     assert "outputs" not in json.loads((tmp_path / "a" / RECORD).read_text())
 
 
@@ -133,7 +133,7 @@ def test_torchrun_starts_what_several_processes_do(tmp_path: Path, started: list
         pytest.raises(StageError, match="a ended with exit code 3") as error,
         stages_in(tmp_path, {}, first="a") as stages,
     ):
-        stages.run("a", "", Job(), Writing(text="x"), ["out.txt"], processes=2)
+        stages.run("a", "", "write-text", Writing(text="x"), ["out.txt"], processes=2)
     assert error.value.exit_code == 3
     assert started[1][1:] == [
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
@@ -154,7 +154,7 @@ def test_a_signal_is_passed_on_to_several_processes(tmp_path: Path, started: lis
         pytest.raises(StopRequested, match=r"SIGUSR1\. Rerun the same command to resume"),
         stages_in(tmp_path / "run", {}, first="a") as stages,
     ):
-        stages.run("a", "", Job(), Writing(text="x"), ["out.txt"], processes=2)
+        stages.run("a", "", "write-text", Writing(text="x"), ["out.txt"], processes=2)
     assert told.exists()
 
 

@@ -150,7 +150,7 @@ def test_a_killed_search_goes_on_and_an_edited_list_is_not_replaced(
     assert main([*line, "overwrite=true"]) == 0 and Path("again.jsonl").read_bytes() == whole
 
 
-def test_suspects_are_dropped_or_relabelled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suspects_are_dropped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(LINE) == 0
     chosen = [one for one in listed() if one["row"] in (WRONG if one["label"] == "positive" else ANSWERED)]
     chosen = [
@@ -169,18 +169,6 @@ def test_suspects_are_dropped_or_relabelled(folder: Path, capsys: pytest.Capture
     assert [len(sample.hard_negatives) for sample in dropped] == [
         1 if row in ANSWERED else 2 for row in range(30) if row not in WRONG
     ]
-
-    assert (
-        main(["prepare", "train.jsonl", "out=relabelled.jsonl", "suspects=checked.jsonl", "relabel=true"])
-        == 0
-    )
-    relabelled = open_training_set("relabelled.jsonl", name="train")
-    for row, sample in enumerate(relabelled):
-        assert any(set(passage.text.split()) >= set(sample.question.split()) for passage in sample.positives)
-        assert len(sample.positives) == (2 if row in ANSWERED else 1)
-        assert not {passage.text for passage in sample.positives} & {
-            passage.text for passage in sample.hard_negatives
-        }
 
     capsys.readouterr()
     assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) == 0
@@ -219,5 +207,3 @@ def test_what_it_needs_is_said(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "suspects needs a trained bi-encoder" in capsys.readouterr().err
     assert main(["check-data", "train.jsonl", "model_file=model", "overwrite=true"]) == 0
     assert "no effect here: overwrite\n" in capsys.readouterr().err
-    assert main(["prepare", "train.jsonl", "out=o.jsonl", "relabel=true"]) == 0
-    assert "no effect here: relabel\n" in capsys.readouterr().err

@@ -90,12 +90,11 @@ def test_each_run_is_tested_against_the_first_question_by_question(
     )
     assert tests["mrr@10"]["p_holm"] == pytest.approx(2 * tests["mrr@10"]["p_flips"])
     assert tests["ndcg@10"]["p_holm"] == tests["ndcg@10"]["p_flips"] == 1
-    changed = stored["changed"][0]["questions"]
     gains = {f"q{row}": abs((after[row] or 0) - (before[row] or 0)) for row in range(30)}
-    assert [one["id"] for one in changed] == sorted(gains, key=lambda key: -gains[key])[:20]
+    most = max(gains, key=lambda key: gains[key])
     printed = capsys.readouterr().out
     assert "second against first: 29 judged questions; Holm over 2 comparisons" in printed
-    assert f"{changed[0]['id']}: what is {changed[0]['id']}" in printed
+    assert f"{most}: what is {most}" in printed
     assert "per_question" not in stored["runs"]["first"]
 
 

@@ -13,7 +13,7 @@ from dpr.data.words import jaccard, words_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation import data_check
-from dpr.preparation.data_check import check_files, num_shared
+from dpr.preparation.data_check import check_files
 from tests.helpers.tiny import encoder_folder
 
 WORDS = "ba be bi bo bu ca ce ci co cu da de di do du fa fe fi fo fu".split()
@@ -30,26 +30,6 @@ def sample(number: int, **changes: object) -> TrainingSample:
 def written(path: Path, *samples: TrainingSample) -> Path:
     write_training_set(path, samples)
     return path
-
-
-def test_lengths_and_examples_are_with_the_prefixes_of_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(tmp_path / "t.jsonl", TrainingSample("ba", (Passage("be bi", "bo"),), (Passage("bu"),)))
-    given = [str(path), f"encoder.pretrained_model_cfg={encoder_folder(tmp_path / 'bert')}"]
-    shown = []
-    for prefixes in ([], ["query_prefix=ca ce ", "passage_prefix=ci "]):
-        assert main(["check-data", *given, *prefixes]) == 0
-        shown.append(" ".join(capsys.readouterr().out.split()))
-    assert (
-        "question (3) [CLS] ba [SEP] positive (6) [CLS] bo [SEP] be bi [SEP] hard negative (3) [CLS] bu [SEP]"
-        in shown[0]
-    )
-    assert (
-        "question (5) [CLS] ca ce ba [SEP] positive (7) [CLS] ci bo [SEP] be bi [SEP] hard negative (4) [CLS]"
-        " ci bu [SEP]" in shown[1]
-    )
-    assert "question 5 5 5 5 5 5 5" in shown[1]
 
 
 def test_clean_data_have_no_findings(tmp_path: Path) -> None:
@@ -97,7 +77,6 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
     ]
     assert check.findings[data_check.NO_POSITIVE].places == [f"{path}:3"]
     assert check.findings[data_check.REPEATED].places == [f"{path}:4"]
-    assert check.repeated_questions == 2
     assert check.findings[data_check.CONTRADICTED].places == [f"{path}:2", f"{path}:5"]
     # 19 of 21 words; the other half is no repeat
     assert (check.findings[data_check.NEAR].count, check.findings[data_check.NEAR].places) == (
@@ -105,21 +84,6 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
         [f"{path}:6"],
     )
     assert jaccard(words_of(twenty), words_of(twenty.replace("fu", "xx"))) == 19 / 21
-
-
-def test_questions_of_dev_that_are_in_train_are_counted(tmp_path: Path) -> None:
-    train = check_files(
-        [written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))], ReadOptions()
-    )
-    dev = check_files(
-        [
-            written(
-                tmp_path / "d.jsonl", sample(3), sample(12), TrainingSample(" QUESTION 4", (Passage("x"),))
-            )
-        ],
-        ReadOptions(),
-    )
-    assert num_shared(train.questions, dev.questions) == 2
 
 
 def test_positives_of_dev_that_are_positives_in_train_are_reported(
@@ -135,9 +99,7 @@ def test_positives_of_dev_that_are_positives_in_train_are_reported(
     assert "1 of 2 positives of dev are positives in train too (50%)" in capsys.readouterr().out
 
 
-def test_passages_of_a_single_word_and_keys_that_are_not_read_are_problems(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [
         {"question": "q", "positive_ctxs": [{"text": "a passage"}], "hard_negatives_ctxs": []},
         {
@@ -153,8 +115,6 @@ def test_passages_of_a_single_word_and_keys_that_are_not_read_are_problems(
     text = capsys.readouterr().out
     assert "1 train: keys that are not read, or not as they stand" in " ".join(text.split())
     assert f"{path}:1: the key 'hard_negatives_ctxs' is not read; did you mean hard_negative_ctxs?" in text
-    assert "1 train: rows with a passage of a single word" in " ".join(text.split())
-    assert f"{path}:2" in text
 
 
 def test_rows_with_labels_are_checked_as_they_are_trained_on(
@@ -225,16 +185,13 @@ def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.Ca
 
 def test_many_negatives_do_not_make_it_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.preparation.data_check._COMPARISONS", 100)
-    passages = tuple(Passage(f"{' '.join(WORDS)} {number}" * 3) for number in range(10))
-    path = written(tmp_path / "t.jsonl", *(sample(number, hard_negatives=passages) for number in range(50)))
-    check = check_files([path], ReadOptions())
+    near = Passage(" ".join(WORDS).replace("fu", "xx"))
+    rows = (
+        sample(row, positives=(Passage(" ".join(WORDS)),), hard_negatives=(near,) * 10) for row in range(50)
+    )
+    check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions())
     assert check.texts["hard negative"].seen == 500
-    assert check.compared_rows == 11
-
-
-def test_real_data(shared_data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["check-data", str(shared_data / "squad" / "squad-v1.1-dev.shared-half.json.gz")]) == 0
-    assert "train: 4,575 rows, 4,575 records" in capsys.readouterr().out
+    assert check.findings[data_check.NEAR].count == 110
 
 
 @pytest.mark.parametrize(
@@ -293,18 +250,7 @@ def test_a_model_folder_that_is_not_there_is_said_to_be_missing(
     assert f"{name}: {message}" in capsys.readouterr().err
 
 
-def test_equal_texts_under_different_ids_and_empty_answers_are_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(
-        tmp_path / "t.jsonl",
-        sample(1, positives=(Passage("The right one", "T", "a"),), answers=("x",)),
-        sample(2, positives=(Passage("the  right one", "T", "b"),), answers=(" ", "x")),
-        sample(3, positives=(Passage("a new text of it", "T", "a"),)),
-        sample(4, positives=(Passage("the right one", "", "c"),)),  # another title
-    )
+def test_empty_answers_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "t.jsonl", sample(1, answers=("x",)), sample(2, answers=(" ", "x")))
     assert main(["check-data", str(path), "strict=true"]) == 3
-    text = " ".join(capsys.readouterr().out.split())
-    assert f"1 train: equal texts under different ids {path}:1 and {path}:2" in text
-    assert f"1 train: ids with different texts {path}:1 and {path}:3" in text
-    assert f"1 train: rows with an empty answer {path}:2" in text
+    assert f"1 train: rows with an empty answer {path}:2" in " ".join(capsys.readouterr().out.split())

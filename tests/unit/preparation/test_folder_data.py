@@ -163,8 +163,9 @@ def test_given_questions_find_their_files_and_answers_and_alone_are_held_out(
 
 def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     docs = write_folder(tmp_path / "docs", files=1, sections=3)
-    assert main(["prepare-folder", str(docs), f"out={tmp_path / 'data'}"]) == 3
+    assert main(["prepare-folder", str(docs), f"out={tmp_path / 'few'}"]) == 0
     assert "only 6 questions were found, too few to train on" in capsys.readouterr().err
+    assert (tmp_path / "few" / "corpus.jsonl").exists() and not (tmp_path / "few" / "train.jsonl").exists()
     for folder, types, expected in (
         (tmp_path / "none", [], "no such folder"),
         (docs, ["pdf"], "holds no documents"),

@@ -66,8 +66,6 @@ def test_modes_search_differently(run_folder: Path, world: World, capsys: pytest
         assert main([str(run_folder), world.questions[0].text, "--mode", mode, "-k", "3"]) == 0
         answers[mode] = shown_ids(capsys.readouterr().out)
     assert answers["bm25"] == answers["hybrid"] != answers["dense"]
-    assert main([str(run_folder), world.questions[0].text, "--weight", "1", "-k", "1"]) == 0
-    assert shown_ids(capsys.readouterr().out) == answers["dense"][:1]
 
 
 def test_without_a_question_it_reads_them_one_by_one(
@@ -91,9 +89,7 @@ def test_a_corpus_alone_is_searched_by_words(world: World, capsys: pytest.Captur
     [
         ("--model MODEL", "dense"),
         ("--vectors VECTORS", "dense"),
-        ("--weight 0.5", "hybrid"),
         ("--mode hybrid --model MODEL", "hybrid"),
-        ("--indexer hnsw32", "dense"),
     ],
 )
 def test_what_lacks_a_model_or_vectors_is_not_searched_by_words_instead(
@@ -121,11 +117,6 @@ def test_a_question_after_vectors_is_the_question(world: World, capsys: pytest.C
     before = capsys.readouterr().out
     assert dpr([*named, "--vectors", world.path("vectors_*"), "ba be"]) == 0
     assert capsys.readouterr().out == before
-    assert dpr([*named, "--vectors", world.path("vectors_*"), "ba"]) == 2
-    assert (
-        "--vectors ba: no such files; if it is the question, write it before --vectors"
-        in capsys.readouterr().err
-    )
 
 
 def test_a_folder_without_search_settings_says_how_to_get_them(
@@ -240,7 +231,7 @@ def test_what_retrieve_indexed_with_its_settings_is_searched_so(
 def test_a_class_that_a_folder_names_is_not_run(run_folder: Path, tmp_path: Path) -> None:
     stored = json.loads((run_folder / "search.json").read_text())
     (tmp_path / "search.json").write_text(json.dumps(stored | {"indexer": {"kind": "os:system"}}))
-    with pytest.raises(ConfigError, match="--indexer os:system"):
+    with pytest.raises(ConfigError, match="indexer='os:system'"):
         search_settings(tmp_path)
 
 
@@ -253,16 +244,13 @@ def test_a_corpus_cannot_drive_the_terminal(origin: Origin | None) -> None:
     assert len(shown.splitlines()) == 6
     assert shown.splitlines()[3].endswith("...")
     assert "dense #1 (0.5) | BM25 none" in shown
-    bright = format_hit(hit, question="bad \x1b[2J word", width=60, is_bright=True)
-    assert "\x1b[1mbad\x1b[0m" in bright
-    assert bright.replace("\x1b[1m", "").replace("\x1b[0m", "") == shown
 
 
 def test_a_hit_says_where_it_is_from_and_why(
     run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert main([str(run_folder), world.questions[3].text, "-k", "1", "--weight", "0.5"]) == 0
+    assert main([str(run_folder), world.questions[3].text, "-k", "1", "--mode", "hybrid"]) == 0
     shown = capsys.readouterr().out
     assert "corpus.tsv | dense #" in shown and "BM25 #1 (" in shown
     assert (
