@@ -12,9 +12,8 @@ Lists in which all scores are equal get 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import overload
 
 import numpy as np
 
@@ -25,7 +24,7 @@ Ranking = list[tuple[str, float]]
 
 SearchResult = tuple[np.ndarray, list[list[str]]]
 
-_HELD_AT_ONCE = 1 << 13  # as wide as the longest of them
+_PACKED_AT_ONCE = 1 << 13  # as wide as the longest of them
 
 
 def encode_ids(ids: Sequence[str]) -> np.ndarray:
@@ -39,31 +38,13 @@ def decode_ids(ids: np.ndarray) -> list[str]:
     return decoded if len(decoded) == len(items) else [item.decode() for item in items]
 
 
-class HeldIds(Sequence[str]):
-    """Ids in the room that their bytes take."""
-
-    def __init__(self, ids: Iterable[str]) -> None:
-        rest = iter(ids)
-        chunks = []
-        while some := list(islice(rest, _HELD_AT_ONCE)):
-            chunks.append(encode_ids(some))
-        self.packed = PackedIds(pack_ids(lambda: chunks))
-
-    def __len__(self) -> int:
-        return len(self.packed)
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for ids in self.packed.chunks() for key in decode_ids(ids))
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        rows = range(len(self))[place]
-        if isinstance(rows, int):
-            return decode_ids(self.packed[rows : rows + 1])[0]
-        return decode_ids(self.packed[np.array(rows, dtype=np.int64)])
+def packed_ids(ids: Iterable[str]) -> PackedIds:
+    """Ids in the room that their bytes take, read as a stream."""
+    rest = iter(ids)
+    chunks = []
+    while some := list(islice(rest, _PACKED_AT_ONCE)):
+        chunks.append(encode_ids(some))
+    return PackedIds(pack_ids(lambda: chunks))
 
 
 def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -213,7 +213,7 @@ def index_metadata(retriever: Retriever) -> dict[str, Any]:
         return {}
     return {
         "index": {
-            "recall": index.recall and index.recall.as_dict(),
+            "recall": index.recall and asdict(index.recall),
             "breadth": index.breadth,
         }
     }

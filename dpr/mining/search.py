@@ -117,7 +117,7 @@ class LexicalFinder:
         def texts() -> Texts:
             corpus = MiningCorpus(self.corpus, self.work)
             joined = (f"{passage.title} {passage.text}" for passage in corpus.passages())
-            return Texts(list(corpus.ids()), joined)
+            return Texts(corpus.ids(), joined)
 
         return IndexStore(LexicalSearch.index, self.work / "index").load_or_build(texts)
 

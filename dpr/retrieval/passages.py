@@ -13,7 +13,7 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 from dpr.formats.corpora import KINDS, read_metadata
-from dpr.indexer.ranking import HeldIds, encode_ids
+from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import Texts
 
 _MOST_CHOICES = 100
@@ -61,9 +61,8 @@ def require_passages(
 
 
 def lexical_texts(sources: Sequence[PassageSource]) -> Texts:
-    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice,
-    holds the bytes of the ids."""
-    ids = HeldIds(str(passage.id) for source in sources for passage in source.read())
+    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice."""
+    ids = (str(passage.id) for source in sources for passage in source.read())
     return Texts(ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read()))
 
 

@@ -37,9 +37,8 @@ class _IndexKind(Settings):
 
     kind: str = "exact"
     """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
-    number, fast), small (one bit a number, scored again from the vectors), faiss (whatever indexer.factory
-    names); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
-    dpr.indexer.registry.Index, module:Class."""
+    number, fast), faiss (whatever indexer.factory names); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words,
+    no model); or a user-defined subclass of dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
 
@@ -208,7 +207,7 @@ class RetrievalConfig(CudaSettings):
                 raise ConfigError(
                     "model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25"
                 )
-            if not self.vector_patterns() and (KINDS[kind].needs_vectors or not self.index_path):
+            if not self.vector_patterns() and (kind == "exact" or not self.index_path):
                 raise ConfigError(
                     "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
                 )

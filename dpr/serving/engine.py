@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
                 "mode": mode,
                 "exact": index.can_filter,
                 "passages": index.num_passages,
-                "recall": index.recall.as_dict() if index.recall else None,
+                "recall": asdict(index.recall) if index.recall else None,
                 "choices": fields.choices(),
                 "model_fingerprint": None if model is None or mode == "bm25" else model.fingerprint,
             }
