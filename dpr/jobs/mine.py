@@ -12,8 +12,8 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
-from dpr.mining.job import audit_lines, mine
-from dpr.mining.negatives import PairScorer
+from dpr.mining.blocks import PairScorer
+from dpr.mining.negatives import audit_lines, mine
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MineCommand, MiningSettings
 from dpr.models.biencoder import BiEncoder

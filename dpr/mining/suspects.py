@@ -63,12 +63,12 @@ class Doubts(BlockJob):
             passages.append(list(dict.fromkeys(listed)))
         depth = max(len(sample.positives) for sample in samples) + _DEPTH
         sides: list[list[Side]] = [[] for _ in samples]
-        for finder in self.finders:
-            own = finder.scores(questions, passages)
-            hits = finder.find(queries, depth)
+        for search in self.searches:
+            own = search.scores(questions, passages)
+            found = search.find(queries, depth)
             for place, of_question in enumerate(sides):
                 known = dict(zip(passages[place], own[place], strict=True))
-                of_question.append(Side(known, dict(hits[place].hits)))
+                of_question.append(Side(known, dict(found[place][0])))
 
         counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         counts["questions"] = len(samples)

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from dpr.cli.main import main
 from dpr.core.errors import LostRankError
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining import search as searches
-from dpr.mining.corpus import MiningCorpus
-from dpr.mining.job import mine
-from dpr.mining.search import LexicalFinder, LexicalSearch, Query, QueryHits
+from dpr.mining.negatives import mine
+from dpr.mining.search import Found, LexicalSearch, Query
 from dpr.mining.settings import MiningSettings
 from tests.helpers.patience import patient
 from tests.helpers.processes import fork_server
@@ -74,19 +72,12 @@ def test_killed_mining_resumes_to_the_same_bytes(
     assert not (tmp_path / "out.jsonl.mining").exists()
 
 
-@dataclass(frozen=True)
-class KilledFinder:
+class KillingSearch(LexicalSearch):
     """Searches in a process that is then killed, as by a machine short of memory."""
 
-    def find(self, queries: Sequence[Query], depth: int) -> list[QueryHits]:
+    def find(self, queries: Sequence[Query], depth: int) -> list[Found]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
-
-
-class KillingSearch(LexicalSearch):
-    def prepare(self, corpus: MiningCorpus) -> LexicalFinder:
-        killed: Any = KilledFinder()
-        return killed  # type: ignore[no-any-return]
 
 
 def test_a_killed_process_of_several_ends_the_command_with_a_message(

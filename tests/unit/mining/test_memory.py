@@ -17,10 +17,8 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
-from dpr.indexer.exact import ExactIndex
-from dpr.mining.corpus import MiningCorpus
-from dpr.mining.job import mine
-from dpr.mining.search import DenseFinder, DenseSearch
+from dpr.mining.negatives import mine
+from dpr.mining.search import DenseSearch, MiningCorpus
 from dpr.mining.settings import MiningSettings
 from tests.architecture.source_files import REPOSITORY
 
@@ -36,8 +34,8 @@ class RandomVectors(DenseSearch):
     def metadata(self) -> dict[str, Any]:
         return {"kind": "random"}
 
-    def prepare(self, corpus: MiningCorpus) -> DenseFinder:
-        return DenseFinder(self, self.shards, ExactIndex(self.shards))
+    def prepare(self, corpus: MiningCorpus) -> None:
+        self.use_vectors(self.shards)
 
     def encoded_questions(self, questions: Sequence[str]) -> np.ndarray:
         rng = np.random.default_rng(len(questions))
