@@ -88,7 +88,6 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
         model.tensorizer,
         chunk_size=config.chunk_size,
         first_row=rows.start,
-        cache_dir="off",
     )
     num_chunks = corpus.num_chunks
     metadata = shard_metadata(model, source, config, rows)

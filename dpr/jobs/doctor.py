@@ -83,7 +83,7 @@ def _look_at_run(folder: Path) -> int:
     )
     for note in run.notes:
         print(f"  note: {note}")
-    faults = symptoms(run)
+    faults = list(symptoms(run))
     for name, seen, advice in faults:
         print(f"\n{name} (docs/troubleshooting.md)\n  seen: {seen}\n  try:  {advice}")
     if not faults:

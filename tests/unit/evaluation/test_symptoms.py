@@ -170,7 +170,7 @@ def test_what_a_guard_keeps_from_being_the_best_is_no_fault() -> None:
         {"step": step, name: value}
         for step, value in zip((0, *steps), (0.68, 0.89, 0.926, 0.933, 0.934), strict=True)
     ]
-    assert symptoms(run) == []
+    assert list(symptoms(run)) == []
     ends = {
         "against": "the start",
         "verdict": "worse",
