@@ -10,7 +10,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import suggestion
 from dpr.evaluation.ranking_metrics import heading_of, headline_names, tested_columns, text_table
-from dpr.evaluation.report.reading import cut
+from dpr.evaluation.reading import cut
 from dpr.evaluation.significance import (
     SHOWN,
     TOO_FEW,

@@ -62,8 +62,12 @@ _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
 _BATCH = 8
 
 
-def require_supported(model: BiEncoder, source: str) -> None:
-    """InputError where what decides its vectors cannot be said there."""
+def write(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Fills ``folder``.
+
+    Raises:
+        InputError: what decides its vectors cannot be said there.
+    """
     refuse_unknown_vectors(model, source)
     refuse_one_sided_apostrophes(model, source)
     settings = model.settings
@@ -85,15 +89,6 @@ def require_supported(model: BiEncoder, source: str) -> None:
         source,
         hint="to=onnx writes it for onnxruntime",
     )
-
-
-def write(model: BiEncoder, folder: Path, *, source: str) -> None:
-    """Fills ``folder``.
-
-    Raises:
-        InputError: what decides its vectors cannot be said there.
-    """
-    require_supported(model, source)
     write_modules(folder, [_write_route(model, folder, side) for side in sides(model)])
     if needs_own_code(model):
         with durable_file(folder / _CODE.name, "wb") as file:
@@ -251,6 +246,4 @@ scores = model.similarity(questions, passages)
 """
 
 
-FORMAT = Format(
-    require_supported, write, encode, usage, library="sentence_transformers", install="sentence-transformers"
-)
+FORMAT = Format(write, encode, usage, library="sentence_transformers", install="sentence-transformers")

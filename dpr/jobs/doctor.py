@@ -67,8 +67,7 @@ def run(config: DoctorSettings) -> int:
 
 
 def _look_at_run(folder: Path) -> int:
-    from dpr.evaluation.report.reading import read_training
-    from dpr.evaluation.symptoms import symptoms
+    from dpr.evaluation.reading import read_training, symptoms
 
     run = read_training(folder)
     if run is None:

@@ -102,7 +102,26 @@ class Scoring(BlockJob):
         if self.scorer is not None:
             samples = scored_by(self.scorer, samples)
         else:
-            found = self._found(samples)
+            # the searches' scores of all passages of each question
+            corpus = self.corpus
+            rows_of = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
+            found: list[Scores]
+            if len(self.searches) == 2:
+                queries = [Query(sample.question) for sample in samples]
+                first, second = ([hits for hits, _ in one.find(queries, _DEPTH)] for one in self.searches)
+                fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * _DEPTH))
+                found = [
+                    [None if row is None else scores.get(corpus.id_at(row), 0.0) for row in listed]
+                    for listed, scores in zip(rows_of, fused, strict=True)
+                ]
+            else:
+                known = [[row for row in listed if row is not None] for listed in rows_of]
+                questions = [sample.question for sample in samples]
+                known_scores = map(iter, self.searches[0].scores(questions, known))
+                found = [
+                    [None if row is None else next(values) for row in listed]
+                    for listed, values in zip(rows_of, known_scores, strict=True)
+                ]
             samples = [
                 with_teacher_scores(sample, scores) for sample, scores in zip(samples, found, strict=True)
             ]
@@ -121,26 +140,6 @@ class Scoring(BlockJob):
             values["positive_score"] += ours
             values["negative_score"] += theirs
         return [sample_to_json(sample) for sample in samples], {"counts": dict(counts), "values": values}
-
-    def _found(self, samples: Sequence[TrainingSample]) -> list[Scores]:
-        """The searches' scores of all passages of each question."""
-        corpus = self.corpus
-        passages = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
-        if len(self.searches) == 2:
-            queries = [Query(sample.question) for sample in samples]
-            first, second = ([hits for hits, _ in one.find(queries, _DEPTH)] for one in self.searches)
-            fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * _DEPTH))
-            return [
-                [None if row is None else scores.get(corpus.id_at(row), 0.0) for row in listed]
-                for listed, scores in zip(passages, fused, strict=True)
-            ]
-        known = [[row for row in listed if row is not None] for listed in passages]
-        found = self.searches[0].scores([sample.question for sample in samples], known)
-        scores = map(iter, found)
-        return [
-            [None if row is None else next(values) for row in listed]
-            for listed, values in zip(passages, scores, strict=True)
-        ]
 
 
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:

@@ -226,7 +226,28 @@ class DenseSearch:
             )
             folder = embed_shard(self.model, corpus.source(), config).folder
             shards = [VectorShard(folder, verify=False)]
-        _require_order_of(corpus, shards)
+        # the vectors must be those of the corpus, one by one and in its order
+        total = sum(shard.num_vectors for shard in shards)
+        hint = f"embed {corpus.file} with this model, without an id_prefix, or leave vectors out"
+        if total != len(corpus.texts):
+            raise InputError(
+                f"{total} vectors",
+                file=", ".join(str(shard.path) for shard in shards[:4]),
+                expected=f"one for each of the {len(corpus.texts)} passages",
+                hint=hint,
+            )
+        expected = corpus.texts.ids()
+        for shard in shards:
+            for ids in shard.id_chunks():
+                for key, expected_id in zip(ids.tolist(), expected, strict=False):
+                    if key != expected_id.encode():
+                        raise InputError(
+                            f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}",
+                            file=shard.path,
+                            expected=f"the passages of {corpus.file} in their order",
+                            hint=hint,
+                        )
+
         self.use_vectors(shards, self.model.device)
 
     def use_vectors(self, shards: Sequence[VectorShard], device: torch.device | str = "cpu") -> None:
@@ -288,27 +309,3 @@ class DenseSearch:
 
 
 Search = LexicalSearch | DenseSearch
-
-
-def _require_order_of(corpus: MiningCorpus, shards: Sequence[VectorShard]) -> None:
-    """Raises InputError unless the vectors are those of the corpus, one by one and in its order."""
-    total = sum(shard.num_vectors for shard in shards)
-    hint = f"embed {corpus.file} with this model, without an id_prefix, or leave vectors out"
-    if total != len(corpus.texts):
-        raise InputError(
-            f"{total} vectors",
-            file=", ".join(str(shard.path) for shard in shards[:4]),
-            expected=f"one for each of the {len(corpus.texts)} passages",
-            hint=hint,
-        )
-    expected = corpus.texts.ids()
-    for shard in shards:
-        for ids in shard.id_chunks():
-            for key, expected_id in zip(ids.tolist(), expected, strict=False):
-                if key != expected_id.encode():
-                    raise InputError(
-                        f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}",
-                        file=shard.path,
-                        expected=f"the passages of {corpus.file} in their order",
-                        hint=hint,
-                    )

@@ -193,10 +193,6 @@ class RetrievalConfig(CudaSettings):
         require_set(self, {"qa_dataset": "questions.jsonl"})
         if self.ctx_datatsets is not None and self.ctx_datasets is not None:
             raise ConfigError("ctx_datatsets and ctx_datasets are the same setting; give one of them")
-        self._check_search()
-        self._check_judging()
-
-    def _check_search(self) -> None:
         kind = self.indexer.kind
         if kind == "bm25":
             if self.hybrid != "none":
@@ -218,7 +214,6 @@ class RetrievalConfig(CudaSettings):
             message = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
             raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")
 
-    def _check_judging(self) -> None:
         if self.match == "qrels" and not self.qrels:
             raise ConfigError("match=qrels needs qrels=<file>")
         if self.match == "none" and self.qrels:

@@ -61,7 +61,7 @@ def _import_everything() -> None:
     import transformers.models.bert.modeling_bert
     import transformers.models.bert.tokenization_bert  # noqa: F401
 
-    from dpr.evaluation.report.page import curves_svg, versions
+    from dpr.evaluation.report import curves_svg, versions
     from dpr.training.metrics import matrix_peak
 
     torch.set_num_threads(1)

@@ -267,21 +267,6 @@ def test_a_saved_graph_is_searched_as_broadly_as_is_set_now(tmp_path: Path) -> N
     assert right[1] < right[512]
 
 
-def test_a_quantiser_learns_the_same_from_a_stream_as_from_all_vectors() -> None:
-    import faiss
-
-    _, vectors, _ = make()
-    norms = (vectors.astype(np.float64) ** 2).sum(axis=1)
-    augmented = np.hstack([vectors, np.sqrt(norms.max() - norms)[:, None]]).astype(np.float32)
-    whole = faiss.index_factory(DIMENSION + 1, "HNSW64,SQ8", faiss.METRIC_L2)
-    whole.train(augmented)
-    learned = [
-        faiss.vector_to_array(faiss.downcast_index(engine.storage).sq.trained)
-        for engine in (whole, index("hnsw_sq")._engine)
-    ]
-    np.testing.assert_allclose(learned[1], learned[0], rtol=1e-6, atol=1e-6)
-
-
 def test_rows_of_several_sources_are_taken_in_their_order() -> None:
     ids, vectors, _ = make(50)
     rows = AllRows(
