@@ -26,8 +26,8 @@ for package in ("onnxruntime", "onnxscript", "onnx"):
 
 MADE = {
     "decoder": MODELS["decoder, shared"],
-    "roots of repeats, two towers, cut": lambda folder: static(
-        folder, pooling="idf_sqrt", dimensions=8, title_template="{title} {title} {text}"
+    "roots of repeats, cut": lambda folder: static(
+        folder, shared=True, pooling="idf_sqrt", dimensions=8, title_template="{title} {title} {text}"
     ),
 }
 
