@@ -95,10 +95,9 @@ def encode_within_memory(
     """
     asked = budget.tokens
 
-    def vectors_or_none() -> np.ndarray | None:
-        # It returns before the next attempt, because the error's traceback holds tensors.
+    while True:
         try:
-            return encode_tokens(
+            vectors = encode_tokens(
                 model,
                 tokens,
                 encoder_type=encoder_type,
@@ -106,14 +105,12 @@ def encode_within_memory(
                 batch_size=batch_size,
                 precision=precision,
             )
+            break
         except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError) or any(
-                words in str(error) for words in _OUT_OF_MEMORY
-            ):
-                return None
-            raise
-
-    while (vectors := vectors_or_none()) is None:
+            is_known = any(words in str(error) for words in _OUT_OF_MEMORY)
+            if not is_known and not isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+        # Only here, behind the block, is the error gone, whose traceback holds tensors.
         longest = int(tokens.lengths.max())
         if budget.tokens <= longest:
             raise InputError(

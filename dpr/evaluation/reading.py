@@ -133,24 +133,20 @@ def _read_run(folder: Path) -> Training:
     if is_below(name) and leads_inside(folder, folder / name):
         step = name.rpartition(".step")[2]
         run.saved_step = float(step) if step.isdecimal() else 0
-        _read_settings(folder / name, run)
+        identity = _object(folder / name / STATE_FILE, run.notes).get("identity")
+        parts = identity if isinstance(identity, dict) else {}
+        fixed = parts.get("fixed") or {}
+        free = parts.get("free") or {}
+        config = _object(folder / name / CONFIG_FILE, run.notes)
+        # A run started from Python has no configuration; its identity names the settings that matter.
+        chosen = {key: value for key, value in config.items() if key not in _CATALOGUES} or {**fixed, **free}
+        chosen |= {key: value for key, value in free.items() if key.startswith("environment.")}
+        if "train.global_batch_size" in fixed:
+            chosen["train.global_batch_size"] = fixed["train.global_batch_size"]  # what a 0 there came to
+        run.settings = flatten(chosen)
     else:
         run.notes.append("no checkpoint yet, so settings are not shown")
     return run
-
-
-def _read_settings(checkpoint: Path, run: Training) -> None:
-    identity = _object(checkpoint / STATE_FILE, run.notes).get("identity")
-    parts = identity if isinstance(identity, dict) else {}
-    fixed = parts.get("fixed") or {}
-    free = parts.get("free") or {}
-    config = _object(checkpoint / CONFIG_FILE, run.notes)
-    # A run started from Python has no configuration; its identity names the settings that matter.
-    chosen = {key: value for key, value in config.items() if key not in _CATALOGUES} or {**fixed, **free}
-    chosen |= {key: value for key, value in free.items() if key.startswith("environment.")}
-    if "train.global_batch_size" in fixed:
-        chosen["train.global_batch_size"] = fixed["train.global_batch_size"]  # what a 0 there came to
-    run.settings = flatten(chosen)
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -24,7 +24,6 @@ from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
-from dpr.models.encoder import Encoder
 from dpr.models.foreign_towers import CTX, QUESTION
 from dpr.models.model_folders import file_weights
 from dpr.storage.outputs import output
@@ -174,37 +173,28 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         "vectors are cut": bool(settings.dimensions) and model.question_model.encode_proj is None,
     }
     refuse(problems, source, expected=_EXPECTED, hint="to=sentence-transformers can say more")
-    for side in sides(model, apart=True):
-        # for the classes' own tokenizers, which rebuild the rest from it
-        lower = {"do_lower_case": model.tensorizer.do_lower_case}
-        write_tower(model, side, folder, _wrapped(side.tower, side.folder, _CLASSES[side.folder]), **lower)
-
-
-def _wrapped(tower: Encoder, name: str, class_name: str) -> Any:
     import transformers
 
-    known = vars(transformers.DPRConfig()).keys()
-    sizes = {
-        key: value
-        for key, value in tower.config.to_dict().items()
-        if key in known and key not in ("model_type", "architectures")
-    }
-    config = transformers.DPRConfig(
-        **sizes | {"projection_dim": 0 if tower.encode_proj is None else tower.dimension}
-    )
-    weights = {
-        f"{name}.bert_model.{key}": tensor.detach().cpu().float()
-        for key, tensor in tower.backbone.state_dict().items()
-    }
-    types = weights[f"{name}.bert_model.{_TYPES}"]
-    weights[f"{name}.bert_model.{_TYPES}"] = types[:1].expand_as(types).clone()
-    if tower.encode_proj is not None:
-        for key, tensor in tower.encode_proj.state_dict().items():
-            weights[f"{name}.encode_proj.{key}"] = tensor[: tower.dimension].detach().cpu().float()
-    with torch.device("meta"):
-        wrapped = getattr(transformers, class_name)(config)
-    wrapped.load_state_dict(weights, assign=True)
-    return wrapped
+    known = vars(transformers.DPRConfig()).keys() - {"model_type", "architectures"}
+    for side in sides(model, apart=True):
+        tower = side.tower
+        name = side.folder
+        sizes = {key: value for key, value in tower.config.to_dict().items() if key in known}
+        sizes["projection_dim"] = 0 if tower.encode_proj is None else tower.dimension
+        weights = {
+            f"{name}.bert_model.{key}": tensor.detach().cpu().float()
+            for key, tensor in tower.backbone.state_dict().items()
+        }
+        types = weights[f"{name}.bert_model.{_TYPES}"]
+        weights[f"{name}.bert_model.{_TYPES}"] = types[:1].expand_as(types).clone()
+        if tower.encode_proj is not None:
+            for key, tensor in tower.encode_proj.state_dict().items():
+                weights[f"{name}.encode_proj.{key}"] = tensor[: tower.dimension].detach().cpu().float()
+        with torch.device("meta"):
+            wrapped = getattr(transformers, _CLASSES[name])(transformers.DPRConfig(**sizes))
+        wrapped.load_state_dict(weights, assign=True)
+        # for the classes' own tokenizers, which rebuild the rest from it
+        write_tower(model, side, folder, wrapped, do_lower_case=model.tensorizer.do_lower_case)
 
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:

@@ -132,27 +132,14 @@ def model_card(model: BiEncoder, metadata: CardMetadata, *, to: str, usage: str,
         usage: lines of Python that load it.
         checked: what the program for it made of the folder; empty where it was not asked.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
 
-    results = [
-        EvalResult(
-            task_type="information-retrieval",
-            dataset_type="validation",
-            dataset_name="validation",
-            metric_type=metric.replace("@", "_at_"),
-            metric_name=metric,
-            metric_value=round(value, 6),
-        )
-        for metric, value in metadata.validation.items()
-    ]
     library = "transformers" if to == "hf-dpr" else to
     data = ModelCardData(
         base_model=metadata.base_model,
         library_name=library,
         pipeline_tag="sentence-similarity" if to == "sentence-transformers" else "feature-extraction",
         tags=["dense-retrieval", "bi-encoder", *([] if library == to and to != "onnx" else [to])],
-        model_name=metadata.name if results else None,
-        eval_results=results or None,
     )
 
     settings = model.settings
@@ -187,11 +174,6 @@ def model_card(model: BiEncoder, metadata: CardMetadata, *, to: str, usage: str,
 
 logger = get_logger(__name__)
 
-_LARGE_FILES = "".join(
-    f"{pattern} filter=lfs diff=lfs merge=lfs -text\n"
-    for pattern in ("*.safetensors", "*.onnx", "*.onnx.data")
-)
-"""What ``.gitattributes`` of a repository says, so that git stores large files apart, as the hub does."""
 _SHORT = (
     "what is a dense retriever",
     "who wrote the paper?",
@@ -258,7 +240,6 @@ def export_folder(
         whole = merged(model)
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
-            (folder / ".gitattributes").write_text(_LARGE_FILES)
             checked = ""
             with without_bars():
                 found = check(whole, folder, form, source)

@@ -126,9 +126,6 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         wanted = [mode for mode in retriever.modes if mode == retriever.mode or mode in settings.mode_names()]
         for mode in wanted:
             retriever.side(mode)
-        if (file := corpus.passages.reread) is not None:
-            hint = "as the cache cannot be written; set DPR_CACHE to a folder that can"
-            raise ConfigError(f"{file} would be read whole for each answer, {hint}")
         fields = corpus.fields(settings.metadata_kinds())
 
         dense = retriever.side("dense") if wanted != ["bm25"] else None
