@@ -23,7 +23,7 @@ from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import DEPTH, Index, IndexChoice, IndexStore, recall_values
 from dpr.models.biencoder import BiEncoder
 
-KINDS = ("exact", "flat", "hnsw", "hnsw_sq", "hnsw32", "ivf", "small")
+KINDS = ("exact", "flat", "hnsw", "hnsw_sq", "hnsw32", "ivf")
 _ROUNDS, _ALONE = 3, 100
 
 

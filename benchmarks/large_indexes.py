@@ -1,4 +1,4 @@
-"""``python -m benchmarks.large_indexes [--rows 1000000] [--kinds exact ivf small hnsw32]``:
+"""``python -m benchmarks.large_indexes [--rows 1000000] [--kinds exact ivf hnsw32]``:
 indexes of many vectors.
 
 For each kind: bytes a vector, time and memory of building, time to open, questions a second, milliseconds for
@@ -30,7 +30,7 @@ from dpr.formats.vector_shards import VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.registry import DEPTH, Index, IndexChoice, IndexStore, recall_values
 
-KINDS = ("exact", "ivf", "small", "hnsw32")
+KINDS = ("exact", "ivf", "hnsw32")
 DIMENSION, TOPICS, CHUNK, QUESTIONS = 128, 20_000, 65536, 200
 SPECTRUM = np.arange(1, DIMENSION + 1) ** -0.4
 

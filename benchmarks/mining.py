@@ -33,11 +33,9 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import read_passages, write_passages
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
-from dpr.indexer.exact import ExactIndex
 from dpr.mining import negatives
-from dpr.mining.corpus import MiningCorpus
-from dpr.mining.job import mine
-from dpr.mining.search import DenseFinder, DenseSearch
+from dpr.mining.negatives import mine
+from dpr.mining.search import DenseSearch, MiningCorpus
 from dpr.mining.settings import MiningSettings
 from dpr.storage.durable import read_json, write_json
 
@@ -66,8 +64,8 @@ class GivenVectors(DenseSearch):
     def metadata(self) -> dict[str, Any]:
         return {"kind": "given"}
 
-    def prepare(self, corpus: MiningCorpus) -> DenseFinder:
-        return DenseFinder(self, self.shards, ExactIndex(self.shards))
+    def prepare(self, corpus: MiningCorpus) -> None:
+        self.use_vectors(self.shards)
 
     def encoded_questions(self, questions: Sequence[str]) -> np.ndarray:
         vectors = np.load(self.shards[0].path.with_name("questions.npy"), mmap_mode="r")

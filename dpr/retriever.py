@@ -223,7 +223,7 @@ class Retriever:
         return answers[0] if isinstance(question, str) else answers
 
     def side(self, mode: str) -> Side | HybridRetriever:
-        """What searches by ``mode``, opened when it is first queries."""
+        """What searches by ``mode``, opened when it is first needed."""
         with self._lock:
             if self._checked_mode(mode) not in self._sides:
                 if mode == "hybrid":
@@ -281,7 +281,7 @@ class Retriever:
 
         Args:
             fields: read before, with the kinds that values must have. Without them the fields that ``where``
-                names are read when they are first queries for, and have the kinds of its values.
+                names are read when they are first needed, and have the kinds of its values.
         """
         is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
         listed: Any = ids if ids is None or is_encoded else chosen_ids(ids)

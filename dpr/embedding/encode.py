@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +15,10 @@ from dpr.core.batch import TokenBatch
 from dpr.core.compute_settings import autocast
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
-from dpr.core.records import Passage, text_sha256
+from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.source import PassageSource, StoredSource
-from dpr.formats.arrays import PackedIds, array_writers
-from dpr.formats.token_store import token_dtype
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.checksums import cache_root
-from dpr.storage.steps import Steps
 
 logger = get_logger(__name__)
 
@@ -101,10 +95,9 @@ def encode_within_memory(
     """
     asked = budget.tokens
 
-    def vectors_or_none() -> np.ndarray | None:
-        # It returns before the next attempt, because the error's traceback holds tensors.
+    while True:
         try:
-            return encode_tokens(
+            vectors = encode_tokens(
                 model,
                 tokens,
                 encoder_type=encoder_type,
@@ -112,14 +105,12 @@ def encode_within_memory(
                 batch_size=batch_size,
                 precision=precision,
             )
+            break
         except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError) or any(
-                words in str(error) for words in _OUT_OF_MEMORY
-            ):
-                return None
-            raise
-
-    while (vectors := vectors_or_none()) is None:
+            is_known = any(words in str(error) for words in _OUT_OF_MEMORY)
+            if not is_known and not isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+        # Only here, behind the block, is the error gone, whose traceback holds tensors.
         longest = int(tokens.lengths.max())
         if budget.tokens <= longest:
             raise InputError(
@@ -142,7 +133,6 @@ def encode_within_memory(
     return vectors
 
 
-_LAYOUT = 2
 CHUNK_ROWS = 1024
 
 
@@ -157,24 +147,11 @@ class TokenChunk(NamedTuple):
 
 
 class CorpusTokens:
-    """Chunks of ``chunk_size`` passages, tokenised when they are first read, then kept in a folder of the cache
-    if that is writable, for the next checkpoint or the next pass.
-
-    corpus-tokens-<key>/
-      chunk-000000/   tokens.npy    (T,) uint16, or uint32 for large vocabularies: special tokens included, cut
-                                    to the model's length
-                      lengths.npy   (N,) uint32
-                      ids.npy       (N,) byte strings
-                      has_text.npy  (N,) bool
-      ...             proofs of the chunks (dpr/storage/steps.py); the folder stays open for more
-
-    The key is a hash of the corpus, how it is read, the rows, and everything that decides tokens, so what is
-    found under it cannot be another corpus's or stale.
+    """Chunks of ``chunk_size`` passages, read and tokenised ahead of the model.
 
     Args:
         source: a corpus; it must not change while this is used.
         num_passages: so many from ``first_row`` on.
-        cache_dir: where folders are kept; default: the cache folder. "off" keeps nothing.
     """
 
     def __init__(
@@ -185,7 +162,6 @@ class CorpusTokens:
         *,
         chunk_size: int = CHUNK_ROWS,
         first_row: int = 0,
-        cache_dir: str | Path | None = None,
     ) -> None:
         self.source = source
         self.num_passages = num_passages
@@ -193,7 +169,6 @@ class CorpusTokens:
         self._rows = range(first_row, first_row + num_passages)
         self._tensorizer = tensorizer
         self._identity = source.identity()
-        self._store = None if cache_dir == "off" else self._opened(cache_root(cache_dir))
 
     @property
     def num_chunks(self) -> int:
@@ -219,14 +194,11 @@ class CorpusTokens:
                 yield chunk
 
     def _chunks(self, numbers: Sequence[int]) -> Iterator[TokenChunk]:
-        """Those that are missing in one pass over the file, which ends with the last of them; a stored source
-        passes over what is between them."""
+        """One pass over the file, which ends with the last of them; a stored source passes over what is between
+        them."""
         passages: Iterator[Passage] = iter(())
         end = -1
         for number in numbers:
-            if (chunk := self._stored(number)) is not None:
-                yield chunk
-                continue
             wanted = self.rows_of(number)
             if end < 0 or (end < wanted.start and isinstance(self.source, StoredSource)):
                 passages = self.source.read(wanted.start, self.rows_of(numbers[-1]).stop)
@@ -237,79 +209,16 @@ class CorpusTokens:
             self._require_unchanged()
             if len(found) != len(wanted):
                 raise InputError("has fewer rows than before", file=self.source.file)
-            chunk = TokenChunk(
+            if any("\0" in str(passage.id) for passage in found):
+                raise InputError("an id holds a NUL character", file=self.source.file)
+            yield TokenChunk(
                 number,
                 np.array([str(passage.id).encode() for passage in found], dtype=bytes),
                 tokenize_passages(self._tensorizer, [self.source.as_encoded(one) for one in found]),
                 np.array([bool(passage.text.strip()) for passage in found]),
             )
-            if any("\0" in str(passage.id) for passage in found):
-                raise InputError("an id holds a NUL character", file=self.source.file)
-            self._keep(chunk)
-            yield chunk
 
     def _require_unchanged(self) -> None:
         if self.source.identity() != self._identity:
             hint = "finish writing it, then start again; an embedding with another out_file"
             raise InputError("has changed while it was read", file=self.source.file, hint=hint)
-
-    def _opened(self, cache: Path) -> Steps | None:
-        metadata: dict[str, Any] = {
-            "kind": "corpus tokens",
-            "layout": _LAYOUT,
-            "chunk_size": self.chunk_size,
-            "first_row": self._rows.start,
-            "rows": self.num_passages,
-            "corpus": self._identity,
-            "tokens": token_rules(self._tensorizer),
-        }
-        folder = cache / f"corpus-tokens-{text_sha256(json.dumps(metadata, sort_keys=True))[:32]}"
-        try:
-            return Steps(folder, metadata, restart=True)
-        except (OSError, InputError) as error:
-            logger.warning("tokens are not kept, since %s cannot be written (%s)", cache, error)
-            return None
-
-    def _keep(self, chunk: TokenChunk) -> None:
-        if self._store is None:
-            return
-        arrays = {
-            "tokens": chunk.tokens.tokens.numpy().astype(token_dtype(self._tensorizer.largest_id)),
-            "lengths": chunk.tokens.lengths.numpy().astype("<u4"),
-            "ids": chunk.ids,
-            "has_text": chunk.has_text,
-        }
-        files = {f"{_folder(chunk.number)}/{name}.npy": array for name, array in arrays.items()}
-        try:
-            self._store.write_step(chunk.number, array_writers(files))
-        except (OSError, InputError) as error:
-            logger.warning("tokens are not kept, since %s cannot be written (%s)", self._store.folder, error)
-            self._store = None
-
-    def _stored(self, number: int) -> TokenChunk | None:
-        """A chunk that was kept; None where it was not, or is damaged."""
-        if self._store is None or not self._store.is_done(number):
-            return None
-        folder = self._store.folder / _folder(number)
-        tokens, lengths, has_text = (
-            np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("tokens", "lengths", "has_text")
-        )
-        counts = torch.from_numpy(lengths.astype(np.int64))
-        batch = TokenBatch(torch.from_numpy(tokens.astype(np.int64)), counts, torch.zeros_like(counts))
-        return TokenChunk(number, PackedIds.mapped(folder / "ids.npy")[:], batch, has_text)
-
-
-def _folder(number: int) -> str:
-    return f"chunk-{number:06d}"
-
-
-def token_rules(tensorizer: Tensorizer) -> dict[str, Any]:
-    """Everything that decides the tokens of a passage."""
-    stored = tensorizer.text.stored_metadata(None)
-    return {
-        "vocabulary": tensorizer.vocabulary_fingerprint,
-        "sequence_length": tensorizer.sequence_length,
-        "truncation_side": tensorizer.tokenizer.truncation_side,
-        "passage_prompt": stored.get("passage_prompt"),
-        "title_template": stored.get("title_template"),
-    }

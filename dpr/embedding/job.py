@@ -79,8 +79,18 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     on_main(lambda: require_writable(folder if folder.is_dir() else folder.parent, folder=True))
     model.keep_dimensions(config.dimensions)
     source = source.agreed(model.tensorizer.text)
-    rows = shard_range(_count(source, config.num_shards), config.shard_id, config.num_shards)
-    if config.num_shards > 1:  # a single one reads the file from its beginning
+    counted = [0]
+
+    def count() -> None:
+        source.identity()  # reads the whole file; the other ranks then find its hash in the cache
+        # a single shard reads the file from its beginning
+        counted[0] = (with_store(source) if config.num_shards > 1 else source).count_unique()
+        if not counted[0]:
+            raise InputError("no passages", file=source.file, expected="at least one row besides the header")
+
+    on_main(count)
+    rows = shard_range(from_main(counted[0]), config.shard_id, config.num_shards)
+    if config.num_shards > 1:
         source = with_store(source)
     corpus = CorpusTokens(
         source,
@@ -88,7 +98,6 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
         model.tensorizer,
         chunk_size=config.chunk_size,
         first_row=rows.start,
-        cache_dir="off",
     )
     num_chunks = corpus.num_chunks
     metadata = shard_metadata(model, source, config, rows)
@@ -136,19 +145,6 @@ def shard_metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig,
         "end_row": rows.stop,
         "chunk_size": config.chunk_size,
     }
-
-
-def _count(source: PassageSource, num_shards: int) -> int:
-    counted = [0]
-
-    def count() -> None:
-        source.identity()  # reads the whole file; the other ranks then find its hash in the cache
-        counted[0] = (with_store(source) if num_shards > 1 else source).count_unique()
-        if not counted[0]:
-            raise InputError("no passages", file=source.file, expected="at least one row besides the header")
-
-    on_main(count)
-    return from_main(counted[0])
 
 
 def _embed_chunks(

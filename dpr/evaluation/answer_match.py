@@ -85,21 +85,16 @@ def match_hits(
 
 
 def _match_text(text: str, askers: list[tuple[str, ...]], kind: str) -> list[bool]:
-    if kind == "string":
-        return _match_strings(text, askers)
+    """For each asker, whether the text holds one of its answers."""
     if kind == "regex":
         normalised = unicodedata.normalize("NFD", text)
         return [any(_finds(answer, normalised) for answer in answers) for answers in askers]
-    raise ValueError(f"match={kind!r} is not known; choose one of {', '.join(KINDS)}")
+    if kind != "string":
+        raise ValueError(f"match={kind!r} is not known; choose one of {', '.join(KINDS)}")
 
-
-def _match_strings(text: str, askers: list[tuple[str, ...]]) -> list[bool]:
-    """Tokenises the text only where all tokens of some answer occur in it as plain substrings, which is rare
-    and ten times as fast to see.
-
-    Lower-casing a whole text equals lower-casing its tokens but for the capital sigma, whose lower case
-    depends on what follows.
-    """
+    # A text is tokenised only where all tokens of some answer occur in it as plain substrings, which is rare
+    # and ten times as fast to see. Lower-casing a whole text equals lower-casing its tokens but for the capital
+    # sigma, whose lower case depends on what follows.
     lowered = None if "\N{GREEK CAPITAL LETTER SIGMA}" in text else unicodedata.normalize("NFD", text).lower()
     joined: str | None = None
     matched = []

@@ -10,7 +10,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import suggestion
 from dpr.evaluation.ranking_metrics import heading_of, headline_names, tested_columns, text_table
-from dpr.evaluation.report.reading import cut
+from dpr.evaluation.reading import cut
 from dpr.evaluation.significance import (
     SHOWN,
     TOO_FEW,
@@ -79,35 +79,29 @@ def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> l
     return list(wanted) or [name for name in tested_columns() if name in common] or common
 
 
-def paired_values(
-    first: PerQuestion, second: PerQuestion, metric: str, *, label: str, against: str
-) -> tuple[list[float], list[float]]:
-    """Values of the questions that a metric is taken over, in the order of the first run.
-
-    Raises:
-        InputError: the runs are about other questions.
-    """
-    ours = first.judged(metric)
-    theirs = second.judged(metric)
-    if other := sorted(ours.keys() ^ theirs.keys()):
-        message = f"{metric} of question {other[0]!r} is in {against if other[0] in ours else label} alone"
-        raise InputError(
-            f"{label} and {against} are not about the same judged questions: {message}",
-            expected="the same questions and judgements",
-        )
-    return list(ours.values()), [theirs[key] for key in ours]
-
-
 def differences(sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence[str]) -> list[Difference]:
     """Every run of every set against the set's first, in every metric, and where there are several sets the
-    means over them; all of these are one family."""
+    means over them; all of these are one family.
+
+    Raises:
+        InputError: the runs of a set are about other questions.
+    """
     family: dict[tuple[str, str, str, str], list[tuple[list[float], list[float]]]] = {}
     for name, runs in sets.items():
         against, *others = runs
         for label in others:
             for metric in metrics:
-                pairs = paired_values(runs[against], runs[label], metric, label=label, against=against)
-                family[name, label, against, metric] = [pairs]
+                ours = runs[against].judged(metric)
+                theirs = runs[label].judged(metric)
+                if other := sorted(ours.keys() ^ theirs.keys()):
+                    alone = against if other[0] in ours else label
+                    raise InputError(
+                        f"{label} and {against} are not about the same judged questions: {metric} of question"
+                        f" {other[0]!r} is in {alone} alone",
+                        expected="the same questions and judgements",
+                    )
+                pair = (list(ours.values()), [theirs[key] for key in ours])
+                family[name, label, against, metric] = [pair]
     if len(sets) > 1:
         mean = f"mean of {len(sets)} sets"
         for (_, label, against, metric), of_set in list(family.items()):

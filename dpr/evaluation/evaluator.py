@@ -43,11 +43,6 @@ class Judged:
         """The questions that the metrics are taken over."""
         return next(iter(self.values.values()), {}).keys()
 
-    def first_right_rank(self, row: int) -> int | None:
-        """1 for the first hit; None where none is right."""
-        flags = self.right[row] if self.right is not None else []
-        return flags.index(True) + 1 if True in flags else None
-
 
 @dataclass
 class Evaluator:
@@ -256,11 +251,12 @@ class Evaluator:
             metadata: what was asked and how, put into the file as it is.
             texts: the questions as they were asked.
         """
-        ranks = Counter(
-            judged.first_right_rank(row)
-            for row, question in enumerate(self.questions)
-            if question.id in judged.judged_ids
-        )
+        # of the first right hit of each question, 1 for the first hit; None where none is right
+        ranks: Counter[int | None] = Counter()
+        if judged.right is not None:
+            for question, flags in zip(self.questions, judged.right, strict=True):
+                if question.id in judged.judged_ids:
+                    ranks[flags.index(True) + 1 if True in flags else None] += 1
         counts = [ranks[rank] for rank in range(1, self.num_docs + 1)]
         report = {
             **metadata,

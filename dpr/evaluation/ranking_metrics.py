@@ -142,7 +142,13 @@ def values_of(run: Run, grades: Qrels, names: Iterable[str]) -> dict[str, dict[s
     }
     measured = {}
     if of_trec_eval:
-        scores = {question: _falling_scores(question, run.get(question, ())) for question in grades}
+        scores = {}
+        for question in grades:
+            ranking = run.get(question, ())
+            falling = {passage: float(len(ranking) - rank) for rank, (passage, _) in enumerate(ranking)}
+            if len(falling) != len(ranking):
+                raise InputError(f"a passage is listed more than once for question {question!r}")
+            scores[question] = falling
         judged = {question: dict(of_question) for question, of_question in grades.items()}
         measured = pytrec_eval.RelevanceEvaluator(judged, of_trec_eval).evaluate(scores)
     values: dict[str, dict[str, float]] = {}
@@ -220,10 +226,3 @@ def text_table(cells: Sequence[Sequence[str]]) -> str:
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
-
-
-def _falling_scores(question: str, ranking: Ranking) -> dict[str, float]:
-    scores = {passage: float(len(ranking) - rank) for rank, (passage, _) in enumerate(ranking)}
-    if len(scores) != len(ranking):
-        raise InputError(f"a passage is listed more than once for question {question!r}")
-    return scores

@@ -125,27 +125,14 @@ def model_card(model: BiEncoder, metadata: CardMetadata, *, to: str, usage: str,
         usage: lines of Python that load it.
         checked: what the program for it made of the folder; empty where it was not asked.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
 
-    results = [
-        EvalResult(
-            task_type="information-retrieval",
-            dataset_type="validation",
-            dataset_name="validation",
-            metric_type=metric.replace("@", "_at_"),
-            metric_name=metric,
-            metric_value=round(value, 6),
-        )
-        for metric, value in metadata.validation.items()
-    ]
     library = "transformers" if to == "hf-dpr" else to
     data = ModelCardData(
         base_model=metadata.base_model,
         library_name=library,
         pipeline_tag="sentence-similarity" if to == "sentence-transformers" else "feature-extraction",
         tags=["dense-retrieval", "bi-encoder", *([] if library == to and to != "onnx" else [to])],
-        model_name=metadata.name if results else None,
-        eval_results=results or None,
     )
 
     settings = model.settings
@@ -180,11 +167,6 @@ def model_card(model: BiEncoder, metadata: CardMetadata, *, to: str, usage: str,
 
 logger = get_logger(__name__)
 
-_LARGE_FILES = "".join(
-    f"{pattern} filter=lfs diff=lfs merge=lfs -text\n"
-    for pattern in ("*.safetensors", "*.onnx", "*.onnx.data")
-)
-"""What ``.gitattributes`` of a repository says, so that git stores large files apart, as the hub does."""
 _SHORT = (
     "what is a dense retriever",
     "who wrote the paper?",
@@ -203,12 +185,9 @@ class Format:
     """How a model is written in a format, and how the library that it is for encodes with what was
     written."""
 
-    require_supported: Callable[[BiEncoder, str], None]
-    """``require_supported(model, source)``: InputError names what the format cannot say; ``source`` is the
-    model's name in messages."""
     write: Callable[..., None]
-    """``write(model, folder, *, source)`` fills an existing folder, once ``require_supported`` has passed.
-    ``model`` has no adapters any more."""
+    """``write(model, folder, *, source)`` fills an existing folder; InputError names what the format cannot
+    say. ``source`` is the model's name in messages; ``model`` has no adapters any more."""
     encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
     """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or
     passages (ctx, ``Passage``), by the other library alone."""
@@ -254,10 +233,15 @@ def export_folder(
         whole = merged(model)
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
-            (folder / ".gitattributes").write_text(_LARGE_FILES)
+            checked = ""
             with without_bars():
-                difference = check(whole, folder, form, source)
-            checked = "" if difference is None else _checked_by(form, difference)
+                found = check(whole, folder, form, source)
+            if found is not None:
+                library = form.library.replace("_", "-")
+                checked = (
+                    f"checked by {library} {version_of(library)}: {found.texts} texts, vectors differ by at most"
+                    f" {found.largest:.1e}"
+                )
             card = model_card(whole, metadata, to=name, usage=form.usage(whole), checked=checked)
             (folder / README).write_text(card, encoding="utf-8")
     if checked:
@@ -266,11 +250,9 @@ def export_folder(
 
 
 class Difference(NamedTuple):
-    """The largest difference of a number of a vector on each side, in the format's units, and the number of
-    texts."""
+    """The largest difference of a number of a vector, in the format's units, and the number of texts."""
 
-    questions: float
-    passages: float
+    largest: float
     texts: int
 
 
@@ -325,55 +307,34 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference
         ("question", questions, model.encode_questions(questions)),
         ("ctx", passages, model.encode_passages(passages)),
     )
-    worst = []
+    worst = 0.0
     for side, texts, expected in sides:
-        found = _encoded(form, folder, side, texts, name, version)
-        largest, row = _worst(expected, found)
-        if not largest <= form.bar:
+        try:
+            found = form.encode(folder, side, texts)
+        except DprError:
+            raise
+        except Exception as error:  # another library raises anything
+            what = (
+                f"{form.library} {version} cannot use what was written ({type(error).__name__}:"
+                f" {first_line(error)}); nothing was kept"
+            )
+            hint = f"another version may: pip install -U {form.install}"
+            raise InputError(what, file=name, hint=hint) from error
+        largest = float("inf")
+        row = 0
+        if found.shape == expected.shape and np.isfinite(found).all():
+            differences = np.abs(expected - found).max(1) / max(1.0, float(np.abs(expected).max()))
+            row = int(differences.argmax())
+            largest = float(differences[row])
+        if largest > form.bar:
             text: Any = texts[row]
             shown = f"{text.title} | {text.text}" if isinstance(text, Passage) else text
             shown = repr(shown if len(shown) <= 60 else f"{shown[:57]}...")
             kind = "question" if side == "question" else "passage"
             where = f"the vector of the {kind} {shown} differs by {largest:.2g} in {form.library} {version}"
             raise InputError(f"{where}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
-        worst.append(largest)
-    return Difference(worst[0], worst[1], len(questions) + len(passages))
-
-
-def _encoded(
-    form: Format, folder: Path, side: str, texts: Sequence[Any], name: str, version: str
-) -> np.ndarray:
-    try:
-        return form.encode(folder, side, texts)
-    except DprError:
-        raise
-    except Exception as error:  # another library raises anything
-        found = (
-            f"{form.library} {version} cannot use what was written ({type(error).__name__}:"
-            f" {first_line(error)}); nothing was kept"
-        )
-        hint = f"another version may: pip install -U {form.install}"
-        raise InputError(found, file=name, hint=hint) from error
-
-
-def _worst(expected: np.ndarray, found: np.ndarray) -> tuple[float, int]:
-    """The largest difference and its row; infinite where shapes differ or a number is none."""
-    if found.shape != expected.shape or not np.isfinite(found).all():
-        return float("inf"), 0
-    differences = np.abs(expected - found).max(1) / max(1.0, float(np.abs(expected).max()))
-    row = int(differences.argmax())
-    return float(differences[row]), row
-
-
-def _checked_by(form: Format, difference: Difference) -> str:
-    """The line of an export's report: how far the vectors that the library makes of the folder are from the
-    model's."""
-    library = form.library.replace("_", "-")
-    most = max(difference.questions, difference.passages)
-    return (
-        f"checked by {library} {version_of(library)}: {difference.texts} texts, vectors differ by at"
-        f" most {most:.1e}"
-    )
+        worst = max(worst, largest)
+    return Difference(worst, len(questions) + len(passages))
 
 
 def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.ndarray]) -> np.ndarray:

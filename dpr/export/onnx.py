@@ -24,9 +24,6 @@ from torch import Tensor, nn
 
 from dpr.core.errors import InputError, first_line
 from dpr.core.machine import require
-from dpr.core.records import Passage
-from dpr.data.settings import TextSettings
-from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.export.folders import Format
 from dpr.formats.checkpoints import write_json_file
@@ -44,10 +41,6 @@ _OUTPUT = "sentence_embedding"
 _LARGEST_FILE = 1 << 30
 """Weights beyond this lie in a file beside the graph, since a file of the format holds 2 GiB at most."""
 _TEXTS_PER_CALL = 32
-
-
-def require_supported(model: BiEncoder, source: str) -> None:
-    """Nothing: whether towers can be traced shows when they are."""
 
 
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
@@ -72,32 +65,23 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         graph = _graph(model, side)
         if not (folder / graph).exists():
             write_graph(model.tower(side), folder / graph, source=source)
-        tokenizer = f"{side}_tokenizer.json"
-        _serving_tokenizer(tensorizer, lengths[side]).save(str(folder / tokenizer))
-        serving[side] = {"graph": graph, "tokenizer": tokenizer, **_around(text, side)}
+        # as the package ``tokenizers`` reads it, which cuts texts and pairs
+        backend = tensorizer.tokenizer.backend_tokenizer
+        plain = type(backend).from_str(backend.to_str())
+        plain.no_padding()
+        direction = tensorizer.tokenizer.truncation_side
+        plain.enable_truncation(lengths[side], strategy="longest_first", direction=direction)
+        plain.save(str(folder / f"{side}_tokenizer.json"))
+        serving[side] = {"graph": graph, "tokenizer": f"{side}_tokenizer.json"}
+    # what is put around the texts of a side
+    replaced = {TYPOGRAPHIC_APOSTROPHE: "'"} if text.plain_apostrophes else {}
+    serving["question"] |= {"prompt": text.query_prompt, "prompts": dict(text.prompts), "replace": replaced}
+    serving["ctx"] |= {"prompt": text.passage_prompt, "title_template": text.title_template}
     write_json_file(folder, SERVING, serving)
 
 
 def _graph(model: BiEncoder, side: str) -> str:
     return "onnx/encoder.onnx" if model.question_model is model.ctx_model else f"onnx/{side}_encoder.onnx"
-
-
-def _around(text: TextSettings, side: str) -> dict[str, Any]:
-    """What is put around the texts of a side."""
-    if side == "ctx":
-        return {"prompt": text.passage_prompt, "title_template": text.title_template}
-    replaced = {TYPOGRAPHIC_APOSTROPHE: "'"} if text.plain_apostrophes else {}
-    return {"prompt": text.query_prompt, "prompts": dict(text.prompts), "replace": replaced}
-
-
-def _serving_tokenizer(tensorizer: Tensorizer, length: int) -> Any:
-    """The tokenizer as the package ``tokenizers`` reads it, which cuts texts and pairs to ``length``
-    tokens."""
-    backend = tensorizer.tokenizer.backend_tokenizer
-    plain = type(backend).from_str(backend.to_str())
-    plain.no_padding()
-    plain.enable_truncation(length, strategy="longest_first", direction=tensorizer.tokenizer.truncation_side)
-    return plain
 
 
 class _PaddedTower(nn.Module):
@@ -140,22 +124,17 @@ def write_graph(tower: Encoder, file: Path, *, source: str) -> None:
                 verbose=False,
             )
             assert program is not None
-            _forget_source(program.model)
+            # the lines of code, with their paths on this machine, that the exporter notes beside every node
+            program.model.metadata_props.clear()
+            program.model.graph.metadata_props.clear()
+            for node in program.model.graph.all_nodes():
+                node.metadata_props.clear()
+                for value in node.outputs:
+                    value.metadata_props.clear()
             program.save(str(file), external_data=size > _LARGEST_FILE)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         what = f"{source}: a {type(tower.backbone).__name__} with this pooling"
         raise InputError(f"{what} could not be traced ({first_line(error)})") from error
-
-
-def _forget_source(model: Any) -> None:
-    """Removes the lines of code, with their paths on this machine, that the exporter notes beside every
-    node."""
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        for value in node.outputs:
-            value.metadata_props.clear()
 
 
 @contextmanager
@@ -189,7 +168,22 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     serving = read_json(folder / SERVING)
     part = serving[side]
     tokenizer = tokenizers.Tokenizer.from_file(str(inside(folder, part["tokenizer"], stated_in=SERVING)))
-    given = [_question(text, part) if isinstance(text, str) else _passage(text, part) for text in items]
+    prompt = part["prompt"]
+    given: list[str | tuple[str, str]] = []
+    for item in items:
+        if isinstance(item, str):
+            for old, new in part["replace"].items():
+                item = item.replace(old, new)
+            given.append(prompt + item)
+            continue
+        title = item.title
+        text = item.text.strip()
+        if not title:
+            given.append(prompt + text)
+        elif template := part["title_template"]:
+            given.append(f"{prompt}{template.removesuffix('{text}').replace('{title}', title)}{text}")
+        else:
+            given.append((prompt + title, text))
     sequences = [encoding.ids or serving["empty"] for encoding in tokenizer.encode_batch(given)]
 
     options = onnxruntime.SessionOptions()
@@ -207,23 +201,6 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
             mask[row, : len(tokens)] = 1
         parts.append(session.run([_OUTPUT], {"input_ids": input_ids, "attention_mask": mask})[0])
     return np.concatenate(parts)
-
-
-def _question(text: str, part: dict[str, Any]) -> str:
-    for old, new in part["replace"].items():
-        text = text.replace(old, new)
-    return str(part["prompt"] + text)
-
-
-def _passage(passage: Passage, part: dict[str, Any]) -> str | tuple[str, str]:
-    title = passage.title
-    text = passage.text.strip()
-    prompt = part["prompt"]
-    if not title:
-        return str(prompt + text)
-    if template := part["title_template"]:
-        return f"{prompt}{template.removesuffix('{text}').replace('{title}', title)}{text}"
-    return prompt + title, text
 
 
 def usage(model: BiEncoder) -> str:
@@ -250,6 +227,4 @@ score = question @ passage.T
 """
 
 
-FORMAT = Format(
-    require_supported, write, encode, usage, library="onnxruntime", install="onnxruntime", bar=1e-4
-)
+FORMAT = Format(write, encode, usage, library="onnxruntime", install="onnxruntime", bar=1e-4)

@@ -35,7 +35,6 @@ from dpr.export.tower_files import (
     write_tower,
 )
 from dpr.models.biencoder import BiEncoder
-from dpr.models.encoder import Encoder
 from dpr.models.foreign_towers import write_dense, write_module, write_table
 from dpr.models.pooling import RootIdfPooling
 from dpr.models.sentence_transformers import (
@@ -62,8 +61,12 @@ _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
 _BATCH = 8
 
 
-def require_supported(model: BiEncoder, source: str) -> None:
-    """InputError where what decides its vectors cannot be said there."""
+def write(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Fills ``folder``.
+
+    Raises:
+        InputError: what decides its vectors cannot be said there.
+    """
     refuse_unknown_vectors(model, source)
     refuse_one_sided_apostrophes(model, source)
     settings = model.settings
@@ -85,15 +88,6 @@ def require_supported(model: BiEncoder, source: str) -> None:
         source,
         hint="to=onnx writes it for onnxruntime",
     )
-
-
-def write(model: BiEncoder, folder: Path, *, source: str) -> None:
-    """Fills ``folder``.
-
-    Raises:
-        InputError: what decides its vectors cannot be said there.
-    """
-    require_supported(model, source)
     write_modules(folder, [_write_route(model, folder, side) for side in sides(model)])
     if needs_own_code(model):
         with durable_file(folder / _CODE.name, "wb") as file:
@@ -166,28 +160,21 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
             pooling_settings(pooled_by, backbone.config.hidden_size),
             {},
         )
-    if (dense := _dense(model, tower)) is not None:
+    # The linear layer behind the pooling, with the rows of the dimensions that are kept: the projection, or what
+    # cuts before scaling.
+    dense: tuple[torch.Tensor, torch.Tensor | None, str] | None = None
+    if (layer := tower.encode_proj) is not None:
+        weight = layer.weight[: tower.dimension].detach().float()
+        bias = layer.bias[: tower.dimension].detach().float()
+        dense = weight, bias, settings.projection_activation
+    elif settings.dimensions and not _truncates(model):
+        dense = torch.eye(tower.dimension, tower.pooled_width), None, "none"
+    if dense is not None:
         route[name := f"{prefix}{len(route)}_{DENSE}"] = type_of(DENSE)
-        write_dense(
-            folder / name, *dense, "none" if tower.encode_proj is None else settings.projection_activation
-        )
+        write_dense(folder / name, *dense)
     if settings.normalize:
         route[f"{len(route)}_{NORMALIZE}"] = type_of(NORMALIZE)
     return route
-
-
-def _dense(model: BiEncoder, tower: Encoder) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """Matrix and bias of the linear layer behind the pooling, with the rows of the dimensions that are kept:
-    the projection, or what cuts before scaling."""
-    if tower.encode_proj is not None:
-        layer = tower.encode_proj
-        return (
-            layer.weight[: tower.dimension].detach().float(),
-            layer.bias[: tower.dimension].detach().float(),
-        )
-    if model.settings.dimensions and not _truncates(model):
-        return torch.eye(tower.dimension, tower.pooled_width), None
-    return None
 
 
 def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> Any:
@@ -251,6 +238,4 @@ scores = model.similarity(questions, passages)
 """
 
 
-FORMAT = Format(
-    require_supported, write, encode, usage, library="sentence_transformers", install="sentence-transformers"
-)
+FORMAT = Format(write, encode, usage, library="sentence_transformers", install="sentence-transformers")

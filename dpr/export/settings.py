@@ -14,7 +14,7 @@ from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 
 MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers:FORMAT",
-    "hf-dpr": "dpr.export.hf_dpr:FORMAT",
+    "hf-dpr": "dpr.export.dpr_formats:FORMAT",
     "onnx": "dpr.export.onnx:FORMAT",
 }
 """Folders that other libraries load: name -> the ``Format`` that writes it."""

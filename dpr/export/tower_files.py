@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,30 +66,21 @@ def weights_tokens(model: BiEncoder) -> bool:
     )
 
 
-def tells_apostrophes_apart(model: BiEncoder) -> bool:
-    """Whether questions are changed by the rule about typographic apostrophes, as this vocabulary sees
-    them."""
-    texts = [f"don{TYPOGRAPHIC_APOSTROPHE}t {TYPOGRAPHIC_APOSTROPHE}", "don't '"]
-    first, second = model.tensorizer.bare_tokens(texts)
-    return model.settings.plain_apostrophes and first != second
-
-
 def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
     """InputError where one tokenizer would have to change questions alone."""
-    problem = {
-        "questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone": (
-            True
-        )
-    }
-    if model.settings.shared and tells_apostrophes_apart(model):
+    if not model.settings.plain_apostrophes:
+        return
+    mark = TYPOGRAPHIC_APOSTROPHE
+    if model.settings.shared:
+        first, second = model.tensorizer.bare_tokens([f"don{mark}t {mark}", "don't '"])
+        # where this vocabulary takes both for the same, nothing is changed
+        problem = "questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone"
         hint = "encoder.plain_apostrophes=false encoder.allow_other_prompts=true writes it without that rule"
-        refuse(problem, source, hint=hint)
-    if not model.settings.shared and model.settings.plain_apostrophes:
+        refuse({problem: first != second}, source, hint=hint)
+    else:
         prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
-        has_one = any(TYPOGRAPHIC_APOSTROPHE in prompt for prompt in prompts)
-        refuse(
-            {"its prompts have typographic apostrophes, and those of questions become plain": has_one}, source
-        )
+        problem = "its prompts have typographic apostrophes, and those of questions become plain"
+        refuse({problem: any(mark in prompt for prompt in prompts)}, source)
 
 
 class Side(NamedTuple):
@@ -118,38 +109,26 @@ def write_tower(
     model: BiEncoder, side: Side, target: Path, backbone: Any = None, **tokenizer_config: Any
 ) -> Any:
     """Writes config, weights and tokenizer of a side; returns the backbone that was written, by default the
-    side's as transformers knows it."""
-    backbone = backbone or standard_backbone(side.tower, max(side.longest, model.settings.sequence_length))
-    write_backbone(backbone, target / side.folder)
-    write_tokenizer(model.tensorizer, side, target, **tokenizer_config)
-    return backbone
-
-
-def write_backbone(backbone: Any, folder: Path) -> None:
-    """Writes config.json and model.safetensors. A pooler, which some families have and no vector needs, is
-    written as zeros: without one, transformers would make a random one and warn of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().cpu() for name, tensor in backbone.state_dict().items()}
-    with without_bars():
-        backbone.save_pretrained(str(folder), state_dict=weights | _pooler(backbone))
-
-
-def _pooler(backbone: Any) -> dict[str, Tensor]:
+    side's as transformers knows it. A pooler, which some families have and no vector needs, is written as zeros:
+    without one, transformers would make a random one and warn of it."""
     from transformers import AutoModel
 
-    try:
+    backbone = backbone or standard_backbone(side.tower, max(side.longest, model.settings.sequence_length))
+    weights = {name: tensor.detach().cpu() for name, tensor in backbone.state_dict().items()}
+    with suppress(
+        ValueError, RuntimeError
+    ):  # no Auto class has this family, or it cannot be made without memory
         with torch.device("meta"):
             whole = AutoModel.from_config(backbone.config)
-    except (ValueError, RuntimeError):  # no Auto class has this family, or it cannot be made without memory
-        return {}
-    if type(whole) is not type(backbone):
-        return {}
-    own = backbone.state_dict().keys()
-    return {
-        name: torch.zeros(tensor.shape)
-        for name, tensor in whole.state_dict().items()
-        if name not in own and "pooler" in name
-    }
+        for name, tensor in whole.state_dict().items() if type(whole) is type(backbone) else ():
+            if name not in weights and "pooler" in name:
+                weights[name] = torch.zeros(tensor.shape)
+    folder = target / side.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with without_bars():
+        backbone.save_pretrained(str(folder), state_dict=weights)
+    write_tokenizer(model.tensorizer, side, target, **tokenizer_config)
+    return backbone
 
 
 @contextmanager
@@ -263,26 +242,23 @@ def merged(model: BiEncoder) -> BiEncoder:
     """
     if model.base is None:
         return model
-    towers = [_merged_tower(tower) for tower in model.towers]
-    whole = BiEncoder(
-        towers[0], towers[-1], model.tensorizer, replace(model.settings, adapter="none"), model.options
-    )
-    whole.log_temperature = copy.deepcopy(model.log_temperature)
-    return whole.train(model.training)
-
-
-def _merged_tower(tower: Encoder) -> Encoder:
-    whole = copy.deepcopy(tower)
-    whole.to(torch.promote_types(next(tower.parameters()).dtype, torch.float32))
-    adapter = whole.adapter
-    whole.adapter = None
-    assert adapter is not None
-    with torch.no_grad():
-        for name, layer in adapter.layers.items():
-            layer.merge(safe_merge=True, adapter_names=[adapter.name])
-            whole.backbone.set_submodule(name, layer.get_base_layer())
-    whole.requires_grad_(True)
-    return whole
+    towers = []
+    for tower in model.towers:
+        whole = copy.deepcopy(tower)
+        whole.to(torch.promote_types(next(tower.parameters()).dtype, torch.float32))
+        adapter = whole.adapter
+        whole.adapter = None
+        assert adapter is not None
+        with torch.no_grad():
+            for name, layer in adapter.layers.items():
+                layer.merge(safe_merge=True, adapter_names=[adapter.name])
+                whole.backbone.set_submodule(name, layer.get_base_layer())
+        whole.requires_grad_(True)
+        towers.append(whole)
+    settings = replace(model.settings, adapter="none")
+    merged_model = BiEncoder(towers[0], towers[-1], model.tensorizer, settings, model.options)
+    merged_model.log_temperature = copy.deepcopy(model.log_temperature)
+    return merged_model.train(model.training)
 
 
 def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> list[Path]:

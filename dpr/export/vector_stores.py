@@ -243,7 +243,15 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
             f"vectors of {rows.dimension} dimensions",
             expected=f"at most {_MOST_DIMENSIONS}, what pgvector holds",
         )
-    name = f"table {table} of {_shown(psycopg, address)}"
+    # The address is shown without its password; what cannot be read is not shown, as it may hold one.
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(address)
+    except psycopg.Error:
+        raise ConfigError(
+            "out is not the address of a database, e.g. out=postgresql://user@host/database"
+        ) from None
+    shown = [f"{key}={parts[key]}" for key in ("host", "port", "dbname", "user") if parts.get(key)]
+    name = f"table {table} of {' '.join(shown) or 'the default database'}"
     sql = psycopg.sql
     with _postgres_errors(psycopg, name), psycopg.connect(address) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(hashtext('dpr_loads'), hashtext(%s))", (table,))
@@ -260,7 +268,30 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
                 what = "exists already" + (", made of other vectors, texts or metadata" if known else "")
                 raise InputError(what, file=name, hint="choose another table=, or drop this one")
         else:
-            _copy(connection, sql, rows, table)
+            vector = sql.SQL("vector {}({}) NOT NULL").format(
+                sql.SQL(_vector_kind(rows)), sql.Literal(rows.dimension)
+            )
+            columns = [
+                sql.SQL("{} {}").format(sql.Identifier(key), sql.SQL(_KINDS[kind]))
+                for key, kind in rows.columns.items()
+            ]
+            # Ids are compared as bytes, so that ties are broken as everywhere else and the database's language does
+            # not matter.
+            fields = sql.SQL(", ").join([sql.SQL('id text COLLATE "C" PRIMARY KEY'), vector, *columns])
+            connection.execute(sql.SQL("CREATE TABLE {} ({})").format(sql.Identifier(table), fields))
+            half_vector = require("pgvector", extra="stores", purpose="to=pgvector").HalfVector
+            names = sql.SQL(", ").join(map(sql.Identifier, ["id", "vector", *rows.columns]))
+            statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT BINARY)").format(
+                sql.Identifier(table), names
+            )
+            with connection.cursor() as cursor, cursor.copy(statement) as copy:
+                copy.set_types(
+                    ["text", _vector_kind(rows), *(_COPY_KINDS[kind] for kind in rows.columns.values())]
+                )
+                for batch in rows.batches():
+                    vectors = map(half_vector, batch.vectors) if rows.is_half else batch.vectors
+                    for row in zip(batch.ids, vectors, *batch.columns.values(), strict=True):
+                        copy.write_row(row)
             connection.execute('DELETE FROM dpr_loads WHERE "table" = %s', (table,))
             facts = json.dumps(rows.provenance(), sort_keys=True)
             connection.execute("INSERT INTO dpr_loads VALUES (%s, %s, %s)", (table, made_of, facts))
@@ -270,46 +301,8 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
         return not exists
 
 
-def _copy(connection: Any, sql: Any, rows: VectorRows, table: str) -> None:
-    """Makes the table and fills it."""
-    vector = sql.SQL("vector {}({}) NOT NULL").format(
-        sql.SQL(_vector_kind(rows)), sql.Literal(rows.dimension)
-    )
-    columns = [
-        sql.SQL("{} {}").format(sql.Identifier(key), sql.SQL(_KINDS[kind]))
-        for key, kind in rows.columns.items()
-    ]
-    # Ids are compared as bytes, so that ties are broken as everywhere else and the database's language does
-    # not matter.
-    fields = sql.SQL(", ").join([sql.SQL('id text COLLATE "C" PRIMARY KEY'), vector, *columns])
-    connection.execute(sql.SQL("CREATE TABLE {} ({})").format(sql.Identifier(table), fields))
-    half_vector = require("pgvector", extra="stores", purpose="to=pgvector").HalfVector
-    names = sql.SQL(", ").join(map(sql.Identifier, ["id", "vector", *rows.columns]))
-    statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT BINARY)").format(sql.Identifier(table), names)
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        copy.set_types(["text", _vector_kind(rows), *(_COPY_KINDS[kind] for kind in rows.columns.values())])
-        for batch in rows.batches():
-            vectors = map(half_vector, batch.vectors) if rows.is_half else batch.vectors
-            for row in zip(batch.ids, vectors, *batch.columns.values(), strict=True):
-                copy.write_row(row)
-
-
 def _vector_kind(rows: VectorRows) -> str:
     return "halfvec" if rows.is_half else "vector"
-
-
-def _shown(psycopg: Any, address: str) -> str:
-    """The address without its password; what cannot be read is not shown, as it may hold one."""
-    try:
-        parts = psycopg.conninfo.conninfo_to_dict(address)
-    except psycopg.Error:
-        raise ConfigError(
-            "out is not the address of a database, e.g. out=postgresql://user@host/database"
-        ) from None
-    return (
-        " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname", "user") if parts.get(key))
-        or "the default database"
-    )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import torch
 from dpr.core.errors import InputError
 from dpr.data.words import WORDS_VERSION, split_words, word_spans
 from dpr.formats.arrays import PackedIds, first_duplicate
-from dpr.indexer.ranking import HeldIds, SearchResult, decode_ids, is_among
+from dpr.indexer.ranking import SearchResult, decode_ids, is_among, packed_ids
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import durable_file
@@ -115,19 +115,19 @@ class Bm25Index(Index):
         import bm25s
 
         (ids, texts), settings = corpus, settings or Bm25Settings()
-        held = ids if isinstance(ids, HeldIds) else HeldIds(ids)
+        packed = packed_ids(ids)
         words = _Words(texts)
-        if len(words) != len(held):
-            raise ValueError(f"{len(held)} ids for {len(words)} texts")
+        if len(words) != len(packed):
+            raise ValueError(f"{len(packed)} ids for {len(words)} texts")
         if not words.vocab:
             raise InputError(
                 "no passages to index" if not len(words) else "no passage holds a word that can be searched"
             )
-        if (repeated := first_duplicate([held.packed.chunks])) is not None:
+        if (repeated := first_duplicate([packed.chunks])) is not None:
             raise InputError(f"passage id {repeated!r} occurs more than once")
         engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
         engine.index(words, create_empty_token=False, show_progress=False)
-        return cls(engine, held.packed)
+        return cls(engine, packed)
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
         """The ``k`` passages with the highest score for each question, those with score 0 left out; none

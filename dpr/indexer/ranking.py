@@ -12,9 +12,9 @@ Lists in which all scores are equal get 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import overload
 
 import numpy as np
 
@@ -25,7 +25,7 @@ Ranking = list[tuple[str, float]]
 
 SearchResult = tuple[np.ndarray, list[list[str]]]
 
-_HELD_AT_ONCE = 1 << 13  # as wide as the longest of them
+_PACKED_AT_ONCE = 1 << 13  # as wide as the longest of them
 
 
 def encode_ids(ids: Sequence[str]) -> np.ndarray:
@@ -39,31 +39,13 @@ def decode_ids(ids: np.ndarray) -> list[str]:
     return decoded if len(decoded) == len(items) else [item.decode() for item in items]
 
 
-class HeldIds(Sequence[str]):
-    """Ids in the room that their bytes take."""
-
-    def __init__(self, ids: Iterable[str]) -> None:
-        rest = iter(ids)
-        chunks = []
-        while some := list(islice(rest, _HELD_AT_ONCE)):
-            chunks.append(encode_ids(some))
-        self.packed = PackedIds(pack_ids(lambda: chunks))
-
-    def __len__(self) -> int:
-        return len(self.packed)
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for ids in self.packed.chunks() for key in decode_ids(ids))
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        rows = range(len(self))[place]
-        if isinstance(rows, int):
-            return decode_ids(self.packed[rows : rows + 1])[0]
-        return decode_ids(self.packed[np.array(rows, dtype=np.int64)])
+def packed_ids(ids: Iterable[str]) -> PackedIds:
+    """Ids in the room that their bytes take, read as a stream."""
+    rest = iter(ids)
+    chunks = []
+    while some := list(islice(rest, _PACKED_AT_ONCE)):
+        chunks.append(encode_ids(some))
+    return PackedIds(pack_ids(lambda: chunks))
 
 
 def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -164,51 +146,6 @@ def to_rankings(result: SearchResult) -> list[Ranking]:
     ]
 
 
-_AT_ONCE = 256
-
-
-class FusedLists:
-    """Two rankings of each of Q questions side by side, normalised once, so that trying a weight takes
-    milliseconds.
-
-    Attributes:
-        ids: the passages of each question, ascending; column c of its row in an array of shape (Q, longest
-        list) is the c-th of them.
-    """
-
-    def __init__(self, first: Sequence[Ranking], second: Sequence[Ranking]) -> None:
-        normalised = [[_normalised(ranking) for ranking in side] for side in (first, second)]
-        self.ids = [sorted(ours.keys() | theirs.keys()) for ours, theirs in zip(*normalised, strict=True)]
-        shape = 2, len(self.ids), max(map(len, self.ids), default=0)
-        self._is_listed, self._sides = np.zeros(shape, dtype=bool), np.zeros(shape)
-        for row, ids in enumerate(self.ids):
-            for side, scores in enumerate((normalised[0][row], normalised[1][row])):
-                self._is_listed[side, row, : len(ids)] = [passage in scores for passage in ids]
-                self._sides[side, row, : len(ids)] = [scores.get(passage, 0.0) for passage in ids]
-
-    def rankings(self, weight: float, k: int) -> list[Ranking]:
-        """The ``k`` best of each question by ``weight`` times the first side plus ``1 - weight`` times the
-        second. A side of weight 0 gives no passages: they would follow those of the other side in an order
-        that means nothing."""
-        scores = weight * self._sides[0] + (1.0 - weight) * self._sides[1]
-        chosen = (self._is_listed[0] & (weight > 0)) | (self._is_listed[1] & (weight < 1))
-        if scores.shape[1] > k:  # ties with the last one kept stay in until they are sorted
-            scores[~chosen] = -np.inf
-            chosen = chosen & (scores >= np.partition(scores, -k, axis=1)[:, -k, None])
-        rows, columns = np.nonzero(chosen)
-        values = scores[rows, columns]
-        order = np.lexsort((-values, rows))  # stable, so equal scores stay in the order of ids
-        ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
-        kept = ranks < k
-        rankings: list[Ranking] = [[] for _ in self.ids]
-        hits = zip(
-            rows[kept].tolist(), columns[order][kept].tolist(), values[order][kept].tolist(), strict=True
-        )
-        for row, column, score in hits:
-            rankings[row].append((self.ids[row][column], score))
-        return rankings
-
-
 def fuse_linear(
     first: Sequence[Ranking],
     second: Sequence[Ranking],
@@ -217,11 +154,18 @@ def fuse_linear(
     k: int,
 ) -> list[Ranking]:
     """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 -
-    weight`` times the second's."""
+    weight`` times the second's. A side of weight 0 gives no passages: they would follow those of the other side
+    in an order that means nothing."""
     fused: list[Ranking] = []
-    for start in range(0, len(first), _AT_ONCE):
-        lists = FusedLists(first[start : start + _AT_ONCE], second[start : start + _AT_ONCE])
-        fused += lists.rankings(weight, k)
+    for ours, theirs in zip(first, second, strict=True):
+        left = _normalised(ours if weight > 0 else [])
+        right = _normalised(theirs if weight < 1 else [])
+        scores = {
+            passage: weight * left.get(passage, 0.0) + (1.0 - weight) * right.get(passage, 0.0)
+            for passage in left | right
+        }
+        best = heapq.nsmallest(k, scores.items(), key=lambda item: (-item[1], item[0]))
+        fused.append(best)
     return fused
 
 

@@ -34,10 +34,10 @@ NUM_QUESTIONS = 400
 
 
 class Texts(NamedTuple):
-    """The corpus of an index over words: ids, and title and text of each in the same order, to be read
+    """The corpus of an index over words: ids, and title and text of each in the same order, both to be read
     once."""
 
-    ids: Sequence[str]
+    ids: Iterable[str]
     texts: Iterable[str]
 
 
@@ -50,19 +50,6 @@ class Recall:
     values: dict[str, float]
     questions: int
     breadth: dict[str, int]
-
-    @classmethod
-    def read(cls, stored: Any) -> Recall | None:
-        """What ``as_dict`` gave; None where there is none, or it is damaged."""
-        try:
-            values = {str(name): float(value) for name, value in stored["values"].items()}
-            breadth = {str(name): int(value) for name, value in stored["breadth"].items()}
-            return cls(values, int(stored["questions"]), breadth)
-        except (TypeError, KeyError, ValueError, AttributeError):
-            return None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
@@ -110,9 +97,6 @@ class Index(ABC):
     another is refused."""
     Settings: ClassVar[type[Any]] = Settings
     """A dataclass of what can be set, as ``indexer.options.<name>`` for a user-defined class."""
-    needs_vectors: ClassVar[bool] = False
-    """True for an index over vectors that reads them while it searches: it gets them by ``use_vectors`` when
-    it is opened."""
     can_filter: ClassVar[bool] = False
     """Whether ``among`` is there. Approximate indexes have none: what they would miss depends on what is left
     out."""
@@ -152,9 +136,6 @@ class Index(ABC):
         raise NotImplementedError(
             f"{cls.__name__} cannot be opened; define save and open, or set is_saved = False"
         )
-
-    def use_vectors(self, corpus: Sequence[Any]) -> None:  # noqa: B027  (most need none)
-        """Gets the ``VectorSource``s that it was built of."""
 
     @property
     def breadth(self) -> dict[str, int]:
@@ -267,7 +248,7 @@ class IndexStore:
         """
         folder = self.folder if self.choice.index_class.is_saved else None
         if folder is not None and _is_there(folder):
-            return self._load(folder, corpus)
+            return self._load(folder)
         if corpus is None:
             raise InputError(
                 "there is no index", file=folder, hint="set encoded_ctx_files=[<vectors>] to build it"
@@ -290,10 +271,10 @@ class IndexStore:
                     index = self._built(corpus(), questions)
                     index.save(temporary)
                     metadata["num_passages"] = index.num_passages
-                    metadata["recall"] = index.recall and index.recall.as_dict()
+                    metadata["recall"] = index.recall and asdict(index.recall)
                 logger.info("index saved to %s", folder)
                 return index
-        return self._load(folder, corpus)
+        return self._load(folder)
 
     def _built(self, corpus: Any, questions: Questions | None) -> Index:
         """A new index, with its recall. One that chooses its breadth does so by every other question, and is
@@ -320,7 +301,7 @@ class IndexStore:
             logger.info("the %s index: %s", kind, index.recall_in_words())
         return index
 
-    def _load(self, folder: Path, corpus: Callable[[], Any] | None) -> Index:
+    def _load(self, folder: Path) -> Index:
         kind = self.choice.kind
         made = self.choice.index_class
         metadata = read_manifest(folder)["metadata"]
@@ -341,11 +322,11 @@ class IndexStore:
         if problems := folder_problems(folder):
             hint = "remove the folder to build the index again"
             raise InputError("; ".join(problems), file=folder, hint=hint)
-        if made.needs_vectors and corpus is None:
-            found = f"an index of kind {kind} scores with the vectors it was built of"
-            raise InputError(found, file=folder, hint="set encoded_ctx_files=[<vectors>]")
         try:
             index = made.open(folder, self.choice.settings)
+            if recall := metadata.get("recall"):
+                index.recall = Recall(**recall)
+                str(index.recall)  # of figures
         except (DprError, MemoryError):
             raise
         except Exception as error:  # readers of damaged files, and classes of users, raise anything
@@ -357,9 +338,6 @@ class IndexStore:
         if lock_of(folder).is_file():  # of a build that was killed when all was done
             with suppress(DprError), held(folder, file=lock_of(folder)):
                 pass
-        if corpus is not None:
-            index.use_vectors(corpus() if made.needs_vectors else ())
-        index.recall = Recall.read(metadata.get("recall"))
         if index.reads == "vectors":
             logger.info("%s: %s", folder, index.recall_in_words())
         return index

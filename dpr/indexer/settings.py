@@ -40,7 +40,7 @@ class FactorySettings(Settings):
 
     factory: str = setting("", on_resume=IDENTITY)
     """Any string of faiss's index_factory, e.g. "IVF4096,PQ64" or "OPQ64,IVF65536,PQ64" (docs/indexes.md);
-    absent = for ivf and small as many lists as the power of two next to twice the root of the number of
+    absent = "IVF<lists>,SQ8", with as many lists as the power of two next to twice the root of the number of
     vectors, at most 65,536."""
     probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)
     """Lists that are searched for a question; 0 = the fewest that reached a recall@100 of 0.95 when the index
@@ -59,22 +59,20 @@ class Bm25Settings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class IndexKind:
-    """A built-in index: its class, its settings, and whether a search opens it together with vectors."""
+    """A built-in index: its class, and its settings."""
 
     path: str
     settings: type[Settings]
-    needs_vectors: bool = False
 
 
 KINDS = {
-    "exact": IndexKind("dpr.indexer.exact:ExactIndex", Settings, needs_vectors=True),
+    "exact": IndexKind("dpr.indexer.exact:ExactIndex", Settings),
     "flat": IndexKind("dpr.indexer.faiss_index:FlatIndex", Settings),
     "hnsw": IndexKind("dpr.indexer.faiss_index:HnswIndex", GraphSettings),
     "hnsw_sq": IndexKind("dpr.indexer.faiss_index:HnswSqIndex", GraphSettings),
     "hnsw32": IndexKind("dpr.indexer.faiss_index:Hnsw32Index", GraphSettings),
     "faiss": IndexKind("dpr.indexer.faiss_index:FaissIndex", FactorySettings),
-    "ivf": IndexKind("dpr.indexer.faiss_index:IvfIndex", FactorySettings),
-    "small": IndexKind("dpr.indexer.faiss_index:SmallIndex", FactorySettings, needs_vectors=True),
+    "ivf": IndexKind("dpr.indexer.faiss_index:FaissIndex", FactorySettings),
     "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings),
 }
 """Any other kind is an import path, ``module:Class``."""

@@ -217,7 +217,7 @@ dpr report runs/first DPR=dpr.json --out compared.html
 
 def report(config: ReportSettings) -> None:
     """Writes the page."""
-    from dpr.evaluation.report.page import write_report
+    from dpr.evaluation.report import write_report
     from dpr.storage.outputs import require_writable
     from dpr.training.command_settings import BiEncoderTrainConfig
 

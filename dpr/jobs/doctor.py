@@ -77,8 +77,7 @@ def run(config: DoctorSettings) -> int:
 
 
 def _look_at_run(folder: Path) -> int:
-    from dpr.evaluation.report.reading import read_training
-    from dpr.evaluation.symptoms import symptoms
+    from dpr.evaluation.reading import read_training, symptoms
 
     run = read_training(folder)
     if run is None:
@@ -93,7 +92,7 @@ def _look_at_run(folder: Path) -> int:
     )
     for note in run.notes:
         print(f"  note: {note}")
-    faults = symptoms(run)
+    faults = list(symptoms(run))
     for name, seen, advice in faults:
         print(f"\n{name} (docs/troubleshooting.md)\n  seen: {seen}\n  try:  {advice}")
     if not faults:

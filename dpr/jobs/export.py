@@ -10,7 +10,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
-from dpr.export.dpr_files import export_dpr_file, export_vector_folders
+from dpr.export.dpr_formats import export_dpr_file, export_vector_folders
 from dpr.export.folders import CardMetadata, export_folder
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.tower_files import merged, write_adapters

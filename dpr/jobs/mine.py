@@ -13,8 +13,8 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
-from dpr.mining import job, scoring
-from dpr.mining.negatives import PairScorer
+from dpr.mining import negatives, scoring
+from dpr.mining.blocks import PairScorer
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MineCommand, MiningSettings, ScoreCommand
 from dpr.models.biencoder import BiEncoder
@@ -39,7 +39,7 @@ def run(config: MineCommand) -> None:
             precision=config.precision,
             batch_tokens=config.batch_tokens,
         )
-    audit = job.mine(
+    audit = negatives.mine(
         open_training_set(config.files, name="train"),
         out,
         config.part(MiningSettings),
@@ -50,7 +50,7 @@ def run(config: MineCommand) -> None:
         processes=config.processes,
         overwrite=config.overwrite,
     )
-    print("\n".join(job.audit_lines(audit)))
+    print("\n".join(negatives.audit_lines(audit)))
     counts = audit["counts"]
     print(f"{out}: {counts['questions']:,} questions, {counts['negatives']:,} mined negatives")
 

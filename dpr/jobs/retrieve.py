@@ -33,7 +33,7 @@ from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.results import RESULTS, read_metrics, read_trec_run, write_results, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.ranking import FusedLists, Ranking
+from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.jobs.indexes import build_retriever, index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.biencoder import BiEncoder
@@ -61,7 +61,7 @@ TABLE = "results.md"
 
 
 def run(config: RetrievalConfig) -> float | None:
-    """Retrieves, judges and writes what was queries for. Returns the first of mrr@10 and accuracy at the
+    """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the
     deepest cut-off that there is."""
     if launched("WORLD_SIZE") > 1:
         raise ConfigError(
@@ -230,18 +230,19 @@ def weight_values(
         raise ConfigError(
             f"tune_metric={metric} is not measured here; choose one of {', '.join(names) or 'none'}"
         )
-    lists = FusedLists(dense, lexical)
     ids = [question.id for question in evaluator.questions]
     if evaluator.qrels is None or metric.startswith("answer_"):
-        flags = evaluator.matched(lists.ids, passages)
-        pairs = zip(lists.ids, flags, strict=True)
+        found = [list({**dict(ours), **dict(theirs)}) for ours, theirs in zip(dense, lexical, strict=True)]
+        flags = evaluator.matched(found, passages)
+        pairs = zip(found, flags, strict=True)
         grades: Qrels = {key: dict(zip(*pair, strict=True)) for key, pair in zip(ids, pairs, strict=True)}
     else:
         grades = with_relevant(evaluator.qrels)
     name = metric.removeprefix("answer_")
     values = {}
     for weight in WEIGHTS:
-        run = dict(zip(ids, lists.rankings(weight, evaluator.num_docs), strict=True))
+        fused = fuse_linear(dense, lexical, weight=weight, k=evaluator.num_docs)
+        run = dict(zip(ids, fused, strict=True))
         each = values_of(run, grades, [name]).values()
         values[weight] = sum(of_question[name] for of_question in each) / max(len(each), 1)
     return values

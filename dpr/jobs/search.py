@@ -304,7 +304,7 @@ class MemoryCorpus:
             except ValueError as error:
                 raise InputError(f"passage {number}: {error}") from None
             rows.append(tuple(row))
-        return PassageFields.of(encode_ids(list(self.passages)), kinds, rows)
+        return PassageFields(encode_ids(list(self.passages)), kinds, rows)
 
 
 def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage, Mapping[str, Any]]]:

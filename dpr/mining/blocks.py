@@ -20,17 +20,16 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, Protocol
 
 import numpy as np
 
 from dpr.core.errors import LostRankError
 from dpr.core.logs import Progress, get_logger
+from dpr.core.records import Passage
 from dpr.formats.corpora import durable_text
 from dpr.formats.training_sets import TrainingSet
-from dpr.mining.corpus import TRAINING_PASSAGES, MiningCorpus, write_training_passages
-from dpr.mining.negatives import PairScorer
-from dpr.mining.search import Finder, Search
+from dpr.mining.search import TRAINING_PASSAGES, MiningCorpus, Search, write_training_passages
 from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
 from dpr.storage.leftovers import remove
@@ -42,6 +41,19 @@ logger = get_logger(__name__)
 Record = dict[str, Any]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _VERSION = 5
+
+
+class PairScorer(Protocol):
+    """A model that reads a question and a passage together."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with whatever changes its scores."""
+        ...
+
+    def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
+        """For each pair ln(p / (1 - p)) of the probability p that the passage is relevant to the question."""
+        ...
 
 
 @dataclass
@@ -64,7 +76,6 @@ class BlockJob(ABC):
 
     def __post_init__(self) -> None:
         self.work = self.out.with_name(f"{self.out.name}.{self.name}")
-        self.finders: list[Finder] = []
         self._corpus: MiningCorpus | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,17 +139,18 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
         size = min((search.block_rows for search in job.searches[:1]), default=500)
         blocks = [range(start, min(start + size, len(job.train))) for start in range(0, len(job.train), size)]
         missing = [rows for rows in blocks if not steps.is_done(rows.start)]
-        if missing:
-            job.finders = [search.prepare(job.corpus) for search in job.searches]
+        for search in job.searches if missing else ():
+            search.prepare(job.corpus)
         done = len(job.train) - sum(map(len, missing))
         progress = Progress(job.name, len(job.train), unit="questions", done=done)
         for rows in _written(job, steps, missing, processes):
             progress.advance(len(rows), 0)
         progress.close()
 
-        audit = combined(read_json(steps.folder / _names(rows)[1]) for rows in blocks)
+        names = [_names(rows) for rows in blocks]
+        audit = combined(read_json(steps.folder / name) for _, name in names)
         with durable_text(out, note=made_of) as text:
-            text.writelines(job.joined(steps.folder / _names(rows)[0] for rows in blocks))
+            text.writelines(job.joined(steps.folder / name for name, _ in names))
         audit |= {"made_of": made_of, "file": describe_file(out)}
         write_json(audit_file, audit, note={})
         remove_folder(job.work)
@@ -193,15 +205,14 @@ _sent: list[tuple[BlockJob, Steps]] = []
 
 
 def _start(job: BlockJob, steps: Steps) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    def end_with_parent() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    # Without it, a worker whose parent was killed waits for work forever.
+    threading.Thread(target=end_with_parent, daemon=True).start()
     _sent.append((job, steps))
-
-
-def _end_with_parent() -> None:
-    """Without it, a worker whose parent was killed waits for work forever."""
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _write_there(rows: range) -> None:

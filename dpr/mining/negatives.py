@@ -1,25 +1,46 @@
-"""From what a retriever found for a question to its negatives: the filters, each with its name for the audit;
-and scores of a teacher."""
+"""``dpr mine``: from what a retriever found for a question to its negatives, by filters, each with its name for
+the audit: how much was left out and why, how negatives compare with positives, five examples."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.text import plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
+from dpr.formats.training_records import sample_to_json
+from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.ranking import Ranking
+from dpr.mining.blocks import BlockJob, PairScorer, Record, quantile_lines, run_job
+from dpr.mining.scoring import as_written, scored_by
+from dpr.mining.search import LexicalSearch, Query, Search
 from dpr.mining.settings import MiningSettings
+
+logger = get_logger(__name__)
 
 VETO = 0.5
 """Probability of being relevant from which a cross-encoder leaves a passage out."""
 _KNOWN = "known positive"
+_COUNTED = (
+    "questions",
+    "questions without negatives",
+    "candidates",
+    "candidates above the positive",
+    "negatives",
+)
+_NOT_FOUND = "questions left out, since no positive is among the first found"
+_LABELS = {
+    "score": "score",
+    "share_of_positive_score": "score / positive's score",
+    "cross_encoder_score": "cross-encoder's score",
+}
 
 
 @dataclass(slots=True)
@@ -48,19 +69,6 @@ class Mined:
     candidates: int = 0
     above_positive: int = 0
     """Candidates, known positives apart, that score above the positive."""
-
-
-class PairScorer(Protocol):
-    """A model that reads a question and a passage together."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with whatever changes its scores."""
-        ...
-
-    def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """For each pair ln(p / (1 - p)) of the probability p that the passage is relevant to the question."""
-        ...
 
 
 def choose_negatives(
@@ -93,19 +101,6 @@ def choose_negatives(
     taken_words = [words_of(negative.text) for negative in existing]
     mined = Mined()
 
-    def reason_against(passage: Passage, score: float, words: frozenset[str]) -> str:
-        if not passage.text.strip():
-            return "without text"
-        if plain(passage.text) in known_texts:
-            return _KNOWN
-        if score > highest:
-            return "scores too high"
-        if _resembles(words, positive_words):
-            return "near-duplicate of a positive"
-        if answers and has_answer(answers, passage.text):
-            return "holds an answer"
-        return "repeats another negative" if _resembles(words, taken_words) else ""
-
     for rank, (key, score) in enumerate(hits[: settings.to_rank], 1):
         if rank < settings.from_rank:
             continue
@@ -117,7 +112,20 @@ def choose_negatives(
             continue
         passage = passage_of(key)
         words = words_of(passage.text)
-        reason = reason_against(passage, score, words)
+        if not passage.text.strip():
+            reason = "without text"
+        elif plain(passage.text) in known_texts:
+            reason = _KNOWN
+        elif score > highest:
+            reason = "scores too high"
+        elif _resembles(words, positive_words):
+            reason = "near-duplicate of a positive"
+        elif answers and has_answer(answers, passage.text):
+            reason = "holds an answer"
+        elif _resembles(words, taken_words):
+            reason = "repeats another negative"
+        else:
+            reason = ""
         if reason != _KNOWN and positive_score is not None and score > positive_score:
             mined.above_positive += 1
         if reason:
@@ -153,31 +161,180 @@ def veto(mined: Sequence[tuple[str, Mined]], scorer: PairScorer, most: int) -> N
         one.negatives = kept[:most]
 
 
-def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
-    """All passages of a sample, in the order of their scores."""
-    return sample.positives + sample.hard_negatives + sample.other_negatives
+def mine(
+    train: TrainingSet,
+    out: Path,
+    settings: MiningSettings,
+    *,
+    search: Search | None = None,
+    scorer: PairScorer | None = None,
+    corpus: Path | None = None,
+    keep_within: int = 0,
+    processes: int = 1,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes ``train`` with mined hard negatives as JSON lines to ``out``, the audit to ``<out>.audit.json``,
+    and returns the audit (``run_job``).
+
+    Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in ``corpus`` get its ids,
+    so that training recognises a passage wherever it occurs.
+
+    Args:
+        search: BM25 by default.
+        scorer: a cross-encoder, which leaves out what it takes to be relevant and scores what is written.
+        corpus: passages to mine from; None = those of the training set.
+        keep_within: leaves out questions for which no positive is among the first so many passages found; 0 =
+            none.
+
+    Raises:
+        ConfigError: settings out of range.
+    """
+    settings.check()
+    job = Mining(
+        train, out, [search or LexicalSearch()], corpus, scorer, settings=settings, keep_within=keep_within
+    )
+    audit = run_job(job, processes=processes, overwrite=overwrite)
+    counts = audit["counts"]
+    without = counts["questions without negatives"]
+    if 2 * without >= counts["questions"]:
+        reasons = [f"{counts['candidates']:,} candidates"]
+        reasons += [f"{count:,} left out: {reason}" for reason, count in _reasons(audit)]
+        if counts.get(_NOT_FOUND):
+            reasons.append(f"{counts[_NOT_FOUND]:,} {_NOT_FOUND}")
+        logger.warning(
+            "%s: %d of %d questions have no mined negatives (%s)",
+            out,
+            without,
+            counts["questions"],
+            "; ".join(reasons),
+        )
+    return audit
 
 
-def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
-    """The sample with these scores of its passages, in place of any that it has."""
-    left = iter(scores)
+@dataclass
+class Mining(BlockJob):
+    """Mines a block."""
 
-    def scored(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
-        return tuple(replace(passage, teacher_score=as_written(next(left))) for passage in passages)
+    settings: MiningSettings = field(default_factory=MiningSettings)
+    keep_within: int = 0
+    name = "mining"
 
-    positives = scored(sample.positives)
-    hard = scored(sample.hard_negatives)
-    other = scored(sample.other_negatives)
-    return replace(sample, positives=positives, hard_negatives=hard, other_negatives=other)
+    def chosen(self) -> dict[str, Any]:
+        return {
+            "settings": asdict(self.settings),
+            "cross_encoder": self.scorer and self.scorer.fingerprint,
+            "keep_within": self.keep_within,
+        }
+
+    def do_block(self, rows: range) -> tuple[list[Record], Record]:
+        settings = self.settings
+        corpus = self.corpus
+        samples = [self.train[row] for row in rows]
+        queries = []
+        for sample in samples:
+            known = [(corpus.row_of(passage), passage) for passage in sample.positives]
+            in_corpus = [row for row, _ in known if row is not None]
+            queries.append(
+                Query(sample.question, in_corpus, [passage for row, passage in known if row is None])
+            )
+        found = self.searches[0].find(queries, settings.to_rank)
+
+        counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        most = settings.per_question * (1 if self.scorer is None else 2)
+        kept: list[TrainingSample] = []
+        mined: list[Mined] = []
+        scores: list[float | None] = []
+        for row, sample, query, (hits, positive_score) in zip(rows, samples, queries, found, strict=True):
+            if self.keep_within:
+                ids = {corpus.id_at(place) for place in query.positives}
+                if not ids & {key for key, _ in hits[: self.keep_within]}:
+                    counts[_NOT_FOUND] += 1
+                    continue
+            positives = tuple(map(corpus.named, sample.positives))
+            existing = tuple(map(corpus.named, sample.hard_negatives)) if settings.keep_existing else ()
+            mined.append(
+                choose_negatives(
+                    hits,
+                    corpus.passage,
+                    positives=[*positives, *map(corpus.named, self.train.known_positives(row))],
+                    existing=existing,
+                    answers=sample.answers,
+                    positive_score=positive_score,
+                    most=most,
+                    settings=settings,
+                )
+            )
+            kept.append(replace(sample, positives=positives, hard_negatives=existing))
+            scores.append(positive_score)
+        if self.scorer is not None:
+            named = [(sample.question, one) for sample, one in zip(kept, mined, strict=True)]
+            veto(named, self.scorer, settings.per_question)
+            kept = scored_by(self.scorer, kept)
+
+        records: list[Record] = []
+        left_out: Counter[str] = Counter()
+        values: dict[str, list[float]] = {name: [] for name in _LABELS}
+        example: Record | None = None
+        for sample, one, positive_score in zip(kept, mined, scores, strict=True):
+            counts["questions"] += 1
+            counts["questions without negatives"] += not one.negatives
+            counts["candidates"] += one.candidates
+            counts["candidates above the positive"] += one.above_positive
+            counts["negatives"] += len(one.negatives)
+            left_out.update(one.left_out)
+            existing = sample.hard_negatives
+            added = tuple(
+                replace(negative.passage, teacher_score=as_written(negative.log_odds))
+                for negative in one.negatives
+            )
+            record = sample_to_json(replace(sample, hard_negatives=existing + added))
+            entries = record["hard_negative_ctxs"][len(existing) :]
+            for entry, negative in zip(entries, one.negatives, strict=True):
+                score = round(negative.score, 4)
+                entry.update(score=score, rank=negative.rank, mined_by=self.searches[0].mined_by)
+                values["score"].append(score)
+                if (
+                    positive_score is not None and positive_score > 0
+                ):  # shares of a negative number say nothing
+                    values["share_of_positive_score"].append(round(negative.score / positive_score, 4))
+                if negative.cross_encoder_score is not None:
+                    entry["cross_encoder_score"] = round(negative.cross_encoder_score, 4)
+                    values["cross_encoder_score"].append(entry["cross_encoder_score"])
+                if example is None:
+                    example = {
+                        "question": sample.question,
+                        "positive": sample.positives[0].text[:300],
+                        "negative": negative.passage.text[:300],
+                        "rank": negative.rank,
+                        "score": round(negative.score, 3),
+                        "positive_score": None if positive_score is None else round(positive_score, 3),
+                    }
+            records.append(record)
+        audit = {"counts": dict(counts), "left_out": dict(left_out), "values": values, "example": example}
+        return records, audit
 
 
-def scored_by(scorer: PairScorer, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """The samples with the cross-encoder's log-odds of all their passages."""
-    pairs = [(sample.question, passage) for sample in samples for passage in passages_of(sample)]
-    scores = iter(scorer.log_odds(pairs))
-    return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
+def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
+    """The audit as a table for people."""
+    counts = audit["counts"]
+    without = counts["questions without negatives"]
+    yield f"{counts['questions']:>10,}  questions, {without:,} of them without negatives"
+    if counts.get(_NOT_FOUND):
+        yield f"{counts[_NOT_FOUND]:>10,}  {_NOT_FOUND}"
+    yield f"{counts['candidates']:>10,}  candidates examined"
+    shares = [("of them score above the positive", counts["candidates above the positive"])]
+    shares += [(f"left out: {reason}", count) for reason, count in _reasons(audit)]
+    for what, count in shares:
+        yield f"{count:>10,}  {count / max(counts['candidates'], 1):>6.1%} {what}"
+    yield f"{counts['negatives']:>10,}  negatives written"
+    yield from quantile_lines(audit, _LABELS)
+    for example in audit["examples"]:
+        positive = "" if example["positive_score"] is None else f" {example['positive_score']}"
+        yield f"  question  {' '.join(example['question'].split())[:140]}"
+        yield f"    positive{positive}: {' '.join(example['positive'].split())[:140]}"
+        negative = " ".join(example["negative"].split())[:140]
+        yield f"    negative {example['score']} (rank {example['rank']}): {negative}"
 
 
-def as_written(score: float | None) -> float | None:
-    """A score as files hold it: rounded where float32, in which training reads it, ends for usual scores."""
-    return None if score is None else round(score, 6)
+def _reasons(audit: dict[str, Any]) -> list[tuple[str, int]]:
+    return sorted(audit["left_out"].items(), key=lambda item: -item[1])

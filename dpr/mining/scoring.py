@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dpr.core.logs import get_logger
-from dpr.core.records import TrainingSample
+from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.ranking import fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job
-from dpr.mining.negatives import PairScorer, passages_of, scored_by, with_teacher_scores
+from dpr.mining.blocks import BlockJob, PairScorer, Record, quantile_lines, run_job
 from dpr.mining.search import Query, Search
 
 logger = get_logger(__name__)
@@ -24,6 +24,36 @@ _DEPTH = 100
 """Passages that each side of a hybrid ranks."""
 _COUNTED = ("questions", "passages", "passages with a score", "questions whose best passage is a positive")
 Scores = list[float | None]
+
+
+def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
+    """All passages of a sample, in the order of their scores."""
+    return sample.positives + sample.hard_negatives + sample.other_negatives
+
+
+def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
+    """The sample with these scores of its passages, in place of any that it has."""
+    left = iter(scores)
+
+    def scored(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        return tuple(replace(passage, teacher_score=as_written(next(left))) for passage in passages)
+
+    positives = scored(sample.positives)
+    hard = scored(sample.hard_negatives)
+    other = scored(sample.other_negatives)
+    return replace(sample, positives=positives, hard_negatives=hard, other_negatives=other)
+
+
+def scored_by(scorer: PairScorer, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The samples with the cross-encoder's log-odds of all their passages."""
+    pairs = [(sample.question, passage) for sample in samples for passage in passages_of(sample)]
+    scores = iter(scorer.log_odds(pairs))
+    return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
+
+
+def as_written(score: float | None) -> float | None:
+    """A score as files hold it: rounded where float32, in which training reads it, ends for usual scores."""
+    return None if score is None else round(score, 6)
 
 
 def score_passages(
@@ -72,49 +102,44 @@ class Scoring(BlockJob):
         if self.scorer is not None:
             samples = scored_by(self.scorer, samples)
         else:
-            found = self._found(samples)
+            # the searches' scores of all passages of each question
+            corpus = self.corpus
+            rows_of = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
+            found: list[Scores]
+            if len(self.searches) == 2:
+                queries = [Query(sample.question) for sample in samples]
+                first, second = ([hits for hits, _ in one.find(queries, _DEPTH)] for one in self.searches)
+                fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * _DEPTH))
+                found = [
+                    [None if row is None else scores.get(corpus.id_at(row), 0.0) for row in listed]
+                    for listed, scores in zip(rows_of, fused, strict=True)
+                ]
+            else:
+                known = [[row for row in listed if row is not None] for listed in rows_of]
+                questions = [sample.question for sample in samples]
+                known_scores = map(iter, self.searches[0].scores(questions, known))
+                found = [
+                    [None if row is None else next(values) for row in listed]
+                    for listed, values in zip(rows_of, known_scores, strict=True)
+                ]
             samples = [
                 with_teacher_scores(sample, scores) for sample, scores in zip(samples, found, strict=True)
             ]
-        return [sample_to_json(sample) for sample in samples], _audit(samples)
 
-    def _found(self, samples: Sequence[TrainingSample]) -> list[Scores]:
-        """The searches' scores of all passages of each question."""
-        corpus = self.corpus
-        passages = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
-        if len(self.finders) == 2:
-            queries = [Query(sample.question) for sample in samples]
-            first, second = ([one.hits for one in finder.find(queries, _DEPTH)] for finder in self.finders)
-            fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * _DEPTH))
-            return [
-                [None if row is None else scores.get(corpus.id_at(row), 0.0) for row in listed]
-                for listed, scores in zip(passages, fused, strict=True)
-            ]
-        known = [[row for row in listed if row is not None] for listed in passages]
-        found = self.finders[0].scores([sample.question for sample in samples], known)
-        scores = map(iter, found)
-        return [
-            [None if row is None else next(values) for row in listed]
-            for listed, values in zip(passages, scores, strict=True)
-        ]
-
-
-def _audit(samples: Sequence[TrainingSample]) -> Record:
-    """The statistics of a block, for ``combined``."""
-    counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
-    values: dict[str, list[float]] = {"positive_score": [], "negative_score": []}
-    for sample in samples:
-        negatives = sample.hard_negatives + sample.other_negatives
-        ours = [one.teacher_score for one in sample.positives if one.teacher_score is not None]
-        theirs = [one.teacher_score for one in negatives if one.teacher_score is not None]
-        counts["questions"] += 1
-        counts["passages"] += len(sample.positives) + len(negatives)
-        counts["passages with a score"] += len(ours) + len(theirs)
-        if ours and max(ours) >= max(theirs, default=max(ours)):
-            counts["questions whose best passage is a positive"] += 1
-        values["positive_score"] += ours
-        values["negative_score"] += theirs
-    return {"counts": dict(counts), "values": values}
+        counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        values: dict[str, list[float]] = {"positive_score": [], "negative_score": []}
+        for sample in samples:
+            scores = [passage.teacher_score for passage in passages_of(sample)]
+            ours = [score for score in scores[: len(sample.positives)] if score is not None]
+            theirs = [score for score in scores[len(sample.positives) :] if score is not None]
+            counts["questions"] += 1
+            counts["passages"] += len(scores)
+            counts["passages with a score"] += len(ours) + len(theirs)
+            if ours and max(ours) >= max(theirs, default=max(ours)):
+                counts["questions whose best passage is a positive"] += 1
+            values["positive_score"] += ours
+            values["negative_score"] += theirs
+        return [sample_to_json(sample) for sample in samples], {"counts": dict(counts), "values": values}
 
 
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:

@@ -1,36 +1,119 @@
-"""Ways to search a corpus for the questions of a block: by BM25, or exactly by a bi-encoder, over given vectors
-of the corpus or vectors that are made here."""
+"""The passages that negatives are mined from, and ways to search them for the questions of a block: by BM25, or
+exactly by a bi-encoder, over given vectors of the corpus or vectors that are made here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
-from dpr.core.records import Passage
+from dpr.core.records import Passage, text_hash
+from dpr.data.text import plain
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
+from dpr.embedding.source import PassageSource, StoredSource
+from dpr.formats.arrays import HashIndex
+from dpr.formats.corpora import write_passages
+from dpr.formats.text_store import open_store
+from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, to_rankings
-from dpr.indexer.registry import Index, IndexChoice, IndexStore, Texts
+from dpr.indexer.registry import IndexChoice, IndexStore, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.vectors import AllRows, paired_dots
-from dpr.mining.corpus import MiningCorpus
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.durable import MANIFEST, describe_file
+from dpr.storage.durable import MANIFEST, describe_file, durable_folder
 
+TRAINING_PASSAGES = "corpus.jsonl"
 BLOCK_ROWS = 500
 DENSE_BLOCK_ROWS = 4096
 """Questions for which the vectors of the corpus are read once."""
 _AT_ONCE = 8192
+_BY_TEXT = "rows_by_text"
+_MADE = "text:"
+
+
+class MiningCorpus:
+    """A corpus file with its indexes in the work folder, which the first opening writes: passages by id, by row
+    and by text, all memory-mapped from disk.
+
+    Raises:
+        InputError: the file is missing, empty or has a bad row, or an id occurs twice.
+    """
+
+    def __init__(self, file: Path, work: Path) -> None:
+        self.file = file
+        self.work = work
+        self.texts = open_store(file, cache_dir=work)
+        if not len(self.texts):
+            raise InputError("no passages", file=file, expected="at least one")
+        if not (work / _BY_TEXT).is_dir():
+            hashes = np.fromiter(
+                (text_hash(plain(passage.text)) for passage in self.texts.passages()), dtype=np.uint64
+            )
+            with durable_folder(work / _BY_TEXT) as folder:
+                HashIndex.write(folder / "rows.npy", hashes)
+        self._by_text = HashIndex(work / _BY_TEXT / "rows.npy")
+
+    def id_at(self, row: int) -> str:
+        """The id, as searches give it, of a row of the corpus."""
+        return self.texts.id_at(row)
+
+    def passage(self, key: str) -> Passage:
+        """A passage of the corpus; one without an id stays without, so that it is recognised by its text."""
+        passage = self.texts.passage(key)
+        return replace(passage, id=None) if key.startswith(_MADE) else passage
+
+    def row_of(self, passage: Passage) -> int | None:
+        """The row of the (first) passage with this text."""
+        return next(self._by_text.rows(text_hash(plain(passage.text))), None)
+
+    def named(self, passage: Passage) -> Passage:
+        """A passage of the training data with its id in the corpus.
+
+        Otherwise one text would be two passages: a question's positive, and a negative that training does not
+        recognise as that positive.
+        """
+        row = self.row_of(passage)
+        key = _MADE if row is None else self.id_at(row)
+        return passage if key.startswith(_MADE) else replace(passage, id=key)
+
+    def source(self) -> PassageSource:
+        """The passages as an embedding job reads them, whatever the format of the file."""
+        return StoredSource(self.file, name=self.file.name, store=self.texts)
+
+
+def write_training_passages(train: TrainingSet, file: Path) -> int:
+    """Writes the distinct passages of a training set as a corpus and returns how many. Holds two hashes of
+    each in memory."""
+    contents: set[int] = set()
+    names: set[int] = set()
+
+    def distinct() -> Iterator[Passage]:
+        for row in range(len(train)):
+            sample = train[row]
+            for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
+                content = text_hash(plain(passage.text))
+                if content in contents:
+                    continue
+                contents.add(content)
+                # An id that stands for two texts in the file names the first one only.
+                key = passage.id or ""
+                if not key or "\0" in key or text_hash(key) in names:
+                    key = f"{_MADE}{content:016x}"
+                names.add(text_hash(key))
+                yield replace(passage, id=key)
+
+    return write_passages(file, distinct())
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,101 +125,62 @@ class Query:
     outside: Sequence[Passage] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class QueryHits:
-    """The best passages of a question, and the highest score of its positives; None: unknown."""
-
-    hits: Ranking
-    positive_score: float | None
-
-
-class Finder(Protocol):
-    """A search of one corpus."""
-
-    def find(self, queries: Sequence[Query], depth: int) -> list[QueryHits]:
-        """The ``depth`` best passages for each question of a block."""
-        ...
-
-    def scores(self, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The scores of given passages, by their rows in the corpus, for each question of a block, whether it
-        would find them or not."""
-        ...
-
-
-class Search(Protocol):
-    """A way to search, with everything that decides its result."""
-
-    @property
-    def mined_by(self) -> str:
-        """What negatives carry."""
-        ...
-
-    @property
-    def block_rows(self) -> int:
-        """Questions searched together."""
-        ...
-
-    def metadata(self) -> dict[str, Any]:
-        """What decides the result, as JSON; if any of it changes, mining starts over."""
-        ...
-
-    def prepare(self, corpus: MiningCorpus) -> Finder:
-        """Writes to the corpus's work folder what is missing there. What BM25 returns can be sent to other
-        processes, which open the index at the first ``find``."""
-        ...
+Found = tuple[Ranking, float | None]
+"""The best passages of a question, and the highest score of its positives; None: unknown."""
 
 
 class LexicalSearch:
     """BM25 over titles and texts, whose index is built in memory (its postings, 8 bytes a word) and then
-    mapped."""
+    mapped. The score of a positive is known if it is in the corpus."""
 
     mined_by = "bm25"
-    index = IndexChoice("bm25", Bm25Settings())
+    """What negatives carry."""
+    _choice = IndexChoice("bm25", Bm25Settings())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_opened": None}  # each process opens the index for itself
 
     @property
     def block_rows(self) -> int:
+        """Questions searched together."""
         return BLOCK_ROWS
 
     def metadata(self) -> dict[str, Any]:
-        return self.index.metadata()
+        """What decides the result, as JSON; if any of it changes, mining starts over."""
+        return self._choice.metadata()
 
-    def prepare(self, corpus: MiningCorpus) -> LexicalFinder:
-        finder = LexicalFinder(corpus.file, corpus.work)
-        finder.open_index()  # built here, before several processes ask for it
-        return finder
+    def prepare(self, corpus: MiningCorpus) -> None:
+        """Writes to the corpus's work folder what is missing there, before several processes ask for it."""
+        self._file = corpus.file
+        self._work = corpus.work
+        self._opened: Any = None
+        self._index()
 
-
-@dataclass(frozen=True)
-class LexicalFinder:
-    """The score of a positive is known if it is in the corpus."""
-
-    corpus: Path
-    work: Path
-
-    def open_index(self) -> Index:
-        def texts() -> Texts:
-            corpus = MiningCorpus(self.corpus, self.work)
-            joined = (f"{passage.title} {passage.text}" for passage in corpus.passages())
-            return Texts(list(corpus.ids()), joined)
-
-        return IndexStore(LexicalSearch.index, self.work / "index").load_or_build(texts)
-
-    @cached_property
-    def _opened(self) -> Any:
-        return self.open_index()
-
-    def find(self, queries: Sequence[Query], depth: int) -> list[QueryHits]:
-        searched = (self._opened.search_beside(query.question, depth, query.positives) for query in queries)
-        return [QueryHits(hits, max(scores, default=None)) for hits, scores in searched]
+    def find(self, queries: Sequence[Query], depth: int) -> list[Found]:
+        """The ``depth`` best passages for each question of a block."""
+        found = (self._index().search_beside(query.question, depth, query.positives) for query in queries)
+        return [(hits, max(scores, default=None)) for hits, scores in found]
 
     def scores(self, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The scores of given passages, by their rows in the corpus, for each question of a block, whether it
+        would find them or not."""
         pairs = zip(questions, passages, strict=True)
-        return [self._opened.search_beside(question, 1, listed)[1] for question, listed in pairs]
+        return [self._index().search_beside(question, 1, rows)[1] for question, rows in pairs]
+
+    def _index(self) -> Any:
+        def texts() -> Texts:
+            store = MiningCorpus(self._file, self._work).texts
+            return Texts(store.ids(), (f"{passage.title} {passage.text}" for passage in store.passages()))
+
+        if self._opened is None:
+            self._opened = IndexStore(self._choice, self._work / "index").load_or_build(texts)
+        return self._opened
 
 
-@dataclass(frozen=True)
+@dataclass
 class DenseSearch:
-    """Ranks by a bi-encoder.
+    """Ranks by a bi-encoder. The score of every positive is known: one that is not in the corpus is encoded.
+    The methods are those of ``LexicalSearch``.
 
     Args:
         shards: vectors of the corpus by this model, in the order of the corpus; if there are none, they are
@@ -172,7 +216,7 @@ class DenseSearch:
             "prompt": self.prompt,
         }
 
-    def prepare(self, corpus: MiningCorpus) -> DenseFinder:
+    def prepare(self, corpus: MiningCorpus) -> None:
         shards = self.shards
         if not shards:
             config = EmbedConfig(
@@ -182,8 +226,36 @@ class DenseSearch:
             )
             folder = embed_shard(self.model, corpus.source(), config).folder
             shards = [VectorShard(folder, verify=False)]
-        _require_order_of(corpus, shards)
-        return DenseFinder(self, shards, ExactIndex(shards, device=self.model.device))
+        # the vectors must be those of the corpus, one by one and in its order
+        total = sum(shard.num_vectors for shard in shards)
+        hint = f"embed {corpus.file} with this model, without an id_prefix, or leave vectors out"
+        if total != len(corpus.texts):
+            raise InputError(
+                f"{total} vectors",
+                file=", ".join(str(shard.path) for shard in shards[:4]),
+                expected=f"one for each of the {len(corpus.texts)} passages",
+                hint=hint,
+            )
+        expected = corpus.texts.ids()
+        for shard in shards:
+            for ids in shard.id_chunks():
+                for key, expected_id in zip(ids.tolist(), expected, strict=False):
+                    if key != expected_id.encode():
+                        raise InputError(
+                            f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}",
+                            file=shard.path,
+                            expected=f"the passages of {corpus.file} in their order",
+                            hint=hint,
+                        )
+
+        self.use_vectors(shards, self.model.device)
+
+    def use_vectors(self, shards: Sequence[VectorShard], device: torch.device | str = "cpu") -> None:
+        """Searches these vectors."""
+        self._index = ExactIndex(shards, device=device)
+        self._rows = AllRows(shards)
+        # passages outside of the corpus are encoded as it was
+        self._encoder_type = str(shards[0].metadata.get("encoder_type", "ctx"))
 
     def encoded(self, tokens: TokenBatch, encoder_type: str) -> np.ndarray:
         return encode_tokens(
@@ -198,46 +270,31 @@ class DenseSearch:
         tokens = self.model.tensorizer.question_tokens(questions, prompt=self.prompt)
         return self.encoded(TokenBatch.from_lists(tokens), "question")
 
-
-@dataclass(frozen=True)
-class DenseFinder:
-    """The score of every positive is known: one that is not in the corpus is encoded."""
-
-    search: DenseSearch
-    shards: Sequence[VectorShard]
-    index: ExactIndex
-
-    @cached_property
-    def rows(self) -> AllRows:
-        return AllRows(self.shards)
-
-    def find(self, queries: Sequence[Query], depth: int) -> list[QueryHits]:
-        questions = self.search.encoded_questions([query.question for query in queries])
+    def find(self, queries: Sequence[Query], depth: int) -> list[Found]:
+        questions = self.encoded_questions([query.question for query in queries])
         best = np.full(len(queries), np.nan, dtype=np.float32)
         pairs = [(place, row) for place, query in enumerate(queries) for row in query.positives]
         places = np.array([place for place, _ in pairs], dtype=np.int64)
         np.fmax.at(best, places, self._dots(questions, pairs))
 
-        # as the corpus was embedded
-        encoder_type = str(self.shards[0].metadata.get("encoder_type", "ctx"))
         outside = [(place, passage) for place, query in enumerate(queries) for passage in query.outside]
         for start in range(0, len(outside), _AT_ONCE):
             portion = outside[start : start + _AT_ONCE]
             places = np.array([place for place, _ in portion])
-            tokens = tokenize_passages(self.search.model.tensorizer, [passage for _, passage in portion])
-            vectors = self.search.encoded(tokens, encoder_type)
+            tokens = tokenize_passages(self.model.tensorizer, [passage for _, passage in portion])
+            vectors = self.encoded(tokens, self._encoder_type)
             np.fmax.at(best, places, paired_dots(questions, places, vectors, np.arange(len(vectors))))
 
-        rankings = to_rankings(self.index.search(questions, depth))
+        rankings = to_rankings(self._index.search(questions, depth))
         return [
-            QueryHits(hits, None if np.isnan(score) else float(score))
+            (hits, None if np.isnan(score) else float(score))
             for hits, score in zip(rankings, best, strict=True)
         ]
 
     def scores(self, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
-        pairs = [(place, row) for place, listed in enumerate(passages) for row in listed]
-        values = iter(self._dots(self.search.encoded_questions(questions), pairs).tolist())
-        return [[next(values) for _ in listed] for listed in passages]
+        pairs = [(place, row) for place, rows in enumerate(passages) for row in rows]
+        values = iter(self._dots(self.encoded_questions(questions), pairs).tolist())
+        return [[next(values) for _ in rows] for rows in passages]
 
     def _dots(self, questions: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
         """Scores (n,) of the pairs of a question's place and a passage's row; only these rows are read."""
@@ -247,29 +304,8 @@ class DenseFinder:
         for start in range(0, len(order), _AT_ONCE):
             part = order[start : start + _AT_ONCE]
             distinct, columns = np.unique(rows[part], return_inverse=True)
-            scores[part] = paired_dots(questions, places[part], self.rows.take(distinct)[1], columns)
+            scores[part] = paired_dots(questions, places[part], self._rows.take(distinct)[1], columns)
         return scores
 
 
-def _require_order_of(corpus: MiningCorpus, shards: Sequence[VectorShard]) -> None:
-    """Raises InputError unless the vectors are those of the corpus, one by one and in its order."""
-    total = sum(shard.num_vectors for shard in shards)
-    hint = f"embed {corpus.file} with this model, without an id_prefix, or leave vectors out"
-    if total != corpus.num_passages:
-        raise InputError(
-            f"{total} vectors",
-            file=", ".join(str(shard.path) for shard in shards[:4]),
-            expected=f"one for each of the {corpus.num_passages} passages",
-            hint=hint,
-        )
-    expected = corpus.ids()
-    for shard in shards:
-        for ids in shard.id_chunks():
-            for key, expected_id in zip(ids.tolist(), expected, strict=False):
-                if key != expected_id.encode():
-                    raise InputError(
-                        f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}",
-                        file=shard.path,
-                        expected=f"the passages of {corpus.file} in their order",
-                        hint=hint,
-                    )
+Search = LexicalSearch | DenseSearch

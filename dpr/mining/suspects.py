@@ -25,13 +25,8 @@ _DEPTH = 10
 _COUNTED = ("questions", "positives in doubt", "negatives in doubt")
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The scores of one side for a question: of its own passages by row, and of the best of the corpus by
-    id."""
-
-    own: dict[int, float]
-    best: dict[str, float]
+Side = tuple[dict[int, float], dict[str, float]]
+"""The scores of one search for a question: of its own passages by row, and of the best of the corpus by id."""
 
 
 def find_suspects(
@@ -63,12 +58,12 @@ class Doubts(BlockJob):
             passages.append(list(dict.fromkeys(listed)))
         depth = max(len(sample.positives) for sample in samples) + _DEPTH
         sides: list[list[Side]] = [[] for _ in samples]
-        for finder in self.finders:
-            own = finder.scores(questions, passages)
-            hits = finder.find(queries, depth)
+        for search in self.searches:
+            own = search.scores(questions, passages)
+            found = search.find(queries, depth)
             for place, of_question in enumerate(sides):
                 known = dict(zip(passages[place], own[place], strict=True))
-                of_question.append(Side(known, dict(hits[place].hits)))
+                of_question.append((known, dict(found[place][0])))
 
         counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         counts["questions"] = len(samples)
@@ -95,8 +90,7 @@ class Doubts(BlockJob):
         right = {self._row(passage) for passage in sample.positives}
         known = {self.corpus.id_at(row) for row in right}
         others = [
-            {key: score for key, score in side.best.items() if key not in known and score > 0}
-            for side in sides
+            {key: score for key, score in best.items() if key not in known and score > 0} for _, best in sides
         ]
         if all(others):
             tops = [max(listed.values()) for listed in others]
@@ -107,12 +101,12 @@ class Doubts(BlockJob):
             instead = self.corpus.passage(max(sums, key=sums.__getitem__))
             for passage in sample.positives:
                 row = self._row(passage)
-                doubt = min(_doubt(side.own[row], top) for side, top in zip(sides, tops, strict=True))
+                doubt = min(_doubt(own[row], top) for (own, _), top in zip(sides, tops, strict=True))
                 if doubt > 0:
                     yield _record(doubt, "positive", sample, passage) | {"instead": passage_to_json(instead)}
         for passage in sample.hard_negatives:
             row = self._row(passage)
-            doubt = min(_doubt(max(side.own[one] for one in right), side.own[row]) for side in sides)
+            doubt = min(_doubt(max(own[one] for one in right), own[row]) for own, _ in sides)
             if doubt > 0 and row not in right:
                 yield _record(doubt, "negative", sample, passage)
 

@@ -4,7 +4,6 @@ which a search can be filtered."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 from dpr.formats.corpora import KINDS, read_metadata
-from dpr.indexer.ranking import HeldIds, encode_ids
+from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import Texts
 
 _MOST_CHOICES = 100
@@ -61,9 +60,8 @@ def require_passages(
 
 
 def lexical_texts(sources: Sequence[PassageSource]) -> Texts:
-    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice,
-    holds the bytes of the ids."""
-    ids = HeldIds(str(passage.id) for source in sources for passage in source.read())
+    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice."""
+    ids = (str(passage.id) for source in sources for passage in source.read())
     return Texts(ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read()))
 
 
@@ -79,12 +77,6 @@ class PassageLookup:
         else:
             self._sources = [with_store(source, least_bytes=0) for source in self._sources]
 
-    @property
-    def reread(self) -> Path | None:
-        """A large file that is read again at each call, as nothing can be kept in the cache."""
-        plain = (source.file for source in self._sources if not isinstance(source, StoredSource))
-        return next(plain, None) if self._held is None else None
-
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out."""
         if self._held is None:
@@ -96,14 +88,18 @@ class PassageFields:
     """Of every passage the values of some fields, 4 bytes each: for equality, or one of several values, of
     several fields at once."""
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        kinds: Mapping[str, str],
-        codes: Mapping[str, np.ndarray],
-        values: Mapping[str, dict[Any, int]],
-    ):
-        self._ids, self._kinds, self._codes, self._values = ids, dict(kinds), codes, values
+    def __init__(self, ids: np.ndarray, kinds: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> None:
+        """Of passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of
+        ``kinds``."""
+        self._ids = ids
+        self._kinds = dict(kinds)
+        self._values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
+        self._codes = {name: np.full(len(ids), -1, dtype=np.int32) for name in kinds}
+        for index, row in enumerate(rows):
+            for name, value in zip(kinds, row, strict=True):
+                if value is not None:
+                    known = self._values[name]
+                    self._codes[name][index] = known.setdefault(value, len(known))
 
     @classmethod
     def read(cls, sources: Sequence[PassageSource], kinds: Mapping[str, str]) -> PassageFields:
@@ -113,21 +109,9 @@ class PassageFields:
             InputError: a corpus has no named fields, or a value is of another kind.
         """
         if not kinds:
-            return cls.of(np.empty(0, dtype="S1"), kinds, ())
+            return cls(np.empty(0, dtype="S1"), kinds, ())
         ids = encode_ids([str(passage.id) for source in sources for passage in source.read()])
-        return cls.of(ids, kinds, (row for source in sources for row in read_metadata(source.file, kinds)))
-
-    @classmethod
-    def of(cls, ids: np.ndarray, kinds: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> PassageFields:
-        """Of passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of
-        ``kinds``."""
-        values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
-        codes = {name: np.full(len(ids), -1, dtype=np.int32) for name in kinds}
-        for index, row in enumerate(rows):
-            for name, value in zip(kinds, row, strict=True):
-                if value is not None:
-                    codes[name][index] = values[name].setdefault(value, len(values[name]))
-        return cls(ids, kinds, codes, values)
+        return cls(ids, kinds, (row for source in sources for row in read_metadata(source.file, kinds)))
 
     def matching(self, wanted: Mapping[str, Any]) -> np.ndarray:
         """Ids (n,), ascending and distinct, of the passages whose fields have these values, or one of a list

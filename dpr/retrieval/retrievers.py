@@ -91,7 +91,6 @@ def encode_questions(
     form: QuestionForm,
     *,
     batch_size: int = 128,
-    batch_tokens: int = BATCH_TOKENS,
     seconds: defaultdict[str, float] | None = None,
 ) -> np.ndarray:
     """Question vectors (Q, D) float32, in the order given; ``form`` has been agreed with the model.
@@ -102,7 +101,7 @@ def encode_questions(
     tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
     vectors = encode_tokens(
-        model, tokens, encoder_type=form.encoder_type, batch_tokens=batch_tokens, batch_size=batch_size
+        model, tokens, encoder_type=form.encoder_type, batch_tokens=BATCH_TOKENS, batch_size=batch_size
     )
     if seconds is not None:
         seconds["tokenise"] += tokenised - start
@@ -120,25 +119,18 @@ class DenseRetriever:
         *,
         form: QuestionForm | None = None,
         batch_size: int = 128,
-        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         self.model = model
         self.index = index
         self.form = (form or QuestionForm()).agreed(model.tensorizer.text)
         self.batch_size = batch_size
-        self.batch_tokens = batch_tokens
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Time spent in ``tokenise`` and ``inference``; whoever reads it may clear it."""
 
     def encode(self, questions: Sequence[str]) -> np.ndarray:
         """Question vectors (Q, D) float32, in the order given."""
         return encode_questions(
-            self.model,
-            questions,
-            self.form,
-            batch_size=self.batch_size,
-            batch_tokens=self.batch_tokens,
-            seconds=self.seconds,
+            self.model, questions, self.form, batch_size=self.batch_size, seconds=self.seconds
         )
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:

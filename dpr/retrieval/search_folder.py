@@ -73,13 +73,8 @@ class SearchSettings:
         file = folder / FILE
         if not file.is_file():
             hint = (
-                "an unfinished dpr quickstart: rerun its command, which goes on; or "
-                if (folder / "data" / "texts").is_dir()
-                else ""
-            )
-            hint += (
                 f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and"
-                " --model with --vectors"
+                " --model with --vectors. An unfinished dpr quickstart goes on where its command is repeated"
             )
             raise InputError(f"no {FILE}" if folder.is_dir() else "no such folder", file=folder, hint=hint)
         value = read_json(file)

@@ -37,9 +37,8 @@ class _IndexKind(Settings):
 
     kind: str = "exact"
     """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
-    number, fast), small (one bit a number, scored again from the vectors), faiss (whatever indexer.factory
-    names); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of
-    dpr.indexer.registry.Index, module:Class."""
+    number, fast), faiss (whatever indexer.factory names); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words,
+    no model); or a user-defined subclass of dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
 
@@ -194,10 +193,6 @@ class RetrievalConfig(CudaSettings):
         require_set(self, {"qa_dataset": "questions.jsonl"})
         if self.ctx_datatsets is not None and self.ctx_datasets is not None:
             raise ConfigError("ctx_datatsets and ctx_datasets are the same setting; give one of them")
-        self._check_search()
-        self._check_judging()
-
-    def _check_search(self) -> None:
         kind = self.indexer.kind
         if kind == "bm25":
             if self.hybrid != "none":
@@ -208,7 +203,7 @@ class RetrievalConfig(CudaSettings):
                 raise ConfigError(
                     "model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25"
                 )
-            if not self.vector_patterns() and (KINDS[kind].needs_vectors or not self.index_path):
+            if not self.vector_patterns() and (kind == "exact" or not self.index_path):
                 raise ConfigError(
                     "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
                 )
@@ -219,7 +214,6 @@ class RetrievalConfig(CudaSettings):
             message = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
             raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")
 
-    def _check_judging(self) -> None:
         if self.match == "qrels" and not self.qrels:
             raise ConfigError("match=qrels needs qrels=<file>")
         if self.match == "none" and self.qrels:

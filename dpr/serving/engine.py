@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,6 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         wanted = [mode for mode in retriever.modes if mode == retriever.mode or mode in settings.mode_names()]
         for mode in wanted:
             retriever.side(mode)
-        if (file := corpus.passages.reread) is not None:
-            hint = "as the cache cannot be written; set DPR_CACHE to a folder that can"
-            raise ConfigError(f"{file} would be read whole for each answer, {hint}")
         fields = corpus.fields(settings.metadata_kinds())
 
         dense = retriever.side("dense") if wanted != ["bm25"] else None
@@ -142,7 +139,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
                 "mode": mode,
                 "exact": index.can_filter,
                 "passages": index.num_passages,
-                "recall": index.recall.as_dict() if index.recall else None,
+                "recall": asdict(index.recall) if index.recall else None,
                 "choices": fields.choices(),
                 "model_fingerprint": None if model is None or mode == "bm25" else model.fingerprint,
             }

@@ -24,7 +24,7 @@ from dpr.core.records import Passage, Question
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.results import PerQuestion, write_metrics
-from dpr.formats.training_files.beir import write as write_beir
+from dpr.formats.training_files.registry import write_beir
 from dpr.formats.training_sets import write_training_set
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.command_lines import check_keys_of, different_ones

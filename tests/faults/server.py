@@ -53,7 +53,7 @@ def _import_everything() -> None:
     import torch
 
     import dpr.jobs.train  # noqa: F401
-    from dpr.evaluation.report.page import versions
+    from dpr.evaluation.report import versions
     from dpr.training.metrics import matrix_peak
 
     torch.set_num_threads(1)

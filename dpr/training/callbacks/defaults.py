@@ -17,7 +17,7 @@ from tqdm import tqdm
 from dpr.core.compute_settings import dtype_of
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, shows_bars
-from dpr.evaluation.report.page import write_report
+from dpr.evaluation.report import write_report
 from dpr.formats import checkpoints
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file

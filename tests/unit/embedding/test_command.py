@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,9 @@ def config(folder: Path, **options: Any) -> EmbedConfig:
     return made
 
 
-def test_the_script_writes_the_shard_of_dprs_command_line(folder: Path) -> None:
+def test_the_command_line_of_dpr_writes_its_shard(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [
         f"model_file={folder / 'model'}",
         f"ctx_src={folder / 'corpus.tsv'}",
@@ -65,11 +65,10 @@ def test_the_script_writes_the_shard_of_dprs_command_line(folder: Path) -> None:
         "do_lower_case=true",
         "local_rank=-1",
     ]
-    command = [sys.executable, str(ROOT / "generate_embeddings.py"), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.chdir(folder)
+    assert main(arguments) == 0
     assert VectorShard(folder / "X_1").num_vectors == 7
-    assert "7 vectors of 16 dimensions" in result.stderr
+    assert "7 vectors of 16 dimensions" in capsys.readouterr().err
 
 
 def test_ranks_of_a_launcher_take_chunks_in_turn_and_write_the_same_bytes(folder: Path) -> None:

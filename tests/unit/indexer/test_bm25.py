@@ -12,7 +12,7 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
-from dpr.indexer.ranking import HeldIds, to_rankings
+from dpr.indexer.ranking import decode_ids, packed_ids, to_rankings
 from dpr.indexer.registry import Index, IndexChoice, IndexStore, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import MANIFEST, read_manifest, write_manifest
@@ -126,7 +126,7 @@ def test_only_ids_of_hits_and_of_ties_are_read(
     ids = [f"d{number:03d}" + ("x" * 200 if long and number == 7 else "") for number in rng.permutation(300)]
     texts = [f"w{a} w{b} w{c}" for a, b, c in rng.integers(0, 9, (300, 3))]
     texts[5:8] = ["rare w1 w2", "rare w1 w2 w3 w4", "rare"]
-    corpus, questions = Texts(HeldIds(ids), texts), ["w1", "w2 w5", "rare"]
+    corpus, questions = Texts(ids, texts), ["w1", "w2 w5", "rare"]
     choice = IndexChoice("bm25", Bm25Settings())
     built = IndexStore(choice, folder=tmp_path / "index").load_or_build(lambda: corpus)
     assert np.load(tmp_path / "index" / "ids.npy").dtype.kind == ("u" if long else "S")
@@ -154,15 +154,12 @@ def test_only_ids_of_hits_and_of_ties_are_read(
     assert sum(read) == 2, "without ties those of the hits"
 
 
-def test_held_ids_are_a_sequence_of_texts() -> None:
+def test_packed_ids_take_the_room_of_their_bytes() -> None:
     ids = [f"{number}" + "\u00e9" * (number % 5) for number in range(20_000)]
-    held = HeldIds(iter(ids))
-    assert len(held) == len(ids) and list(held) == ids and held[3] == ids[3] and held[-1] == ids[-1]
-    assert held[5:2:-1] == ids[5:2:-1] and held[9_000:9_003] == ids[9_000:9_003] and held[3:3] == []
-    with pytest.raises(IndexError):
-        held[len(ids)]
-    assert held.packed.array.nbytes < sum(len(key.encode()) + 4 for key in ids) + 8
-    assert list(HeldIds([])) == []
+    packed = packed_ids(iter(ids))
+    assert [key for chunk in packed.chunks() for key in decode_ids(chunk)] == ids
+    assert packed.array.nbytes < sum(len(key.encode()) + 4 for key in ids) + 8
+    assert not len(packed_ids([]))
 
 
 @pytest.mark.parametrize("question", ["", "zebra", "the of and", "?!"])

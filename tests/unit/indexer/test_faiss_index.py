@@ -3,7 +3,6 @@ searched."""
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.indexer import faiss_index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.registry import IndexChoice, IndexStore, Recall, index_class, recall_values
-from dpr.indexer.vectors import AllRows, ArraySource, PrefixedSource
+from dpr.indexer.registry import IndexChoice, IndexStore, index_class, recall_values
+from dpr.indexer.vectors import AllRows, ArraySource
 from dpr.storage import checksums
 from dpr.storage.durable import read_manifest, write_manifest
 from dpr.storage.leftovers import ProcessName
@@ -29,9 +27,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "hnsw": {"store_n": 32, "ef_search": 512},
     "hnsw_sq": {"store_n": 32, "ef_search": 512},
     "ivf": {"factory": "IVF16,SQ8", "probes": 16},
-    "small": {"factory": "IVF16,RaBitQ", "probes": 16},
 }
-LISTS = ["ivf", "small"]
+LISTS = ["ivf"]
 FACTORIES = ["Flat", "PCA8,IVF8,SQ8", "HNSW16", "IVF8,PQ4x4,RFlat"]
 
 
@@ -88,7 +85,7 @@ def test_it_finds_what_exact_search_finds(kind: str, tmp_path: Path) -> None:
         assert recall_values(found, truth)["recall@10"] > 0.97
         np.testing.assert_allclose(found_scores, scores, rtol=0.02, atol=0.5)
         assert (np.diff(found_scores, axis=1) <= 0).all()
-        if kind in ("flat", "small"):
+        if kind == "flat":
             assert found == truth
             assert found_scores.tobytes() == scores.tobytes()
     ids, vectors, queries = make()
@@ -147,30 +144,6 @@ def test_the_build_chooses_how_many_lists_reach_the_target(
     assert "no indexer.probes reaches recall@100 1 in this index" in caplog.text
     without = index("ivf", probes=0)
     assert without.breadth == {"probes": 8} and without.recall is None
-
-
-def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(faiss_index, "_CANDIDATES", 1400)
-    ids, vectors, queries = make()
-    for dtype in ("float32", "int8"):
-        shards = []
-        for number, part in enumerate((slice(0, 800), slice(800, None))):
-            place = tmp_path / f"{dtype}_{number}"
-            writer = VectorShardWriter(place, metadata={"model": "abc"}, dimension=DIMENSION, dtype=dtype)
-            for chunk, first in enumerate(range(0, len(ids[part]), 400)):
-                writer.write_chunk(chunk, ids[part][first : first + 400], vectors[part][first : first + 400])
-            writer.finish()
-            shards.append(PrefixedSource(VectorShard(place), "wiki:"))
-        choice = IndexChoice.of("small", CHOICES["small"], key="indexer.")
-        store = IndexStore(choice, folder=tmp_path / f"index_{dtype}")
-        found = store.load_or_build(lambda: shards).search(queries, 20)  # noqa: B023
-        expected = ExactIndex(shards).search(queries, 20)
-        assert found[1] == expected[1]
-        assert found[0].tobytes() == expected[0].tobytes()
-        with pytest.raises(InputError, match=r"scores with the vectors.*encoded_ctx_files"):
-            store.load_or_build(None)
 
 
 @pytest.mark.parametrize("kind", CHOICES)
@@ -294,21 +267,6 @@ def test_a_saved_graph_is_searched_as_broadly_as_is_set_now(tmp_path: Path) -> N
     assert right[1] < right[512]
 
 
-def test_a_quantiser_learns_the_same_from_a_stream_as_from_all_vectors() -> None:
-    import faiss
-
-    _, vectors, _ = make()
-    norms = (vectors.astype(np.float64) ** 2).sum(axis=1)
-    augmented = np.hstack([vectors, np.sqrt(norms.max() - norms)[:, None]]).astype(np.float32)
-    whole = faiss.index_factory(DIMENSION + 1, "HNSW64,SQ8", faiss.METRIC_L2)
-    whole.train(augmented)
-    learned = [
-        faiss.vector_to_array(faiss.downcast_index(engine.storage).sq.trained)
-        for engine in (whole, index("hnsw_sq")._engine)
-    ]
-    np.testing.assert_allclose(learned[1], learned[0], rtol=1e-6, atol=1e-6)
-
-
 def test_rows_of_several_sources_are_taken_in_their_order() -> None:
     ids, vectors, _ = make(50)
     rows = AllRows(
@@ -325,32 +283,6 @@ def test_recall_is_the_share_of_the_true_passages() -> None:
     truth = [[f"{number}" for number in range(100)], ["a"]]
     values = recall_values([[*truth[0][5:100], *truth[0][:5]], ["b", "a"]], truth)
     assert values == {"recall@10": (0.5 + 1) / 2, "recall@100": 1.0}
-    kept = Recall(values, 2, {"probes": 4})
-    assert Recall.read(json.loads(json.dumps(kept.as_dict()))) == kept
-    for damaged in (None, {"questions": 2}, {"questions": 2, "breadth": {}, "values": {"recall@10": "x"}}):
-        assert Recall.read(damaged) is None
-
-
-@pytest.mark.parametrize("length", [0.01, 100.0])
-def test_estimates_of_several_lists_can_be_compared_whatever_the_length_of_the_vectors(length: float) -> None:
-    ids, vectors, queries = make()
-    vectors = (vectors + 3) * np.float32(length)
-    truth = ExactIndex.from_arrays(ids, vectors).search(queries, 100)[1]
-    reached = []
-    for probes in (8, 16, 32, 64):
-        choice = IndexChoice.of("small", {"factory": "IVF64,RaBitQ", "probes": probes}, key="")
-        found = IndexStore(choice).load_or_build(lambda: sources(ids, vectors)).search(queries, 100)[1]
-        reached.append(recall_values(found, truth)["recall@100"])
-    assert all(second > first - 0.03 for first, second in pairwise(reached)), (
-        f"more lists find no less: {reached}"
-    )
-    assert reached[-1] > 0.9, reached
-
-
-def test_a_corpus_of_no_more_passages_than_are_nominated_is_searched_exactly() -> None:
-    found = index("small", num_vectors=400, probes=1).search(make(400)[2], 100)
-    truth = exact(100, 400)
-    assert found[1] == truth[1] and np.array_equal(found[0], truth[0])
 
 
 def test_an_index_that_another_process_builds_meanwhile_is_used(
@@ -394,7 +326,6 @@ def test_any_string_is_built_saved_and_opened_and_finds_the_same_whoever_else_as
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("", "indexer.factory is not set"),
         ("nonsense", "indexer.factory=nonsense, for vectors of 24 numbers: faiss says "),
         ("IVF4096,Flat", "indexer.factory=IVF4096,Flat cannot be learned from 1,500 vectors: "),
     ],

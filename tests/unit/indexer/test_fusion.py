@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpr.indexer.ranking import FusedLists, Ranking
+from dpr.indexer.ranking import Ranking
 from dpr.indexer.ranking import fuse_linear as fuse_lists
 
 DENSE = [("a", 90.0), ("b", 80.0), ("c", 70.0)]
@@ -65,8 +65,8 @@ def test_questions_fused_together_are_fused_as_each_alone(k: int) -> None:
             fuse_linear(ours, theirs, weight=weight, k=k) for ours, theirs in zip(first, second, strict=True)
         ]
         for row, (ours, theirs) in enumerate(zip(first, second, strict=True)):
-            sides = FusedLists([ours], [[]]), FusedLists([[]], [theirs])
-            (mine, yours) = (dict(side.rankings(share, 99)[0]) for side, share in zip(sides, (1.0, 0.0)))
+            mine = dict(fuse_linear(ours, [], weight=1.0, k=99))
+            yours = dict(fuse_linear([], theirs, weight=0.0, k=99))
             scores = {
                 key: weight * mine.get(key, 0.0) + (1.0 - weight) * yours.get(key, 0.0)
                 for key in mine.keys() | yours.keys()

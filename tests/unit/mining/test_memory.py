@@ -17,14 +17,12 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
-from dpr.indexer.exact import ExactIndex
-from dpr.mining.corpus import MiningCorpus
-from dpr.mining.job import mine
-from dpr.mining.search import DenseFinder, DenseSearch
+from dpr.mining.negatives import mine
+from dpr.mining.search import DenseSearch, MiningCorpus
 from dpr.mining.settings import MiningSettings
 from tests.architecture.source_files import REPOSITORY
 
-FEW, MANY, DEPTH, DIMENSION, PASSAGES = 500, 3000, 100, 64, 400
+FEW, MANY, DEPTH, DIMENSION, PASSAGES = 250, 2000, 100, 64, 400
 
 
 class RandomVectors(DenseSearch):
@@ -36,8 +34,8 @@ class RandomVectors(DenseSearch):
     def metadata(self) -> dict[str, Any]:
         return {"kind": "random"}
 
-    def prepare(self, corpus: MiningCorpus) -> DenseFinder:
-        return DenseFinder(self, self.shards, ExactIndex(self.shards))
+    def prepare(self, corpus: MiningCorpus) -> None:
+        self.use_vectors(self.shards)
 
     def encoded_questions(self, questions: Sequence[str]) -> np.ndarray:
         rng = np.random.default_rng(len(questions))
@@ -57,7 +55,7 @@ def main(folder: Path) -> None:
         np.random.default_rng(1).standard_normal((PASSAGES, DIMENSION), dtype=np.float32),
     )
     writer.finish()
-    sizes = {"first": 250, "few": FEW, "many": MANY}
+    sizes = {"first": 100, "few": FEW, "many": MANY}
     for name, count in sizes.items():
         samples = (
             TrainingSample(f"question {number}", (passages[number % PASSAGES],)) for number in range(count)
@@ -100,5 +98,5 @@ def test_memory_does_not_grow_with_the_number_of_questions(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     growth = json.loads(done.stdout.splitlines()[-1])
-    # What was found for 2,500 questions more, 100 pairs each, would be 25 MB and more.
+    # What was found for 1,750 questions more, 100 pairs each, would be 17 MB and more.
     assert growth["many"] < growth["few"] + 8 * MEBI, growth

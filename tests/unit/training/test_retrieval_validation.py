@@ -16,7 +16,6 @@ import pytest
 
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError, InputError
-from dpr.embedding import encode
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
@@ -139,23 +138,6 @@ def test_metrics_are_those_of_all_scores(folder: Path, tmp_path: Path) -> None:
     assert 0 < found["eval/own/ndcg@10"] < found["eval/own/recall@100"] < 1
     for name, value in found.items():
         assert value == pytest.approx(expected[name.removeprefix("eval/own/")], abs=1e-12), name
-
-
-def test_the_second_pass_reads_stored_tokens_and_damage_is_repaired(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = measured(folder, tmp_path, {})
-    made: list[int] = []
-    tokenize = encode.tokenize_passages
-    monkeypatch.setattr(
-        encode, "tokenize_passages", lambda *given: made.append(len(given[1])) or tokenize(*given)
-    )
-    assert measured(folder, tmp_path, {}) == first
-    assert not made
-    damaged = next(tmp_path.glob("corpus-tokens-*/chunk-000003/tokens.npy"))
-    damaged.write_bytes(damaged.read_bytes()[:-2] + b"\1\1")
-    assert measured(folder, tmp_path, {}) == first
-    assert made == [7]
 
 
 def test_a_sample_keeps_what_is_relevant_and_is_said_to_be_optimistic(

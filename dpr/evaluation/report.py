@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from dpr.core.machine import version_of
 from dpr.core.version import __version__
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
-from dpr.evaluation.report.reading import Retrieval, Training, cut, flatten, read_training
+from dpr.evaluation.reading import Retrieval, Training, cut, flatten, read_training
 from dpr.evaluation.significance import estimate
 from dpr.formats.results import is_baseline, read_metrics
 from dpr.storage.durable import durable_file
@@ -247,10 +247,6 @@ def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -260,4 +256,4 @@ _TEMPLATES = Environment(
     auto_reload=False,
 )
 _TEMPLATES.filters["cut"] = cut
-_TEMPLATES.filters["number"] = _number
+_TEMPLATES.filters["number"] = lambda value: f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"

@@ -1,1 +1,0 @@
-"""``report.html``: a run on one page, in one file that loads nothing."""
