@@ -26,7 +26,7 @@ from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
 from dpr.storage.untrusted import inside
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 RESULT = "adapted.json"
 TEMPERATURES = (0.15, 0.1, 0.05)

@@ -96,14 +96,12 @@ def _section(title: str, lines: list[str]) -> None:
 
 
 def machine() -> list[str]:
-    """Cores, memory, GPUs and compiler, a line each."""
+    """Cores, memory and GPUs, a line each."""
     lines = [f"CPU: {usable_cores()} cores of {os.cpu_count()}"]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         lines.append(f"memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB")
     cards = [_model_of(path) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
     lines += [f"GPU: {card}" for card in cards] or ["GPU: no NVIDIA driver found"]
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    lines.append(f"C++ compiler: {compiler or 'none, so train.compile=true does not work on a CPU'}")
     return lines
 
 

@@ -24,7 +24,7 @@ from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import read_json
 from dpr.storage.outputs import require_writable
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _NOT_OF_THE_RUN = ("datasets", "output_dir", "device", "no_cuda")

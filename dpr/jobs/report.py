@@ -37,7 +37,7 @@ def run(config: ReportSettings) -> None:
     from dpr.evaluation.report.page import write_report
     from dpr.jobs.compare import labelled
     from dpr.storage.outputs import require_writable
-    from dpr.training.command_settings import BiEncoderTrainConfig
+    from dpr.training.settings import BiEncoderTrainConfig
 
     folder = Path(str(config.folder))
     out = None if config.out is None else Path(config.out)

@@ -34,8 +34,8 @@ from dpr.storage.outputs import require_writable
 from dpr.training.assembly import BiEncoderTrainer, Named, as_tokens, make_loss, user_data
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.dry_run import dry_run
+from dpr.training.settings import BiEncoderTrainConfig
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import run_validations
 

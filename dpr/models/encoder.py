@@ -1,5 +1,5 @@
 """One tower: a Hugging Face encoder, pooling, an optional projection; and the towers of a bi-encoder, made of the
-parts that readers of files and folders return, compiled, or with activations that are computed again."""
+parts that readers of files and folders return, or with activations that are computed again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError, first_line
+from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import SPACED_TITLE
 from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.models.adapters import Adapter, BaseModel, add_adapters
-from dpr.models.fast.attention import ATTENTION, packed_attention
 from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import IdfPooling, Pooling, RootIdfPooling, check_vectors, make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
@@ -30,7 +29,6 @@ from dpr.models.trials import (
     LENGTHS,
     first_position,
     is_static,
-    layers_of,
     longest_sequence,
     pad_id,
 )
@@ -355,34 +353,6 @@ def begin_with_idf(pooling: Pooling, folder: Path) -> None:
     pooling.token_weights.copy_(start / start.mean())
 
 
-def compile_towers(towers: Sequence[Any]) -> None:
-    """Compiles every layer of towers for any number of tokens, except a last layer that computes one token
-    per sequence.
-
-    Tried on a few tokens with a whole forward and backward. If that fails (no C++ compiler, ...) nothing is
-    compiled, with one warning. The names of the weights stay the same.
-    """
-    from transformers import AttentionInterface
-
-    # A pruned layer ends in an exception half-way through its forward, which a compiled one could not.
-    layers = [
-        layer
-        for tower in towers
-        for layer in layers_of(tower.backbone)[: -1 if tower.fast.prunes_last_layer else None]
-    ]
-    # Attention is not compiled: its loops over buckets would be compiled again for every batch.
-    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
-    for layer in layers:
-        layer.compile(dynamic=True)
-    try:
-        for tower in towers:
-            _try(tower)
-    except Exception as error:
-        for layer in layers:
-            layer._compiled_call_impl = None
-        logger.warning("train.compile=true does not work here and is left out (%s)", first_line(error))
-
-
 def checkpoint_activations(towers: Sequence[Any]) -> None:
     """Makes towers keep only the input of each layer and compute the rest again in backward; gradients stay
     the same.
@@ -404,15 +374,3 @@ def checkpoint_activations(towers: Sequence[Any]) -> None:
         # the name in later transformers 5
         renamed = getattr(tower.backbone, "activation_checkpointing_enable", None)
         (renamed or tower.backbone.gradient_checkpointing_enable)(options)
-
-
-def _try(tower: Any) -> None:
-    training = tower.training
-    tower.train()
-    device = next(tower.parameters()).device
-    try:
-        for lengths in ([7, 5], [9, 4, 3]):
-            tower(TokenBatch.from_lists([[1] * length for length in lengths]).to(device)).sum().backward()
-    finally:
-        tower.train(training)
-        tower.zero_grad(set_to_none=True)

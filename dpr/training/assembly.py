@@ -208,8 +208,10 @@ def make_loss(
         return loss
     if not settings.changed():
         return BiEncoderNllLoss(candidates=candidates)
-    from dpr.losses.objective import Objective  # the terms besides the NLL, which most runs do not have
-    from dpr.losses.terms import Guide
+    from dpr.losses.objective import (
+        Guide,
+        Objective,  # the terms besides the NLL, which most runs do not have
+    )
     from dpr.training.teacher import open_teacher, read_vectors
 
     settings.check_objective("loss.")

@@ -3,67 +3,108 @@
 from __future__ import annotations
 
 import inspect
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dpr.core.batch import TokenBatch
 from dpr.core.compute_settings import autocast
 from dpr.core.distributed import Ranks, copy_from_main
 from dpr.core.logs import get_logger
-from dpr.losses.protocol import Loss
-from dpr.models.biencoder import BiEncoder
-from dpr.training.settings import TrainSettings
-from dpr.training.sharding import row_tables, shard
-from dpr.training.step import DirectStep, Step
-from dpr.training.trial import evaluating, total, trial_tokens
+from dpr.models.biencoder import BiEncoder, BiEncoderVectors
+from dpr.models.trials import is_static
+from dpr.training.sharding import row_tables
+
+# Long enough for a model with windowed attention; longer sequences cost more per token.
+TRIAL_LENGTH = 64
+
+
+def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
+    """Two sequences of ``length`` tokens (0: a short one), on the model's device."""
+    length = length or min(TRIAL_LENGTH, model.settings.sequence_length)
+    # any word: not every tokenizer has a [SEP]
+    tokens = torch.ones(2 * length, dtype=torch.int64, device=model.device)
+    return TokenBatch(
+        tokens,
+        torch.full((2,), length, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.int64, device=model.device),
+    )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A block in evaluation mode: it draws no random number and changes no running mean."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def total(vectors: BiEncoderVectors) -> Tensor:
+    """A sum of all outputs of the model."""
+    return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature.value
+
+
+def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
+    """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and
+    logs it.
+
+    They get no gradient, which data-parallel training would wait for and a resumed optimizer would miss.
+    """
+    learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with evaluating(model), autocast(model.device, precision):
+        tokens = trial_tokens(model)
+        gradients = torch.autograd.grad(
+            total(model(tokens, tokens)), list(learning.values()), allow_unused=True
+        )
+    unneeded = [name for name, gradient in zip(learning, gradients, strict=True) if gradient is None]
+    for name in unneeded:
+        learning[name].requires_grad_(False)
+    if unneeded:
+        logger.info(
+            "%d parameters have no part in any vector and are not trained (first: %s)",
+            len(unneeded),
+            ", ".join(unneeded[:3]),
+        )
+
+
+def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str = "fp32") -> float:
+    """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest, which costs
+    most per token."""
+    length = length or model.settings.sequence_length
+    kept = dict[int, int]()
+    was_training = model.training
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
+    tokens = trial_tokens(model, length)
+    if is_static(tower.backbone):  # its graph grows with the distinct tokens: all of them, at most
+        distinct = torch.arange(2 * length, device=model.device) % int(tower.config.vocab_size)
+        tokens = TokenBatch(distinct, tokens.lengths, tokens.position)
+    model.train()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        autocast(model.device, precision),
+    ):
+        vectors = tower(tokens)
+    del vectors
+    model.train(was_training)
+    return sum(kept.values()) / (2 * length)
+
 
 logger = get_logger(__name__)
-
-
-def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
-    """Applies what concerns the whole process (determinism) and the towers (activation checkpointing,
-    compilation).
-
-    Raises:
-        ConfigError: a backbone has no activation checkpointing.
-    """
-    if settings.deterministic:
-        # cuBLAS reads it on first use.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    if settings.gradient_checkpointing:
-        from dpr.models.encoder import checkpoint_activations
-
-        checkpoint_activations(model.trained_towers())
-    if settings.compile:
-        from dpr.models.encoder import compile_towers
-
-        with autocast(model.device, settings.precision):
-            compile_towers(model.trained_towers())
-
-
-def make_step(
-    model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
-) -> Step:
-    """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if
-    they ask for that."""
-    max_tokens = settings.grad_cache_tokens
-    how: dict[str, Any] = {"ranks": ranks, "device": device, "precision": settings.precision}
-    cached = None
-    if max_tokens:
-        from dpr.training.grad_cache import CachedStep
-
-        cached = CachedStep(model, loss, max_tokens=max_tokens, **how)  # it measures the whole model
-    if settings.sharding == "fsdp2":
-        shard(model, ranks)
-        return cached or DirectStep(model, loss, **how)
-    return cached or DirectStep(
-        data_parallel(model, ranks, device, precision=settings.precision), loss, **how
-    )
 
 
 def data_parallel(

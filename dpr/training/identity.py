@@ -145,7 +145,16 @@ def run_identity(
             "encoder.packed": options["packed"],
             "encoder.attention": options["attention"],
             **dropout_of(model.ctx_model.config),
-            **_environment(ranks, model.device),
+            # What the last bits of a sum depend on: in another environment a run is right, but not equal.
+            "environment.world_size": ranks.world_size,
+            "environment.threads": torch.get_num_threads(),
+            "environment.torch": torch.__version__,
+            "environment.numpy": np.__version__,  # it draws the order of samples
+            "environment.device": (
+                torch.cuda.get_device_name(model.device)
+                if model.device.type == "cuda"
+                else platform.machine()
+            ),
         },
     )
 
@@ -163,19 +172,6 @@ def _model_content(path: Path, run: Path) -> list[str]:
         f"{file.relative_to(folder).as_posix()} {content}"
         for file, content in zip(files, shared_content(files), strict=True)
     ]
-
-
-def _environment(ranks: Ranks, device: torch.device) -> dict[str, Any]:
-    """What the last bits of a sum depend on: in another one a run is right, but not equal."""
-    return {
-        "environment.world_size": ranks.world_size,
-        "environment.threads": torch.get_num_threads(),
-        "environment.torch": torch.__version__,
-        "environment.numpy": np.__version__,  # it draws the order of samples
-        "environment.device": (
-            torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-        ),
-    }
 
 
 def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings) -> None:

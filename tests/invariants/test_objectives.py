@@ -24,9 +24,8 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.losses.objective import Objective
+from dpr.losses.objective import Guide, Objective, StoredVectors
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import Guide, StoredVectors
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep

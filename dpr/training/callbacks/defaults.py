@@ -23,10 +23,9 @@ from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_proble
 from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
 from dpr.training.callbacks.verdict import Verdict
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
 from dpr.training.run import Callback, Run
-from dpr.training.settings import Periods, TrainSettings
+from dpr.training.settings import BiEncoderTrainConfig, Periods, TrainSettings
 
 logger = get_logger(__name__)
 
@@ -152,20 +151,20 @@ class MetricsFile(Callback):
         for problem in metrics_problems(self.path.parent) or []:
             logger.warning("%s %s; it is used as it is", self.path, problem)
         if self.path.exists():
-            self._drop_lines_after(run.progress.step or -1)
+            last = run.progress.step or -1
+            try:
+                with durable_file(self.path) as file:
+                    file.writelines(
+                        f"{line}\n" for line in metrics_lines(self.path) if _step_of(line) <= last
+                    )
+            except (OSError, InputError) as error:
+                logger.warning(
+                    "%s keeps the lines of steps that are repeated: %s",
+                    self.path,
+                    getattr(error, "strerror", None) or error,
+                )
         if not run.progress.step and run.progress.start_metrics:
             self.on_log(run, run.progress.start_metrics)
-
-    def _drop_lines_after(self, step: int) -> None:
-        try:
-            with durable_file(self.path) as file:
-                file.writelines(f"{line}\n" for line in metrics_lines(self.path) if _step_of(line) <= step)
-        except (OSError, InputError) as error:
-            logger.warning(
-                "%s keeps the lines of steps that are repeated: %s",
-                self.path,
-                getattr(error, "strerror", None) or error,
-            )
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
         if not run.ranks.is_main:
@@ -208,12 +207,9 @@ class ValidateAndSave(Callback):
 
     def on_step_end(self, run: Run) -> None:
         if run.progress.step % run.steps_per_epoch:
-            self._act(run)
+            self.on_epoch_end(run)
 
     def on_epoch_end(self, run: Run) -> None:
-        self._act(run)
-
-    def _act(self, run: Run) -> None:
         validates, saves = self.due_at(run.progress.step, run.last_step, run.steps_per_epoch)
         if validates:
             run.validate()
@@ -222,21 +218,18 @@ class ValidateAndSave(Callback):
 
     def due_at(self, step: int, last_step: int, steps_per_epoch: int) -> tuple[bool, bool]:
         """Whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
-        validates = step == last_step or self.is_validation_due(step, steps_per_epoch)
-        every = self.periods.save_every_steps
-        return validates, validates or bool(every and step % every == 0)
-
-    def is_validation_due(self, step: int, steps_per_epoch: int) -> bool:
-        """Whether a validation follows update ``step`` (counted from 1) that is not the last."""
-        if self.periods.eval_every_steps:
-            return step % self.periods.eval_every_steps == 0
-        if not self.periods.eval_per_epoch:
-            return False
+        periods = self.periods
         in_epoch = (step - 1) % steps_per_epoch + 1
-        return (
-            in_epoch == steps_per_epoch
-            or in_epoch % math.ceil(steps_per_epoch / self.periods.eval_per_epoch) == 0
-        )
+        if periods.eval_every_steps:
+            validates = step % periods.eval_every_steps == 0
+        elif periods.eval_per_epoch:
+            every = math.ceil(steps_per_epoch / periods.eval_per_epoch)
+            validates = in_epoch == steps_per_epoch or in_epoch % every == 0
+        else:
+            validates = False
+        validates = validates or step == last_step
+        is_saved = bool(periods.save_every_steps) and step % periods.save_every_steps == 0
+        return validates, validates or is_saved
 
 
 class EarlyStopping(Callback):

@@ -22,7 +22,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
 from dpr.storage.durable import write_manifest
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.helpers.jobs import search
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples, tiny_model
 

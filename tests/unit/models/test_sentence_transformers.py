@@ -423,7 +423,7 @@ def test_an_encoder_taken_out_of_its_folder_is_pointed_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from dpr.jobs.train import build_model
-    from dpr.training.command_settings import BiEncoderTrainConfig
+    from dpr.training.settings import BiEncoderTrainConfig
 
     def build(folder: Path) -> BiEncoder:
         config = BiEncoderTrainConfig()
@@ -442,7 +442,7 @@ def test_an_encoder_taken_out_of_its_folder_is_pointed_out(
 
 def test_two_towers_are_not_made_one_by_a_setting(tmp_path: Path) -> None:
     from dpr.jobs.train import build_model
-    from dpr.training.command_settings import BiEncoderTrainConfig
+    from dpr.training.settings import BiEncoderTrainConfig
 
     parts, options = MODELS["two towers"](tmp_path)
     config = BiEncoderTrainConfig(model_file=str(saved(tmp_path, parts, **options)[1]))

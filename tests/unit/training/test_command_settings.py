@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 
 def with_value(key: str, value: Any) -> BiEncoderTrainConfig:

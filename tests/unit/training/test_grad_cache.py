@@ -18,8 +18,8 @@ from dpr.data.settings import DataSetSettings
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
+from dpr.training.compute import graph_bytes_per_token
 from dpr.training.grad_cache import CachedStep
-from dpr.training.trial import graph_bytes_per_token
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 

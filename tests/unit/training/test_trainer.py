@@ -93,7 +93,7 @@ def test_validation_and_saving_happen_once_at_the_end_of_each_epoch(tmp_path: Pa
 )
 def test_when_a_validation_is_due(options: dict[str, int], due: list[int]) -> None:
     callback = ValidateAndSave(Periods(**options))
-    assert [step for step in range(1, 21) if callback.is_validation_due(step, 10)] == due
+    assert [step for step in range(1, 21) if callback.due_at(step, 100, 10)[0]] == due
 
 
 def test_average_rank_takes_over_and_the_best_starts_afresh(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import BertConfig, LongformerConfig, SqueezeBertConfig, XLNetC
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import Encoder
-from dpr.training.trial import freeze_unneeded
+from dpr.training.compute import freeze_unneeded
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
