@@ -88,35 +88,15 @@ class StoredVectors:
         return float(np.median(np.linalg.norm(self._chunks[0][:64].astype(np.float32), axis=1)))
 
 
-class Guide:
-    """Says which passages are much alike; it warns once where a whole batch has no vector."""
-
-    def __init__(self, vectors: StoredVectors) -> None:
-        self._vectors = vectors
-        self.fingerprint = vectors.fingerprint
-        self._has_warned = False
-
-    def vectors(self, ids: Tensor) -> Tensor:
-        """Of identities (n, 2), on the host, the vectors (n, G) float32, of length 1, or zeros where there is
-        none."""
-        is_found, result = self._vectors.find(ids)
-        if not is_found.any() and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "no passage of this batch has a vector in loss.guide; the training data must name passages by"
-                " the ids of its shards"
-            )
-        lengths = np.linalg.norm(result, axis=1, keepdims=True)
-        return torch.from_numpy(result / np.where(lengths > 0, lengths, 1.0).astype(np.float32))
-
-
 class Nll(Term):
-    """-log softmax of a question's positive among the candidates of the pool."""
+    """-log softmax of a question's positive among the candidates of the pool. The ``guide``'s vectors say which
+    passages are much alike; it warns once where a whole batch has none."""
 
     needs = frozenset({CONTEXTS})
 
-    def __init__(self, *, guide: Guide | None, threshold: float, max_scores: int) -> None:
+    def __init__(self, *, guide: StoredVectors | None, threshold: float, max_scores: int) -> None:
         self._guide = guide
+        self._has_warned = False
         self._threshold = threshold
         self._max_scores = max_scores
 
@@ -126,7 +106,16 @@ class Nll(Term):
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
         guide = None
         if self._guide is not None:
-            vectors = on_device(self._guide.vectors(pool.ids), questions.device)
+            is_found, found = self._guide.find(pool.ids)
+            if not is_found.any() and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "no passage of this batch has a vector in loss.guide; the training data must name passages"
+                    " by the ids of its shards"
+                )
+            lengths = np.linalg.norm(found, axis=1, keepdims=True)
+            found = found / np.where(lengths > 0, lengths, 1.0).astype(np.float32)
+            vectors = on_device(torch.from_numpy(found), questions.device)
             guide = GuideVectors(vectors[pool.candidates.target], vectors, self._threshold)
         return nll_of_columns(
             questions,
@@ -178,7 +167,21 @@ class Distillation(Term):
             given = torch.full((scores.numel(),), torch.nan)
         given = given.where(batch.context_valid, torch.nan).view_as(scores)
         if settings.kl_weight and not self._has_warned:
-            self._warn_of_spread(given, ~given.isnan())
+            divisor = settings.teacher_temperature
+            spread = float(
+                (given.nan_to_num(-torch.inf).amax(1) - given.nan_to_num(torch.inf).amin(1)).amax()
+            )
+            if spread > WIDEST_SPREAD * divisor:
+                self._has_warned = True
+                logger.warning(
+                    "teacher scores of one question differ by %.3g, more than %g times"
+                    " loss.teacher_temperature=%g: its softmax is 0 for all but the best; set"
+                    " loss.teacher_temperature to about %.2g",
+                    spread,
+                    WIDEST_SPREAD,
+                    divisor,
+                    spread / 10,
+                )
         teacher = on_device(given, scores.device).to(scores.dtype)
         is_scored = ~teacher.isnan()
         total = torch.zeros_like(scores[:, 0])
@@ -192,24 +195,6 @@ class Distillation(Term):
                 scores, settings.margin_mse_scale * teacher, is_scored, positive
             )
         return total
-
-    def _warn_of_spread(self, teacher: Tensor, is_scored: Tensor) -> None:
-        """Looks at teacher scores (B, n) on the host."""
-        divisor = self.settings.teacher_temperature
-        highest = teacher.where(is_scored, -torch.inf).amax(1)
-        lowest = teacher.where(is_scored, torch.inf).amin(1)
-        spread = float((highest - lowest).amax())
-        if spread > WIDEST_SPREAD * divisor:
-            self._has_warned = True
-            logger.warning(
-                "teacher scores of one question differ by %.3g, more than %g times"
-                " loss.teacher_temperature=%g: its softmax is 0 for all but the best; set"
-                " loss.teacher_temperature to about %.2g",
-                spread,
-                WIDEST_SPREAD,
-                divisor,
-                spread / 10,
-            )
 
 
 class Teacher(Protocol):
@@ -349,7 +334,7 @@ class Objective(Loss):
         *,
         candidates: str = "distinct",
         normalize: bool = False,
-        guide: Guide | None = None,
+        guide: StoredVectors | None = None,
         teacher: Teacher | None = None,
         user_terms: Sequence[tuple[float, Term]] = (),
         max_scores: int = 1 << 22,
@@ -426,16 +411,12 @@ class Objective(Loss):
                     f" ({len(batch)},)"
                 )
             losses.append(weight * part)
-        return LossResult(
-            _added(losses), self._own_correct(questions, pool, batch) if correct is None else correct
-        )
-
-    def _own_correct(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
-        """Which questions rank their positive first among their own slots, (B,)."""
-        scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
-        valid = on_device(batch.context_valid, scores.device).view_as(scores)
-        best = scores.detach().masked_fill(~valid, MASKED_SCORE).argmax(1)
-        return best == on_device(own_positive(batch), scores.device)
+        if correct is None:  # which questions rank their positive first among their own slots
+            scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
+            valid = on_device(batch.context_valid, scores.device).view_as(scores)
+            best = scores.detach().masked_fill(~valid, MASKED_SCORE).argmax(1)
+            correct = best == on_device(own_positive(batch), scores.device)
+        return LossResult(_added(losses), correct)
 
 
 def _added(terms: list[Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ from dpr.models.adapters import Adapter, BaseModel, add_adapters
 from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import IdfPooling, Pooling, RootIdfPooling, check_vectors, make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
-from dpr.models.settings import GivenTextSettings, TowerOptions
+from dpr.models.settings import TowerOptions
 from dpr.models.trials import (
     LENGTHS,
     first_position,
@@ -220,24 +220,6 @@ class ModelParts(NamedTuple):
     """Where the weights are adapters: the model they belong to."""
     stated: frozenset[str] = frozenset()
 
-    @property
-    def stored_temperature(self) -> float | None:
-        """The learned temperature, else the fixed one."""
-        return self.learned_temperature or self.temperature
-
-    def present(self, given: GivenTextSettings | None, source: Any) -> EncoderSettings:
-        """The settings with the prompts, title template and apostrophe rule of ``given``, which the
-        tensorizer takes on.
-
-        Raises:
-            ConfigError: the model states others.
-        """
-        if given is None:
-            return self.settings
-        text = given.text_of(self.tensorizer.text, stated=self.stated, source=source)
-        self.tensorizer.present(text)
-        return replace(self.settings, **vars(text))
-
 
 def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSettings:
     """Gives a new model's tensorizer its text settings; returns them with a title template where the
@@ -246,32 +228,6 @@ def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSetting
         settings = replace(settings, title_template=SPACED_TITLE)
     tensorizer.present(settings.part(TextSettings))
     return settings
-
-
-def new_tensorizer(
-    name_or_folder: str,
-    settings: EncoderSettings,
-    *,
-    do_lower_case: bool | None = None,
-    special_tokens: Sequence[str] = (),
-) -> tuple[Tensorizer, EncoderSettings]:
-    """The tensorizer of a new model, and its settings with the title template.
-
-    Raises:
-        ConfigError: the last token of texts is read, and it would be one of their words; or a prompt does not
-        fit.
-    """
-    tensorizer = Tensorizer.load(
-        name_or_folder,
-        sequence_length=settings.sequence_length,
-        question_length=settings.question_length,
-        do_lower_case=do_lower_case,
-        special_tokens=special_tokens,
-        append_eos=settings.append_eos,
-    )
-    if settings.pooling == "last":
-        tensorizer.check_end_token()
-    return tensorizer, present(tensorizer, settings)
 
 
 def build_towers(

@@ -106,10 +106,11 @@ class FiniteGuard:
             optimizer.found_inf = self._is_bad  # type: ignore[attr-defined]
         elif not self._is_hooked:  # the scaler sets it itself as the step begins
             self._is_hooked = True
-            optimizer.register_step_pre_hook(self._add_to_found)
 
-    def _add_to_found(self, optimizer: Any, *_: Any) -> None:
-        optimizer.found_inf = torch.maximum(optimizer.found_inf, self._is_bad)
+            def add_to_found(optimizer: Any, *_: Any) -> None:
+                optimizer.found_inf = torch.maximum(optimizer.found_inf, self._is_bad)
+
+            optimizer.register_step_pre_hook(add_to_found)
 
     def stop_if_hopeless(self, step: int) -> None:
         """After the update: warns of skipped ones.

@@ -258,7 +258,7 @@ def test_adapters_are_merged_into_the_base(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "config", "message"),
     [
-        ({"pooling": "max"}, {}, "its pooling is 'max', that of .*tuned is 'mean'"),
+        ({"pooling": "cls"}, {}, "its pooling is 'cls', that of .*tuned is 'mean'"),
         ({"query_prompt": "query: "}, {}, "its query_prompt is 'query: ', that of .*tuned is ''"),
         ({"sequence_length": 20}, {}, "its sequence_length is 20, that of .*tuned is 24"),
         ({"shared": True}, {}, "its shared is True, that of .*tuned is False"),

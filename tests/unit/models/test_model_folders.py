@@ -147,10 +147,8 @@ def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> 
     [
         ({"pooling_mode": "cls"}, "cls"),
         ({"pooling_mode": "lasttoken"}, "last"),
-        ({"pooling_mode": "max"}, "max"),
         ({"pooling_mode": "weightedmean"}, "weighted_mean"),
         ({"pooling_mode_weightedmean_tokens": True}, "weighted_mean"),
-        ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"pooling_mode_mean_tokens": False}, "mean"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),

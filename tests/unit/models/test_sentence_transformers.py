@@ -80,16 +80,10 @@ def router(query: list[Any], document: list[Any]) -> Any:
 
 
 MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
-    "cls": lambda path: ([body(path), pooling()], {}),
     "mean, scaled": lambda path: ([body(path), pooling("mean"), modules.Normalize()], {}),
     "prompts": lambda path: ([body(path), pooling("mean")], {"prompts": PROMPTS}),
     "lengths of both sides": lambda path: (
         [body(path, query_length=9, document_length=14), pooling("mean")],
-        {},
-    ),
-    "projection": lambda path: ([body(path), pooling(), dense()], {}),
-    "projection without bias, scaled": lambda path: (
-        [body(path), pooling(), dense(bias=False), modules.Normalize()],
         {},
     ),
     "projection with tanh": lambda path: (
@@ -115,15 +109,6 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
         [router([body(path, query_length=7)], [body(path, seed=1)]), pooling("mean"), modules.Normalize()],
         {},
     ),
-    "two towers with projections": lambda path: (
-        [router([body(path), pooling(), dense()], [body(path, seed=1), pooling(), dense(bias=False)])],
-        {},
-    ),
-    "two routes through one tower": lambda path: (
-        [router([one := body(path), two := pooling("mean")], [one, two])],
-        {},
-    ),
-    "static": lambda path: ([static(path)], {}),
     "static, cut, scaled": lambda path: ([static(path, length=9), modules.Normalize()], {"prompts": PROMPTS}),
     "decoder": lambda path: (
         [_plain_texts(body(path, "decoder")), pooling("lasttoken", 32), modules.Normalize()],
@@ -415,7 +400,7 @@ def test_a_table_of_model2vec_is_read_and_a_quantized_vocabulary_refused(tmp_pat
     assert_same(BiEncoder.load(folder), theirs)
     mapping = torch.randint(0, 20, (len(VOCABULARY),))
     save_file({"embeddings": table, "mapping": mapping}, str(folder / "model.safetensors"))
-    with pytest.raises(CheckpointError, match="holds mapping beside the table"):
+    with pytest.raises(CheckpointError, match="holds embeddings, mapping, expected a table"):
         BiEncoder.load(folder)
 
 
