@@ -85,7 +85,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             return trainer.train()
         measured = dry_run(trainer)
         if current_ranks().is_main:
-            print("\n".join(measured.lines()))
+            print("\n".join(measured))
         return None
 
 

@@ -97,7 +97,7 @@ class Encoder(nn.Module):
         self._last: _LastToken | None = None
         self.adapter = adapter
         self.is_sharded = False
-        """Its weights are spread over ranks (``dpr.training.sharding``), which must call it equally often, in
+        """Its weights are spread over ranks (``dpr.training.compute``), which must call it equally often, in
         the same order."""
 
     def keep(self, dimensions: int) -> None:

@@ -95,8 +95,20 @@ def run_identity(
     in effect, and the content of all files that are read: those of train and dev sets, of models, and what
     validations and callbacks state as theirs.
     """
-    named = {key: value for key, value in flat_values(settings, (MODEL,)).items() if value}
-    models = {key: read for key, value in named.items() if (read := _model_content(Path(value), output_dir))}
+    # Name and content of each file that a model is read from; none where it is not local, or is this run's.
+    models = {}
+    for key, value in flat_values(settings, (MODEL,)).items():
+        path = Path(value or "")
+        if not value or not path.exists() or path.resolve().is_relative_to(output_dir.resolve()):
+            continue
+        if path.is_file():
+            models[key] = shared_content([path])
+            continue
+        folder = checkpoints.resolve_checkpoint(path)
+        read = sorted(file for file in folder.rglob("*") if file.suffix in _OF_MODELS and file.is_file())
+        contents = zip(read, shared_content(read), strict=True)
+        if read:
+            models[key] = [f"{file.relative_to(folder).as_posix()} {content}" for file, content in contents]
     options = flat_values(model.options, (IDENTITY, WARNED))
     sources = plan.dataset.sources
     files = [source.fingerprint for source in sources]
@@ -157,21 +169,6 @@ def run_identity(
             ),
         },
     )
-
-
-def _model_content(path: Path, run: Path) -> list[str]:
-    """Name and content of each file that a model is read from; none where it is not local, or is this
-    run's."""
-    if not path.exists() or path.resolve().is_relative_to(run.resolve()):
-        return []
-    if path.is_file():
-        return shared_content([path])
-    folder = checkpoints.resolve_checkpoint(path)
-    files = sorted(file for file in folder.rglob("*") if file.suffix in _OF_MODELS and file.is_file())
-    return [
-        f"{file.relative_to(folder).as_posix()} {content}"
-        for file, content in zip(files, shared_content(files), strict=True)
-    ]
 
 
 def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings) -> None:

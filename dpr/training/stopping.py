@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dpr.core.distributed import largest_over_ranks
-from dpr.core.errors import DivergedError, StopRequested
+from dpr.core.errors import DivergedError
 from dpr.core.logs import get_logger
-from dpr.core.stopping import StopSignals, describe
+from dpr.core.stopping import StopSignals
 
 logger = get_logger(__name__)
 
@@ -57,18 +57,6 @@ class StopAgreement:
         """The number of the signal that all ranks stop for; 0 if there was none, or if a callback has ended
         the run."""
         return 0 if self._agreed == _BY_CALLBACK else self._agreed
-
-    def error(self, step: int, last_step: int, *, is_saved: bool) -> StopRequested:
-        """What a run raises that a signal stops after update ``step``."""
-        asked = describe(self.signal)
-        if is_saved:
-            return StopRequested(
-                f"{asked}; saved at step {step} of {last_step}. Rerun the same command to resume"
-            )
-        return StopRequested(
-            f"{asked}; step {step} could not be saved, earlier checkpoints are intact",
-            exit_code=128 + self.signal,
-        )
 
 
 class FiniteGuard:

@@ -18,8 +18,10 @@ from torch.profiler import record_function
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, current_ranks, from_main, on_main
+from dpr.core.errors import StopRequested
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
+from dpr.core.stopping import describe
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
@@ -29,7 +31,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import checkpoint_activations
 from dpr.storage.durable import write_json
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun
-from dpr.training.compute import data_parallel, freeze_unneeded
+from dpr.training.compute import clip_gradients, data_parallel, freeze_unneeded, shard
 from dpr.training.grad_cache import CachedStep
 from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size
 from dpr.training.metrics import Metrics, StepResult, TrainingMetrics
@@ -37,7 +39,6 @@ from dpr.training.optimizer import learning_rate_factor, make_optimizer, set_lea
 from dpr.training.plan import log_summary, make_plan, require_teacher_scores
 from dpr.training.run import Callback, Progress, Run, checkpoint_name
 from dpr.training.settings import TrainingSettings, TrainSettings
-from dpr.training.sharding import clip_gradients, shard
 from dpr.training.step import DirectStep, Step
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.validations.protocol import (
@@ -230,9 +231,17 @@ class Trainer(Run):
         if self.is_stopping and self.saved_step != self.progress.step:
             self.save()
         if self._stopping.signal and self.progress.step < self.last_step:
-            if is_saved := self.saved_step == self.progress.step:
-                self.checkpoints.note_stop(self.progress.step)
-            raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
+            asked = describe(self._stopping.signal)
+            step = self.progress.step
+            if self.saved_step == step:
+                self.checkpoints.note_stop(step)
+                raise StopRequested(
+                    f"{asked}; saved at step {step} of {self.last_step}. Rerun the same command to resume"
+                )
+            raise StopRequested(
+                f"{asked}; step {step} could not be saved, earlier checkpoints are intact",
+                exit_code=128 + self._stopping.signal,
+            )
         self.checkpoints.require_saved(self.progress.step)
         self.optimizer.swap()
         self.emit("on_train_end")

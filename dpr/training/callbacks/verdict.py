@@ -121,47 +121,49 @@ class Verdict(Callback):
                 progress.best_checkpoint = start
             else:
                 logger.warning("the start was not saved, so the best checkpoint stays %s", best)
-        on_main(lambda: self._write(run, name, best, after, limits))
 
-    def _write(self, run: Run, name: str, best: str | None, after: float, limits: Metrics) -> None:
-        """All comparisons of the best checkpoint, that by which it was chosen first; or that there is none."""
-        opens = run.progress.best_checkpoint
-        compared: list[Comparison] = []
-        if best is None:
-            verdict = "guards broken"
-            shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
-            lines = [f"no checkpoint keeps the guards ({shown})"]
-            opened = "the start" if opens else "the last checkpoint"
-        else:
-            start = self._values.get(_START, {})
-            made = self._values.get(best, {})
-            compared = [_compare(run, name, start, made, after=after)]
-            compared += [
-                _compare(run, other, start, made) for other in made if other in start and other != name
-            ]
-            compared += [
-                _compare(run, other, start, made, against="BM25")
-                for other in made
-                if baseline_of(other) in start
-            ]
-            verdict = compared[0].verdict
-            lines = [str(each) for each in compared]
-            opened = "the start" if opens != best else "it all the same (train.keep=best)"
-        for line in lines:
-            logger.info("verdict: %s", line)
-        if opens != best or verdict in ("worse", "guards broken"):
-            logger.info("model_file=%s opens %s", run.output_dir, opened)
-        found = {
-            "best_checkpoint": best,
-            "opens": opens,
-            "step": run.progress.step,
-            "guards": limits,
-            "verdict": verdict,
-            "line": lines[0],
-            "comparisons": [asdict(each) for each in compared],
-        }
-        write_json(run.output_dir / VERDICT_FILE, found)
-        write_run(run.output_dir, {**read_json(run.output_dir / RUN_FILE), **run.progress.best()})
+        def write() -> None:
+            """All comparisons of the best checkpoint, that by which it was chosen first; or that there is
+            none."""
+            opens = run.progress.best_checkpoint
+            compared: list[Comparison] = []
+            if best is None:
+                verdict = "guards broken"
+                shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
+                lines = [f"no checkpoint keeps the guards ({shown})"]
+                opened = "the start" if opens else "the last checkpoint"
+            else:
+                start = self._values.get(_START, {})
+                made = self._values.get(best, {})
+                compared = [_compare(run, name, start, made, after=after)]
+                compared += [
+                    _compare(run, other, start, made) for other in made if other in start and other != name
+                ]
+                compared += [
+                    _compare(run, other, start, made, against="BM25")
+                    for other in made
+                    if baseline_of(other) in start
+                ]
+                verdict = compared[0].verdict
+                lines = [str(each) for each in compared]
+                opened = "the start" if opens != best else "it all the same (train.keep=best)"
+            for line in lines:
+                logger.info("verdict: %s", line)
+            if opens != best or verdict in ("worse", "guards broken"):
+                logger.info("model_file=%s opens %s", run.output_dir, opened)
+            found = {
+                "best_checkpoint": best,
+                "opens": opens,
+                "step": run.progress.step,
+                "guards": limits,
+                "verdict": verdict,
+                "line": lines[0],
+                "comparisons": [asdict(each) for each in compared],
+            }
+            write_json(run.output_dir / VERDICT_FILE, found)
+            write_run(run.output_dir, {**read_json(run.output_dir / RUN_FILE), **run.progress.best()})
+
+        on_main(write)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self._values} if self._values else {}

@@ -28,7 +28,7 @@ def test_defaults_pass() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("encoder.pooling", "median", "cls, mean, last, max"),
+        ("encoder.pooling", "median", "cls, mean, last"),
         ("encoder.question_length", 1, "at least 3"),
         ("encoder.dropout", 1.0, "[0, 1)"),
         ("loss.name", "triplet", "nll"),

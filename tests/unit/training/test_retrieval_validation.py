@@ -21,9 +21,9 @@ from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import Named
+from dpr.training.compute import shard
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
-from dpr.training.sharding import shard
 from dpr.training.validations import retrieval
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings

@@ -12,7 +12,7 @@ import pytest
 
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
-from dpr.training.sharding import shard, sharded_towers
+from dpr.training.compute import shard, sharded_towers
 from tests.helpers.tiny import tiny_model
 
 
