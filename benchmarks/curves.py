@@ -38,9 +38,9 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.folder_data import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
 from dpr.training.callbacks import Callback
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
+from dpr.training.settings import BiEncoderTrainConfig
 from dpr.training.validations.protocol import run_validations
 
 SQUAD = SHARED / "data" / "squad" / "squad-v1.1-dev.shared-half.json.gz"
@@ -103,7 +103,6 @@ def cases(dropout: float) -> list[Case]:
         Case("packed, loss in blocks", like="packed", max_scores=BLOCK),
         Case("packed, gradient caching", CACHED, masks),
         Case("packed, 2 processes", promises=masks, processes=2),
-        Case("packed, compiled", {"train.compile": True}, masks),
         Case("packed, bf16", {"train.precision": "bf16"}, CHANCE if dropout else HALF),
     ]
     if dropout:

@@ -35,8 +35,8 @@ from dpr.export import sentence_transformers
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
 from dpr.models.static import StaticBackbone, StaticConfig
+from dpr.training.compute import clip_gradients, row_tables
 from dpr.training.optimizer import RowAdamW
-from dpr.training.sharding import clip_gradients, row_tables
 
 WIDTH, WORDS, TEMPERATURE, RATE = 512, 7000, 0.05, 0.02
 Step = Callable[[], float]

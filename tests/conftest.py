@@ -46,7 +46,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.evaluation.report import page
+import dpr.evaluation.report as page
 from tests.helpers import quick
 from tests.helpers.no_network.sitecustomize import block_connections
 from tests.helpers.slow_tests import is_slow

@@ -28,10 +28,8 @@ from benchmarks.gpu.workload import (
     write_bert,
 )
 from benchmarks.measuring import Figures, synchronize, take_turns
-from dpr.core.compute_settings import autocast
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData
-from dpr.models.encoder import compile_towers
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import TowerCost
@@ -62,7 +60,7 @@ KINDS = {
 
 
 def part(record: Record, sizes: Sizes) -> None:
-    """Ours with the kernel, SDPA over packs, padded; a plain loop; compiled layers; then the profile and the
+    """Ours with the kernel, SDPA over packs, padded; a plain loop; then the profile and the
     count of synchronisations."""
     attention = attention_of(record)
     with tempfile.TemporaryDirectory() as temporary:
@@ -96,17 +94,6 @@ def part(record: Record, sizes: Sizes) -> None:
         others.clear()
         record.add("profile of a step", step_profile(ours, record.device))
         _synchronisations(record, folder, sizes, attention)
-        if record.is_rehearsal:
-            record.add("compiled", "not rehearsed: the compiler takes a minute")
-            return
-        compiled = model_of(folder, attention).to(record.device).train()
-        with autocast(record.device, PRECISION):
-            compile_towers(compiled.trained_towers())
-        both = {
-            "not compiled": ours,
-            "compiled": sides.our_training(compiled, batches, record.device, precision=PRECISION),
-        }
-        _measure(record, sizes, both, flops)
 
 
 def _by_side(batches: Sequence[Any]) -> list[torch.Tensor]:

@@ -63,12 +63,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
-        "dpr.training.command_settings:BiEncoderTrainConfig",
+        "dpr.training.settings:BiEncoderTrainConfig",
         "biencoder_train_cfg",
     ),
     "explain": Command(
         "print what a step of a training run is made of",
-        "dpr.training.command_settings:ExplainConfig",
+        "dpr.training.settings:ExplainConfig",
         "explain",
     ),
     "embed": Command(

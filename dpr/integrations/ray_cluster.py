@@ -14,10 +14,9 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -38,43 +37,14 @@ _STORE_BYTES = 200_000_000  # Ray would take a third of the memory
 _KEPT = "rerun the same command, which keeps what is finished"
 
 
-@dataclass(frozen=True)
-class _Home:
-    """What a worker must have in common with the process that gives it work."""
+class _Work(NamedTuple):
+    """A function, and what a worker must have in common with the process that gives it work."""
 
+    function: Callable[[Any], Any]
     folder: str
     mark: Path
     versions: tuple[str, str]
     has_gpu: bool
-
-    def enter(self) -> None:
-        """Prepares this worker.
-
-        Raises:
-            ConfigError: other versions are installed here.
-            InputError: the working directory or the output's folder is not there, or another one has its
-            name.
-        """
-        if not self.has_gpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is
-        host = socket.gethostname()
-        if self.versions != _versions():
-            found = "dpr {} and torch {}".format(*_versions())
-            expected = "dpr {} and torch {}".format(*self.versions)
-            raise ConfigError(
-                f"{host} of the cluster has {found}, this command {expected}; install the same on all its"
-                " machines"
-            )
-        if not Path(self.folder).is_dir():
-            hint = "start the command in a folder that all machines share"
-            raise InputError(f"is not a folder on {host} of the cluster", file=self.folder, hint=hint)
-        if not self.mark.is_file():
-            hint = "write to a folder that all machines share"
-            found = f"is another folder, or none, on {host} of the cluster"
-            raise InputError(found, file=self.mark.parent, hint=hint)
-        os.chdir(self.folder)
-        configure_logging()
-        torch.set_num_threads(1)
 
 
 def share_out(
@@ -117,9 +87,11 @@ def share_out(
     if not tasks:
         return
     with _marked(folder) as mark, _connected(settings) as ray:
-        gpus = 0 if device == "cpu" else _gpus(ray)
-        home = _Home(os.getcwd(), mark, _versions(), gpus > 0)
-        work = ray.put((home, function))
+        # GPUs of a worker: one where a machine of the cluster has any.
+        gpus = 0
+        if device != "cpu":
+            gpus = int(any(node["Alive"] and node["Resources"].get("GPU", 0) for node in ray.nodes()))
+        work = ray.put(_Work(function, os.getcwd(), mark, _versions(), gpus > 0))
         remote = ray.remote(
             max_retries=_RETRIES,
             scheduling_strategy="SPREAD",
@@ -135,34 +107,52 @@ def share_out(
                 running[remote.remote(work, task)] = task
             done, _ = ray.wait(list(running), num_returns=1)
             for reference in done:
-                yield running.pop(reference), _result(ray, reference)
+                task = running.pop(reference)
+                try:
+                    result = ray.get(reference)
+                except ray.exceptions.RayTaskError as error:
+                    if isinstance(error.cause, DprError | OSError):
+                        raise error.cause from None
+                    raise  # with the worker's traceback
+                except ray.exceptions.RayError as error:
+                    again = f"{_KEPT}; a task was repeated {_RETRIES} times"
+                    raise LostRankError(
+                        f"workers of the cluster were lost ({first_line(error)}); {again}"
+                    ) from None
+                yield task, result
 
 
-def _do(work: tuple[_Home, Callable[[Task], Result]], task: Task) -> Result:
-    home, function = work
-    home.enter()
-    return function(task)
+def _do(work: _Work, task: Any) -> Any:
+    """Prepares this worker and does a task.
 
-
-def _result(ray: ModuleType, reference: Any) -> Any:
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, DprError | OSError):
-            raise error.cause from None
-        raise  # with the worker's traceback
-    except ray.exceptions.RayError as error:
-        again = f"{_KEPT}; a task was repeated {_RETRIES} times"
-        raise LostRankError(f"workers of the cluster were lost ({first_line(error)}); {again}") from None
+    Raises:
+        ConfigError: other versions are installed here.
+        InputError: the working directory or the output's folder is not there, or another one has its name.
+    """
+    if not work.has_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is
+    host = socket.gethostname()
+    if work.versions != _versions():
+        found = "dpr {} and torch {}".format(*_versions())
+        expected = "dpr {} and torch {}".format(*work.versions)
+        raise ConfigError(
+            f"{host} of the cluster has {found}, this command {expected}; install the same on all its machines"
+        )
+    if not Path(work.folder).is_dir():
+        hint = "start the command in a folder that all machines share"
+        raise InputError(f"is not a folder on {host} of the cluster", file=work.folder, hint=hint)
+    if not work.mark.is_file():
+        hint = "write to a folder that all machines share"
+        found = f"is another folder, or none, on {host} of the cluster"
+        raise InputError(found, file=work.mark.parent, hint=hint)
+    os.chdir(work.folder)
+    configure_logging()
+    torch.set_num_threads(1)
+    return work.function(task)
 
 
 def _versions() -> tuple[str, str]:
     return __version__, torch.__version__
-
-
-def _gpus(ray: ModuleType) -> int:
-    """GPUs of a worker: one where a machine of the cluster has any."""
-    return int(any(node["Alive"] and node["Resources"].get("GPU", 0) for node in ray.nodes()))
 
 
 @contextmanager
@@ -193,8 +183,27 @@ def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
+    address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
+    options: dict[str, Any] = {}
     try:
-        _start_or_join(ray, settings)
+        try:
+            if address == "local":
+                options = {
+                    "num_cpus": max(os.cpu_count() or 1, settings.workers),
+                    "object_store_memory": _STORE_BYTES,
+                    "include_dashboard": False,
+                }
+            elif ":" in address:  # Ray would go on trying
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+            ray.init(address=address, logging_level=logging.ERROR, **options)
+        except Exception as error:  # of many classes, among them Exception itself
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"no Ray cluster at {address} ({reason}); give the head's host:port as cluster.address, or"
+                " leave it out for a cluster of this machine. All machines need the same Python and Ray, a"
+                " cluster with tokens RAY_AUTH_MODE=token"
+            ) from error
         signal.signal(signal.SIGTERM, end)
         yield ray
     except SystemExit:  # whose code Ray changes
@@ -202,30 +211,3 @@ def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
     finally:
         ray.shutdown()
         signal.signal(signal.SIGTERM, before)
-
-
-def _start_or_join(ray: ModuleType, settings: ClusterSettings) -> None:
-    """Connects to the cluster; without an address it is started on this machine."""
-    address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
-    try:
-        if address == "local":
-            cores = max(os.cpu_count() or 1, settings.workers)
-            ray.init(
-                address=address,
-                num_cpus=cores,
-                object_store_memory=_STORE_BYTES,
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-            )
-            return
-        if ":" in address:  # Ray would go on trying
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address=address, logging_level=logging.ERROR)
-    except Exception as error:  # of many classes, among them Exception itself
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"no Ray cluster at {address} ({reason}); give the head's host:port as cluster.address, or leave it"
-            " out for a cluster of this machine. All machines need the same Python and Ray, a cluster with"
-            " tokens RAY_AUTH_MODE=token"
-        ) from error

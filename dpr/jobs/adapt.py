@@ -52,7 +52,7 @@ from dpr.storage.durable import read_json, read_manifest, remove_folder, write_j
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import LOCK_FILE, held, require_writable
 from dpr.storage.untrusted import inside
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 logger = get_logger(__name__)
 

@@ -219,7 +219,7 @@ def report(config: ReportSettings) -> None:
     """Writes the page."""
     from dpr.evaluation.report import write_report
     from dpr.storage.outputs import require_writable
-    from dpr.training.command_settings import BiEncoderTrainConfig
+    from dpr.training.settings import BiEncoderTrainConfig
 
     folder = Path(str(config.folder))
     out = None if config.out is None else Path(config.out)

@@ -16,9 +16,9 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
 from dpr.losses.candidates import find_candidates
-from dpr.training.command_settings import ExplainConfig
 from dpr.training.identity import stored_pool_size
 from dpr.training.plan import make_plan
+from dpr.training.settings import ExplainConfig
 
 _SHOWN_LETTERS = 90
 

@@ -169,7 +169,7 @@ def run(config: RetrievalConfig) -> float | None:
         dense_side = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
         index = dense_side.index if isinstance(dense_side, DenseRetriever) else None
         if index is not None and index.is_saved:  # what was measured of an approximate one
-            recall = index.recall and index.recall.as_dict()
+            recall = index.recall and asdict(index.recall)
             metadata["index"] = {"recall": recall, "breadth": index.breadth}
         if tried_weights:
             metadata["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}

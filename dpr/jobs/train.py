@@ -33,8 +33,8 @@ from dpr.storage.outputs import require_writable
 from dpr.training.assembly import BiEncoderTrainer, Named, as_tokens, make_loss, user_data
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.dry_run import dry_run
+from dpr.training.settings import BiEncoderTrainConfig
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import run_validations
 
@@ -84,7 +84,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             return trainer.train()
         measured = dry_run(trainer)
         if current_ranks().is_main:
-            print("\n".join(measured.lines()))
+            print("\n".join(measured))
         return None
 
 

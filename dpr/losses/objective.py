@@ -1,33 +1,322 @@
 """The objective as a weighted sum of terms, each a function of a question and its pool. docs/numerics.md,
 section 1, has the formulas.
 
-Letters: B questions of this rank, n own slots of each question, D dimensions.
+Letters: B questions of this rank, Q questions and M context slots of the pool, n own slots of each question,
+K known positives of a question at most, D dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.errors import ConfigError
-from dpr.losses.candidates import CANDIDATE_RULES, MASKED_SCORE
-from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, LossResult, Pool, Term
-from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import (
-    Distillation,
-    Embedding,
-    Guide,
-    Nll,
-    Symmetric,
-    Teacher,
-    own_positive,
-    own_scores,
+from dpr.core.logs import get_logger
+from dpr.core.records import WHOLE_DOCUMENT
+from dpr.losses.candidates import (
+    CANDIDATE_RULES,
+    MASKED_SCORE,
+    Candidates,
+    GuideVectors,
+    names_of,
 )
+from dpr.losses.nll import nll_of_columns
+from dpr.losses.protocol import (
+    CONTEXTS,
+    GATHERED,
+    KNOWN_POSITIVES,
+    OWN_SCORES,
+    QUESTIONS,
+    Loss,
+    LossResult,
+    Pool,
+    Term,
+)
+from dpr.losses.settings import ObjectiveSettings
+
+logger = get_logger(__name__)
+
+# Above it, the softmax of a teacher's scores is 0 in fp32 for all but the best.
+WIDEST_SPREAD = 100.0
+
+
+class StoredVectors:
+    """Looks up vectors by judgement identity.
+
+    Args:
+        chunks: the vectors, arrays (n, G) that may be mapped from files; 16 bytes are held for each key.
+        keys: (K,) int64, the first number of identities; ``rows`` (K,) are their rows, counted through all
+        chunks.
+        fingerprint: changes with the vectors and their ids.
+    """
+
+    def __init__(
+        self, chunks: Sequence[np.ndarray], keys: np.ndarray, rows: np.ndarray, *, fingerprint: str
+    ) -> None:
+        order = np.argsort(keys, kind="stable")
+        self._chunks = chunks
+        self._keys = keys[order]
+        self._rows = rows[order]
+        self.fingerprint = fingerprint
+        self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+        self.dimension = chunks[0].shape[1]
+
+    def find(self, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Of identities (n, 2), on the host, whether each has a vector, (n,), and the vectors (n, G), in fp32
+        at least; zeros for none."""
+        wanted = ids[:, 0].numpy()
+        index = np.searchsorted(self._keys, wanted).clip(max=len(self._keys) - 1)
+        rows = self._rows[index]
+        is_found = self._keys[index] == wanted
+        vectors = np.zeros(
+            (len(wanted), self.dimension), dtype=np.result_type(np.float32, self._chunks[0].dtype)
+        )
+        chunk_of = np.searchsorted(self._starts, rows, side="right") - 1
+        for hit in np.flatnonzero(is_found):
+            chunk = int(chunk_of[hit])
+            vectors[hit] = self._chunks[chunk][rows[hit] - self._starts[chunk]]
+        return is_found, vectors
+
+    def typical_length(self) -> float:
+        """The median length of some vectors."""
+        return float(np.median(np.linalg.norm(self._chunks[0][:64].astype(np.float32), axis=1)))
+
+
+class Nll(Term):
+    """-log softmax of a question's positive among the candidates of the pool. The ``guide``'s vectors say which
+    passages are much alike; it warns once where a whole batch has none."""
+
+    needs = frozenset({CONTEXTS})
+
+    def __init__(self, *, guide: StoredVectors | None, threshold: float, max_scores: int) -> None:
+        self._guide = guide
+        self._has_warned = False
+        self._threshold = threshold
+        self._max_scores = max_scores
+
+    def content(self) -> Mapping[str, str]:
+        return {} if self._guide is None else {"guide": self._guide.fingerprint}
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+        guide = None
+        if self._guide is not None:
+            is_found, found = self._guide.find(pool.ids)
+            if not is_found.any() and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "no passage of this batch has a vector in loss.guide; the training data must name passages"
+                    " by the ids of its shards"
+                )
+            lengths = np.linalg.norm(found, axis=1, keepdims=True)
+            found = found / np.where(lengths > 0, lengths, 1.0).astype(np.float32)
+            vectors = on_device(torch.from_numpy(found), questions.device)
+            guide = GuideVectors(vectors[pool.candidates.target], vectors, self._threshold)
+        return nll_of_columns(
+            questions,
+            pool.contexts,
+            pool.candidates,
+            pool.temperature,
+            guide=guide,
+            max_scores=self._max_scores,
+        )
+
+
+class Symmetric(Term):
+    """-log softmax of each question among all questions of the pool, given its positive."""
+
+    def __init__(self, *, candidates: str, max_scores: int) -> None:
+        self.candidates = candidates
+        self._max_scores = max_scores
+        self.needs = frozenset({QUESTIONS, KNOWN_POSITIVES} if candidates == "distinct" else {QUESTIONS})
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
+        slots = own_slots(pool, len(questions))
+        column = on_device(own_positive(batch), questions.device)[:, None, None].expand(-1, 1, slots.shape[2])
+        passages = slots.gather(1, column)[:, 0]
+        candidates = competing_questions(pool, batch, self.candidates).to(questions.device)
+        return nll_of_columns(
+            passages, pool.questions, candidates, pool.temperature, max_scores=self._max_scores
+        ).losses
+
+
+class Distillation(Term):
+    """A question's scores for its own slots against those of a teacher, by KL divergence, by margins or by
+    both with their weights.
+
+    A question without teacher scores has 0. It warns once of scores that cannot be learned from.
+    """
+
+    needs = frozenset({OWN_SCORES})
+
+    def __init__(self, settings: ObjectiveSettings) -> None:
+        self.settings = settings
+        self._has_warned = False
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
+        assert pool.own_scores is not None
+        settings = self.settings
+        scores = pool.own_scores
+        given = batch.teacher_scores
+        if given is None:
+            given = torch.full((scores.numel(),), torch.nan)
+        given = given.where(batch.context_valid, torch.nan).view_as(scores)
+        if settings.kl_weight and not self._has_warned:
+            divisor = settings.teacher_temperature
+            spread = float(
+                (given.nan_to_num(-torch.inf).amax(1) - given.nan_to_num(torch.inf).amin(1)).amax()
+            )
+            if spread > WIDEST_SPREAD * divisor:
+                self._has_warned = True
+                logger.warning(
+                    "teacher scores of one question differ by %.3g, more than %g times"
+                    " loss.teacher_temperature=%g: its softmax is 0 for all but the best; set"
+                    " loss.teacher_temperature to about %.2g",
+                    spread,
+                    WIDEST_SPREAD,
+                    divisor,
+                    spread / 10,
+                )
+        teacher = on_device(given, scores.device).to(scores.dtype)
+        is_scored = ~teacher.isnan()
+        total = torch.zeros_like(scores[:, 0])
+        if settings.kl_weight:
+            total = total + settings.kl_weight * kl_divergence(
+                scores / pool.temperature, teacher / settings.teacher_temperature, is_scored
+            )
+        if settings.margin_mse_weight:
+            positive = on_device(own_positive(batch), scores.device)
+            total = total + settings.margin_mse_weight * margin_mse(
+                scores, settings.margin_mse_scale * teacher, is_scored, positive
+            )
+        return total
+
+
+class Teacher(Protocol):
+    """Whose vectors are learned, without gradient; ``fingerprint`` changes with them."""
+
+    fingerprint: str
+    teaches_passages: bool
+
+    def questions(self, batch: BiEncoderBatch) -> Tensor | None:
+        """The vectors (B, D) of questions; None if it teaches none."""
+        ...
+
+    def slots(self, batch: BiEncoderBatch) -> Tensor:
+        """The vectors (N, D) of the passages in context slots."""
+        ...
+
+
+class Embedding(Term):
+    """The squared distance of a question's vector to the teacher's and the mean of those of its own slots, of
+    what it teaches."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._teacher = teacher
+        self.reads_passages = teacher.teaches_passages
+
+    def content(self) -> Mapping[str, str]:
+        return {"teacher": self._teacher.fingerprint}
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
+        taught = self._teacher.questions(batch)
+        # every tower takes part
+        total = (questions - taught).square().sum(1) if taught is not None else 0.0 * questions.sum(1)
+        if not self._teacher.teaches_passages:
+            return total
+        slots = own_slots(pool, len(questions))
+        taught = self._teacher.slots(batch).to(slots.dtype).view_as(slots)
+        counts = on_device(batch.context_valid, slots.device).view(slots.shape[:2])
+        return total + ((slots - taught).square().sum(2) * counts).sum(1) / counts.sum(1)
+
+
+def kl_divergence(student: Tensor, teacher: Tensor, is_scored: Tensor) -> Tensor:
+    """Of each question the divergence KL(teacher || student) of two softmax distributions over its scored
+    slots, (B,).
+
+    ``student`` and ``teacher`` (B, n) are divided by their temperatures already; ``is_scored`` (B, n) marks
+    the slots that count. A question with fewer than two of them has 0.
+    """
+    log_student = student.masked_fill(~is_scored, MASKED_SCORE).log_softmax(1)
+    log_teacher = teacher.masked_fill(~is_scored, MASKED_SCORE).log_softmax(1)
+    return (log_teacher.exp() * (log_teacher - log_student)).masked_fill(~is_scored, 0.0).sum(1)
+
+
+def margin_mse(student: Tensor, teacher: Tensor, is_scored: Tensor, positive: Tensor) -> Tensor:
+    """Of each question the mean squared difference of margins over its scored slots other than the positive,
+    (B,).
+
+    A margin is the positive's score minus that of another slot. ``positive`` (B,) is the slot of the
+    positive. A question whose positive has no score, or nothing else has one, has 0.
+    """
+    column = positive[:, None]
+    counts = (is_scored & is_scored.gather(1, column)).scatter(1, column, False)
+    teacher = teacher.masked_fill(~is_scored, 0.0)
+    gap = (student.gather(1, column) - student) - (teacher.gather(1, column) - teacher)
+    return gap.square().masked_fill(~counts, 0.0).sum(1) / counts.sum(1).clamp(min=1)
+
+
+def own_slots(pool: Pool, num_questions: int) -> Tensor:
+    """The vectors of each question's own slots, (B, n, D)."""
+    slots = pool.contexts[pool.own_contexts]
+    return slots.view(num_questions, -1, slots.shape[1])
+
+
+def own_scores(questions: Tensor, pool: Pool) -> Tensor:
+    """Dot products of each question with its own slots, (B, n), in fp32 at least; not divided by the
+    temperature."""
+    dtype = torch.promote_types(questions.dtype, torch.float32)
+    return torch.bmm(own_slots(pool, len(questions)).to(dtype), questions.to(dtype)[:, :, None])[:, :, 0]
+
+
+def own_positive(batch: BiEncoderBatch) -> Tensor:
+    """Which of its own slots is each question's positive, (B,), on the host."""
+    return batch.positive_idx - torch.arange(len(batch)) * (len(batch.context_ids) // len(batch))
+
+
+def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candidates:
+    """For the positive of each of this rank's questions: its question among the columns of all Q, and those
+    that compete with it.
+
+    With ``distinct`` a question that is known to be answered by the passage does not compete. All on the
+    host.
+    """
+    num_questions = len(pool.questions)
+    target = pool.own_questions.start + torch.arange(len(batch))
+    everything = torch.ones(num_questions, dtype=torch.bool)
+    if rule == "dpr":
+        return Candidates(
+            target, everything, torch.empty(len(batch), 0, dtype=torch.int64), torch.arange(num_questions)
+        )
+    assert pool.known_positives is not None, "the loss did not ask for known positives"
+    passages = batch.context_ids[batch.positive_idx]
+    known = pool.known_positives
+    is_known = known[:, :, 2].bool()
+    is_whole = is_known & (known[:, :, 1] == WHOLE_DOCUMENT)
+    (by_id, by_text), (known_by_id, known_by_text) = names_of(passages), names_of(known[:, :, :2])
+    masked = []
+    for of_passage, of_known, counts in (
+        (by_id, known_by_id, is_known),
+        (by_text, known_by_text, is_known),
+        (passages[:, 0].contiguous(), known[:, :, 0], is_whole),
+    ):
+        ordered, order = of_known[counts].sort()
+        knowing = counts.nonzero()[order, 0]
+        first, last = (torch.searchsorted(ordered, of_passage, right=right) for right in (False, True))
+        place = first[:, None] + torch.arange(int((last - first).max()))
+        question = (
+            knowing[place.clamp(max=len(knowing) - 1)]
+            if len(knowing)
+            else torch.full_like(place, num_questions)
+        )
+        is_rival = (place >= last[:, None]) | (question == target[:, None])
+        masked.append(torch.where(is_rival, num_questions, question))
+    return Candidates(target, everything, torch.cat(masked, dim=1), torch.arange(num_questions))
 
 
 class Objective(Loss):
@@ -45,7 +334,7 @@ class Objective(Loss):
         *,
         candidates: str = "distinct",
         normalize: bool = False,
-        guide: Guide | None = None,
+        guide: StoredVectors | None = None,
         teacher: Teacher | None = None,
         user_terms: Sequence[tuple[float, Term]] = (),
         max_scores: int = 1 << 22,
@@ -122,16 +411,12 @@ class Objective(Loss):
                     f" ({len(batch)},)"
                 )
             losses.append(weight * part)
-        return LossResult(
-            _added(losses), self._own_correct(questions, pool, batch) if correct is None else correct
-        )
-
-    def _own_correct(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
-        """Which questions rank their positive first among their own slots, (B,)."""
-        scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
-        valid = on_device(batch.context_valid, scores.device).view_as(scores)
-        best = scores.detach().masked_fill(~valid, MASKED_SCORE).argmax(1)
-        return best == on_device(own_positive(batch), scores.device)
+        if correct is None:  # which questions rank their positive first among their own slots
+            scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
+            valid = on_device(batch.context_valid, scores.device).view_as(scores)
+            best = scores.detach().masked_fill(~valid, MASKED_SCORE).argmax(1)
+            correct = best == on_device(own_positive(batch), scores.device)
+        return LossResult(_added(losses), correct)
 
 
 def _added(terms: list[Tensor]) -> Tensor:

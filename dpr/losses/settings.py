@@ -5,20 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import CONTENT, IDENTITY, Settings, listed, setting, split_entry
 
 _WEIGHTS = ("nll_weight", "symmetric_weight", "kl_weight", "margin_mse_weight")
-
-
-class TermEntry(NamedTuple):
-    """An entry of ``terms``: module:Class, its weight, and the arguments of the class."""
-
-    path: str
-    weight: float
-    arguments: dict[str, Any]
 
 
 @dataclass
@@ -61,13 +53,25 @@ class ObjectiveSettings(Settings):
         """Whether a term reads teacher scores."""
         return self.kl_weight > 0 or self.margin_mse_weight > 0
 
-    def user_terms(self) -> list[TermEntry]:
-        """The entries of ``terms``.
+    def user_terms(self) -> list[tuple[float, dict[str, Any]]]:
+        """The entries of ``terms``: the weight, and what names the class and its arguments.
 
         Raises:
             ConfigError: one is none.
         """
-        return [_entry(given) for given in listed(self.terms)]
+        entries = []
+        for given in listed(self.terms):
+            path, arguments = split_entry(given, setting="loss.terms")
+            weight = arguments.pop("weight", 1.0)
+            if ":" not in path:
+                own = f"; its weight is loss.{path}_weight" if f"{path}_weight" in _WEIGHTS else ""
+                raise ConfigError(f"loss.terms={path} is not a user-defined term, module:Class{own}")
+            if type(weight) not in (int, float) or not 0 < weight < float("inf"):
+                raise ConfigError(
+                    f"loss.terms: the weight of {path} is {weight!r}; it must be a number above 0"
+                )
+            entries.append((float(weight), {"use": path, **arguments}))
+        return entries
 
     def changed(self) -> dict[str, Any]:
         """The settings of the objective that differ from their defaults; none of them: the negative log
@@ -103,14 +107,3 @@ class ObjectiveSettings(Settings):
         widths = self.dimensions
         if widths is not None and (not widths or len(set(widths)) < len(widths)):
             raise ConfigError(f"{prefix}dimensions={widths} is empty or names a number twice")
-
-
-def _entry(given: Any) -> TermEntry:
-    path, arguments = split_entry(given, setting="loss.terms")
-    weight = arguments.pop("weight", 1.0)
-    if ":" not in path:
-        own = f"; its weight is loss.{path}_weight" if f"{path}_weight" in _WEIGHTS else ""
-        raise ConfigError(f"loss.terms={path} is not a user-defined term, module:Class{own}")
-    if type(weight) not in (int, float) or not 0 < weight < float("inf"):
-        raise ConfigError(f"loss.terms: the weight of {path} is {weight!r}; it must be a number above 0")
-    return TermEntry(path, float(weight), arguments)

@@ -91,7 +91,26 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
     if not base.fingerprint:
         name = str(Path(base.name).resolve()) if Path(base.name).exists() else base.name
         base = BaseModel(name, weights_fingerprint(backbone))
-    targets = _targets(backbone, settings.lora_targets)
+    # Last names of the linear layers that get an adapter.
+    layers = sorted(
+        {
+            name.rpartition(".")[2]
+            for layer in layers_of(backbone)
+            for name, module in layer.named_modules()
+            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        }
+    )
+    if not layers:
+        raise ConfigError(
+            f"encoder.adapter=lora: a {type(backbone).__name__} has no linear layers to adapt; leave it out"
+        )
+    wanted = settings.lora_targets
+    targets = layers if wanted == ALL else [name.strip() for name in wanted.split(",")]
+    if unknown := [name for name in targets if name not in layers]:
+        raise ConfigError(
+            f"encoder.lora_targets={wanted}: {unknown[0]} is no linear layer of a {type(backbone).__name__}; "
+            f"set it to {ALL} or to some of {', '.join(layers)}"
+        )
     configs = {}
     for name in ("question",) if settings.shared else ("question", "ctx"):
         configs[name] = peft.LoraConfig(
@@ -112,29 +131,6 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
     return [Adapter(backbone, name, base, config) for name, config in configs.items()]
 
 
-def _targets(backbone: nn.Module, wanted: str) -> list[str]:
-    """Last names of the linear layers that get an adapter."""
-    layers = sorted(
-        {
-            name.rpartition(".")[2]
-            for layer in layers_of(backbone)
-            for name, module in layer.named_modules()
-            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-        }
-    )
-    if not layers:
-        raise ConfigError(
-            f"encoder.adapter=lora: a {type(backbone).__name__} has no linear layers to adapt; leave it out"
-        )
-    chosen = layers if wanted == ALL else [name.strip() for name in wanted.split(",")]
-    if unknown := [name for name in chosen if name not in layers]:
-        raise ConfigError(
-            f"encoder.lora_targets={wanted}: {unknown[0]} is no linear layer of a {type(backbone).__name__}; "
-            f"set it to {ALL} or to some of {', '.join(layers)}"
-        )
-    return chosen
-
-
 def is_stored(name: str) -> bool:
     """Whether a weight of a model with adapters belongs into its checkpoints: all but those of the frozen
     backbone."""
@@ -153,15 +149,6 @@ def update_digest(digest: Any, weights: Mapping[str, Tensor]) -> None:
     for name, tensor in sorted(weights.items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-
-
-def check_start(wanted: EncoderSettings | None, stored: EncoderSettings) -> None:
-    """Raises ConfigError where adapters are asked for and the weights that were loaded have none."""
-    if wanted is not None and wanted.adapter != "none" and stored.adapter == "none":
-        raise ConfigError(
-            f"encoder.adapter={wanted.adapter}, but model_file has no adapters; leave model_file out and set "
-            "encoder.pretrained_model_cfg=<a model folder with config.json>, whose weights are then frozen"
-        )
 
 
 def load_base(stored: BaseModel, source: Path, given: str | None = None, **dropout: Any) -> nn.Module:

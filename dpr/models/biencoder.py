@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 from dpr.core.batch import Temperature, TokenBatch, plan_token_batches
 from dpr.core.distributed import full_tensor, largest_over_ranks, local_shard, placed_like
-from dpr.core.errors import ConfigError
+from dpr.core.errors import CheckpointError, ConfigError, DprError
 from dpr.core.logs import Progress
 from dpr.core.paths import user_path, with_home
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
-from dpr.models.adapters import BaseModel, is_stored, update_digest
+from dpr.models.adapters import BaseModel, is_stored, load_base, update_digest
 from dpr.models.backbones import (
+    backbone_from_config,
     check_vocabulary,
     check_weights,
     deciding_config,
@@ -39,7 +40,7 @@ from dpr.models.encoder import (
     begin_with_idf,
     build_towers,
     filler_tokens,
-    new_tensorizer,
+    present,
     table_beside,
 )
 from dpr.models.settings import EncoderSettings, GivenTextSettings
@@ -452,22 +453,47 @@ class BiEncoder(nn.Module):
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
             ConfigError: ``text`` is not what the model was trained with.
         """
-        from dpr.models.model_folders import open_model  # readers of every library's folders
+        from dpr.models.model_folders import read_model  # readers of every library's folders
 
-        opened = open_model(
+        options = options or TowerOptions()
+        parts, source = read_model(
             user_path(path),
-            settings,
-            options or TowerOptions(),
-            text=text,
-            dropout=dropout,
+            settings or EncoderSettings(),
             base=pretrained_model_cfg,
             special_tokens=special_tokens,
             trailing_sep=trailing_sep,
         )
-        parts = opened.parts
-        model = cls(*opened.towers, parts.tensorizer, parts.settings, opened.options)
-        model.load_weights(parts.weights, source=opened.source)
-        model.stored_temperature = parts.stored_temperature
+        own = parts.settings
+        if settings is not None and settings.adapter != "none" and own.adapter == "none":
+            raise ConfigError(
+                f"encoder.adapter={settings.adapter}, but model_file has no adapters; leave model_file out and"
+                " set encoder.pretrained_model_cfg=<a model folder with config.json>, whose weights are then"
+                " frozen"
+            )
+        if text is not None:
+            given = text.text_of(parts.tensorizer.text, stated=parts.stated, source=path)
+            parts.tensorizer.present(given)
+            own = replace(own, **vars(given))
+        stored = parts.learned_temperature or parts.temperature
+        if options.temperature is None:
+            options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)
+        else:
+            parts.weights.pop("log_temperature", None)
+        make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
+        if parts.base is not None:
+            make = partial(load_base, parts.base, source, pretrained_model_cfg)
+        make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
+        try:
+            towers = build_towers(make, own, options, parts.base or BaseModel(str(source), ""))
+        except DprError:
+            raise
+        except Exception as error:  # model classes raise anything for an inconsistent config
+            raise CheckpointError(
+                f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source
+            ) from error
+        model = cls(*towers, parts.tensorizer, own, options)
+        model.load_weights(parts.weights, source=source)
+        model.stored_temperature = stored
         return model.to(device or "cpu").eval()
 
     @classmethod
@@ -517,9 +543,17 @@ class BiEncoder(nn.Module):
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):
             begin_with_idf(tower.pooling, Path(name_or_folder))
-        tensorizer, settings = new_tensorizer(
-            name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens
+        tensorizer = Tensorizer.load(
+            name_or_folder,
+            sequence_length=settings.sequence_length,
+            question_length=settings.question_length,
+            do_lower_case=do_lower_case,
+            special_tokens=special_tokens,
+            append_eos=settings.append_eos,
         )
+        if settings.pooling == "last":
+            tensorizer.check_end_token()
+        settings = present(tensorizer, settings)
         model = cls(*towers, tensorizer, settings, options)
         model.is_random = not is_static(towers[0].backbone) and (
             not pretrained or is_without_weights(Path(name_or_folder))

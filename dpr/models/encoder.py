@@ -1,5 +1,5 @@
 """One tower: a Hugging Face encoder, pooling, an optional projection; and the towers of a bi-encoder, made of the
-parts that readers of files and folders return, compiled, or with activations that are computed again."""
+parts that readers of files and folders return, or with activations that are computed again."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError, first_line
+from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import SPACED_TITLE
 from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.models.adapters import Adapter, BaseModel, add_adapters
-from dpr.models.fast.attention import ATTENTION, packed_attention
 from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import IdfPooling, Pooling, RootIdfPooling, check_vectors, make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
-from dpr.models.settings import GivenTextSettings, TowerOptions
+from dpr.models.settings import TowerOptions
 from dpr.models.trials import (
     LENGTHS,
     first_position,
     is_static,
-    layers_of,
     longest_sequence,
     pad_id,
 )
@@ -99,7 +97,7 @@ class Encoder(nn.Module):
         self._last: _LastToken | None = None
         self.adapter = adapter
         self.is_sharded = False
-        """Its weights are spread over ranks (``dpr.training.sharding``), which must call it equally often, in
+        """Its weights are spread over ranks (``dpr.training.compute``), which must call it equally often, in
         the same order."""
 
     def keep(self, dimensions: int) -> None:
@@ -222,24 +220,6 @@ class ModelParts(NamedTuple):
     """Where the weights are adapters: the model they belong to."""
     stated: frozenset[str] = frozenset()
 
-    @property
-    def stored_temperature(self) -> float | None:
-        """The learned temperature, else the fixed one."""
-        return self.learned_temperature or self.temperature
-
-    def present(self, given: GivenTextSettings | None, source: Any) -> EncoderSettings:
-        """The settings with the prompts, title template and apostrophe rule of ``given``, which the
-        tensorizer takes on.
-
-        Raises:
-            ConfigError: the model states others.
-        """
-        if given is None:
-            return self.settings
-        text = given.text_of(self.tensorizer.text, stated=self.stated, source=source)
-        self.tensorizer.present(text)
-        return replace(self.settings, **vars(text))
-
 
 def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSettings:
     """Gives a new model's tensorizer its text settings; returns them with a title template where the
@@ -248,32 +228,6 @@ def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSetting
         settings = replace(settings, title_template=SPACED_TITLE)
     tensorizer.present(settings.part(TextSettings))
     return settings
-
-
-def new_tensorizer(
-    name_or_folder: str,
-    settings: EncoderSettings,
-    *,
-    do_lower_case: bool | None = None,
-    special_tokens: Sequence[str] = (),
-) -> tuple[Tensorizer, EncoderSettings]:
-    """The tensorizer of a new model, and its settings with the title template.
-
-    Raises:
-        ConfigError: the last token of texts is read, and it would be one of their words; or a prompt does not
-        fit.
-    """
-    tensorizer = Tensorizer.load(
-        name_or_folder,
-        sequence_length=settings.sequence_length,
-        question_length=settings.question_length,
-        do_lower_case=do_lower_case,
-        special_tokens=special_tokens,
-        append_eos=settings.append_eos,
-    )
-    if settings.pooling == "last":
-        tensorizer.check_end_token()
-    return tensorizer, present(tensorizer, settings)
 
 
 def build_towers(
@@ -355,34 +309,6 @@ def begin_with_idf(pooling: Pooling, folder: Path) -> None:
     pooling.token_weights.copy_(start / start.mean())
 
 
-def compile_towers(towers: Sequence[Any]) -> None:
-    """Compiles every layer of towers for any number of tokens, except a last layer that computes one token
-    per sequence.
-
-    Tried on a few tokens with a whole forward and backward. If that fails (no C++ compiler, ...) nothing is
-    compiled, with one warning. The names of the weights stay the same.
-    """
-    from transformers import AttentionInterface
-
-    # A pruned layer ends in an exception half-way through its forward, which a compiled one could not.
-    layers = [
-        layer
-        for tower in towers
-        for layer in layers_of(tower.backbone)[: -1 if tower.fast.prunes_last_layer else None]
-    ]
-    # Attention is not compiled: its loops over buckets would be compiled again for every batch.
-    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
-    for layer in layers:
-        layer.compile(dynamic=True)
-    try:
-        for tower in towers:
-            _try(tower)
-    except Exception as error:
-        for layer in layers:
-            layer._compiled_call_impl = None
-        logger.warning("train.compile=true does not work here and is left out (%s)", first_line(error))
-
-
 def checkpoint_activations(towers: Sequence[Any]) -> None:
     """Makes towers keep only the input of each layer and compute the rest again in backward; gradients stay
     the same.
@@ -404,15 +330,3 @@ def checkpoint_activations(towers: Sequence[Any]) -> None:
         # the name in later transformers 5
         renamed = getattr(tower.backbone, "activation_checkpointing_enable", None)
         (renamed or tower.backbone.gradient_checkpointing_enable)(options)
-
-
-def _try(tower: Any) -> None:
-    training = tower.training
-    tower.train()
-    device = next(tower.parameters()).device
-    try:
-        for lengths in ([7, 5], [9, 4, 3]):
-            tower(TokenBatch.from_lists([[1] * length for length in lengths]).to(device)).sum().backward()
-    finally:
-        tower.train(training)
-        tower.zero_grad(set_to_none=True)

@@ -109,29 +109,19 @@ def is_dpr(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and read_object(folder / CONFIG).get("model_type") == "dpr"
 
 
-def is_dpr_pair(folder: Path) -> bool:
-    """Whether a folder holds that of a question encoder and that of a context encoder."""
-    return all(is_dpr(folder / name) for name in (QUESTION, CTX))
-
-
-def dpr_towers(folder: Path) -> tuple[ForeignTower, ForeignTower]:
-    """The question and the context tower.
+def dpr_tower(folder: Path) -> ForeignTower:
+    """The question or the context tower, as the folder is named.
 
     Raises:
         InputError: a file is absent or damaged.
-        CheckpointError: a folder holds the other encoder, or none.
+        CheckpointError: the folder holds the other encoder, or none.
     """
-    question, ctx = (_dpr_tower(folder / name, name) for name in (QUESTION, CTX))
-    return question, ctx
-
-
-def _dpr_tower(folder: Path, name: str) -> ForeignTower:
     from transformers import BertConfig, DPRContextEncoder, DPRQuestionEncoder
 
     check_files(folder, within=folder.parent)
     check_safetensors(folder)
-    model_class = DPRQuestionEncoder if name == QUESTION else DPRContextEncoder
-    encoder = getattr(load_weights(model_class, folder, read_config(folder)), name)
+    model_class = DPRQuestionEncoder if folder.name == QUESTION else DPRContextEncoder
+    encoder = getattr(load_weights(model_class, folder, read_config(folder)), folder.name)
     weights = {f"backbone.{key}": tensor for key, tensor in distinct_weights(encoder.bert_model).items()}
     if encoder.projection_dim:
         weights |= {f"encode_proj.{key}": value for key, value in encoder.encode_proj.state_dict().items()}
@@ -139,21 +129,18 @@ def _dpr_tower(folder: Path, name: str) -> ForeignTower:
     for key in ("model_type", "architectures", "projection_dim"):
         values.pop(key, None)
     config = BertConfig.from_dict(values)
+    # BERT's tokenizer where the class is one of DPR's: some of these lower-case every text, whatever their
+    # file says.
+    kind = read_object(folder / "tokenizer_config.json").get("tokenizer_class", "DPR")
+    options = {"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}
     return ForeignTower(
         folder,
         config,
-        _dpr_tokenizer(folder),
+        load_tokenizer(folder, **options),
         weights,
         config.max_position_embeddings,
         settings={"projection_dim": encoder.projection_dim},
     )
-
-
-def _dpr_tokenizer(folder: Path) -> Any:
-    """The tokenizer, as BERT's where its class is one of DPR's: some of these lower-case every text, whatever
-    their file says."""
-    kind = read_object(folder / "tokenizer_config.json").get("tokenizer_class", "DPR")
-    return load_tokenizer(folder, **({"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}))
 
 
 def marks_segments(tower: ForeignTower, *texts: str) -> bool:
@@ -186,12 +173,25 @@ def joined(
         CheckpointError: the towers differ in more than weights.
         ConfigError: the tokenizer or a length does not fit.
     """
-    _refuse_differences(question, ctx)
+    metadata = [
+        {name: value for name, value in tower.config.to_dict().items() if not _NO_MATTER.fullmatch(name)}
+        | {f"encoder.{name}": value for name, value in tower.settings.items()}
+        for tower in (question, ctx)
+    ]
+    # the family explains all others
+    for name in sorted({**metadata[0], **metadata[1]}, key=lambda name: (name != "model_type", name)):
+        values = [each.get(name) for each in metadata]
+        if values[0] != values[1]:
+            raise CheckpointError(
+                f"its two encoders differ in {name} ({str(values[0])[:60]} and {str(values[1])[:60]})",
+                file=question.source.parent,
+                expected="two encoders of one kind, which differ in weights only",
+            )
     plain = _same_tokenizer(question, ctx)
-    of_ctx = _length(ctx, lengths[1] or settings.sequence_length)
-    of_question = _length(
-        question, lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx
-    )
+    of_ctx = lengths[1] or settings.sequence_length
+    of_ctx = min(of_ctx, ctx.longest or of_ctx)
+    of_question = lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx
+    of_question = min(of_question, question.longest or of_question)
     if settings.projection_dim not in (0, question.settings.get("projection_dim")):
         found = f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection"
         hint = "set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
@@ -218,42 +218,15 @@ def joined(
     )
     settings = present(tensorizer, settings)
     towers = {"question": question} if question is ctx else {"question": question, "ctx": ctx}
-    weights = {
-        _model_name(name, side, tower): tensor
-        for side, tower in towers.items()
-        for name, tensor in tower.weights.items()
-    }
+    weights = {}
+    for side, tower in towers.items():
+        for name, tensor in tower.weights.items():
+            if tower.base is not None and name.startswith("backbone."):
+                # adapters are those of the one backbone, whose first name is the question tower's
+                weights[f"question_model.{name.removesuffix('weight')}{side}.weight"] = tensor
+            else:
+                weights[f"{side}_model.{name}"] = tensor
     return ModelParts(settings, question.config, tensorizer, weights, stated=stated, base=question.base)
-
-
-def _model_name(name: str, side: str, tower: ForeignTower) -> str:
-    """The name of a tower's weight in the model; adapters are those of the one backbone, whose first name is
-    the question tower's."""
-    if tower.base is not None and name.startswith("backbone."):
-        return f"question_model.{name.removesuffix('weight')}{side}.weight"
-    return f"{side}_model.{name}"
-
-
-def _length(tower: ForeignTower, length: int) -> int:
-    return min(length, tower.longest or length)
-
-
-def _refuse_differences(question: ForeignTower, ctx: ForeignTower) -> None:
-    metadata = [
-        {name: value for name, value in tower.config.to_dict().items() if not _NO_MATTER.fullmatch(name)}
-        | {f"encoder.{name}": value for name, value in tower.settings.items()}
-        for tower in (question, ctx)
-    ]
-    # the family explains all others
-    names = sorted({**metadata[0], **metadata[1]}, key=lambda name: (name != "model_type", name))
-    if differing := [name for name in names if metadata[0].get(name) != metadata[1].get(name)]:
-        values = " and ".join(str(each.get(differing[0]))[:60] for each in metadata)
-        found = f"its two encoders differ in {differing[0]} ({values})"
-        raise CheckpointError(
-            found,
-            file=question.source.parent,
-            expected="two encoders of one kind, which differ in weights only",
-        )
 
 
 def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
@@ -265,7 +238,13 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
     """
     if question is ctx:
         return False
-    first, second = (_tokenizer_state(tower.tokenizer) for tower in (question, ctx))
+    # What decides the ids of a text, but for its length.
+    states: list[dict[str, Any]] = []
+    for tokenizer in (question.tokenizer, ctx.tokenizer):
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        lengths = {"truncation": None, "padding": None, "truncation_side": tokenizer.truncation_side}
+        states.append(state | lengths | {"normalizer": _steps(state.get("normalizer"))})
+    first, second = states
     if first == second:
         return False
     steps = first["normalizer"]
@@ -279,16 +258,6 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
     raise CheckpointError(
         found, file=question.source.parent, expected="one tokenizer; the toolkit's towers share it"
     )
-
-
-def _tokenizer_state(tokenizer: Any) -> dict[str, Any]:
-    """What decides the ids of a text, but for its length."""
-    state: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = {name: value for name, value in state.items() if name not in ("truncation", "padding")}
-    return kept | {
-        "normalizer": _steps(state.get("normalizer")),
-        "truncation_side": tokenizer.truncation_side,
-    }
 
 
 def _steps(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -326,9 +295,46 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
     Raises:
         InputError: a file is absent, damaged, or of an unknown layout.
     """
+    from transformers import PreTrainedTokenizerFast
+
     check_safetensors(folder)
-    tokenizer, length = _static_tokenizer(folder)
-    table = _table(folder)
+    file = folder / _TOKENIZER
+    if not file.is_file():
+        raise InputError("there is no such file", file=file)
+    check_tokenizer_files(folder)
+    state = read_json(file)
+    length = (state.get("truncation") or {}).get("max_length", LONGEST)
+    length = min(length, LONGEST) if type(length) is int and length > 0 else LONGEST
+    without = {"post_processor": None, "truncation": None, "padding": None}
+    try:
+        given = PreTrainedTokenizerFast(tokenizer_file=str(file))
+        backend: Any = type(given.backend_tokenizer)
+        tokenizer: Any = PreTrainedTokenizerFast(
+            tokenizer_object=backend.from_str(json.dumps(state | without)),
+            pad_token=_EMPTY,
+            truncation_side=given.truncation_side,
+        )
+    except (
+        BaseException
+    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(
+            f"cannot be read ({first_line(error)})",
+            file=file,
+            expected="a tokenizer of the tokenizers library",
+        ) from error
+    # The rows by token id: those of the library, or of model2vec.
+    stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
+    table = next(iter(stored.values()), None)
+    is_table = len(stored) == 1 and stored.keys() <= {_TABLE, "embeddings"}
+    if table is None or not is_table or table.dim() != 2 or not table.is_floating_point():
+        raise CheckpointError(
+            f"holds {', '.join(sorted(stored))[:100] or 'nothing'}",
+            file=folder / checkpoints.MODEL_FILE,
+            expected=f"a table of numbers alone, {_TABLE} or embeddings, with a row for each token",
+        )
+    table = table.float()
     empty = int(tokenizer.convert_tokens_to_ids(_EMPTY))
     largest = max(token for token in tokenizer.get_vocab().values() if token != empty)
     if largest >= len(table):
@@ -341,59 +347,6 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
     table[empty] = 0
     config = StaticConfig(vocab_size=len(table), hidden_size=table.shape[1], pad_token_id=empty)
     return ForeignTower(folder, config, tokenizer, {"backbone.words.weight": table}), length
-
-
-def _static_tokenizer(folder: Path) -> tuple[Any, int]:
-    """The tokenizer of the file without the special tokens that it would add, and the length that the file
-    states."""
-    from transformers import PreTrainedTokenizerFast
-
-    file = folder / _TOKENIZER
-    if not file.is_file():
-        raise InputError("there is no such file", file=file)
-    check_tokenizer_files(folder)
-    state = read_json(file)
-    cut = (state.get("truncation") or {}).get("max_length", LONGEST)
-    try:
-        given = PreTrainedTokenizerFast(tokenizer_file=str(file))
-        backend: Any = type(given.backend_tokenizer)
-        plain = backend.from_str(
-            json.dumps(state | {"post_processor": None, "truncation": None, "padding": None})
-        )
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=plain, pad_token=_EMPTY, truncation_side=given.truncation_side
-        )
-    except (
-        BaseException
-    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise InputError(
-            f"cannot be read ({first_line(error)})",
-            file=file,
-            expected="a tokenizer of the tokenizers library",
-        ) from error
-    return tokenizer, min(cut, LONGEST) if type(cut) is int and cut > 0 else LONGEST
-
-
-def _table(folder: Path) -> Tensor:
-    """The rows by token id: those of the library, or of model2vec, whose tokens may share rows and have
-    weights."""
-    stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
-    table = stored.get(_TABLE, stored.get("embeddings"))
-    if table is None or table.dim() != 2 or not table.is_floating_point():
-        found = f"holds {', '.join(sorted(stored))[:100] or 'nothing'}"
-        raise CheckpointError(
-            found,
-            file=folder / checkpoints.MODEL_FILE,
-            expected=f"a table of numbers, {_TABLE} or embeddings",
-        )
-    table = table.float()
-    if others := stored.keys() - {_TABLE, "embeddings"}:
-        found = f"holds {', '.join(sorted(others))[:100]} beside the table"
-        expected = "a row for each token, as model2vec writes without quantizing the vocabulary"
-        raise CheckpointError(found, file=folder / checkpoints.MODEL_FILE, expected=expected)
-    return table.clone()
 
 
 def write_table(folder: Path, rows: Tensor) -> None:

@@ -9,40 +9,39 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpr.core.errors import CheckpointError, ConfigError, DprError, InputError
+from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import SPACED_TITLE
 from dpr.data.tokenizer_files import check_files, load_tokenizer
 from dpr.formats import checkpoints
-from dpr.formats.original.checkpoints import DprCheckpoint, read_dpr_checkpoint
-from dpr.models.adapters import BaseModel, check_start, load_base
+from dpr.formats.original.checkpoints import read_dpr_checkpoint
+from dpr.models.adapters import BaseModel
 from dpr.models.backbones import (
     CONFIG,
-    backbone_from_config,
     base_model,
     load_backbone,
     read_config,
     read_object,
     refuse_impossible_sizes,
 )
-from dpr.models.encoder import Encoder, ModelParts, build_towers
+from dpr.models.encoder import ModelParts
 from dpr.models.foreign_towers import (
+    CTX,
     DPR_PAIR,
+    QUESTION,
     ForeignTower,
     backbone_metadata,
     backbone_tower,
-    dpr_towers,
+    dpr_tower,
     is_dpr,
-    is_dpr_pair,
     joined,
     marks_segments,
     projected,
@@ -59,7 +58,7 @@ from dpr.models.sentence_transformers import (
     stated_length,
     tokenizer_length,
 )
-from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
+from dpr.models.settings import EncoderSettings
 from dpr.storage.untrusted import describe
 
 WEIGHTS = "adapter_model.safetensors"
@@ -94,8 +93,33 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
         InputError: a file is absent or damaged, or the model it belongs to is not on this machine.
         CheckpointError: the adapter is not plain LoRA.
     """
-    stated = _stated(folder)
-    layers, weights = _weights(folder)
+    file = folder / _CONFIG
+    stated = read_object(file)
+    odd = [name for name in _OTHERS if stated.get(name)]
+    if stated.get("bias", "none") != "none":
+        odd.append("bias")
+    if stated.get("peft_type") != "LORA":
+        odd.insert(0, "peft_type")
+    if odd:
+        raise CheckpointError(
+            f"{odd[0]} is {describe(stated.get(odd[0]))}",
+            file=file,
+            expected="plain LoRA",
+            hint="merge it (merge_and_unload of peft) and save the whole model",
+        )
+    if not (folder / WEIGHTS).is_file():
+        hint = "save it again with save_pretrained of a recent peft"
+        raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder, hint=hint)
+    layers = set()
+    weights = {}
+    for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
+        parts = _NAME.fullmatch(name)
+        if parts is None or tensor.dim() != 2:
+            raise CheckpointError(
+                f"holds {name}", file=folder / WEIGHTS, expected="lora_A and lora_B of linear layers"
+            )
+        layers.add(parts["layer"].rpartition(".")[2])
+        weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
     ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
     rank = stated.get("r")
     alpha = stated.get("lora_alpha")
@@ -104,14 +128,12 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
     )
     if type(rank) is not int or ranks != {rank} or not is_number:
         found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
-        raise CheckpointError(
-            found, file=folder / _CONFIG, expected=f"numbers; the weights have rank {sorted(ranks)}"
-        )
+        raise CheckpointError(found, file=file, expected=f"numbers; the weights have rank {sorted(ranks)}")
     stored = stated.get("base_model_name_or_path")
     if not given and (not isinstance(stored, str) or not stored):
         raise CheckpointError(
             "names no base model",
-            file=folder / _CONFIG,
+            file=file,
             hint="set encoder.pretrained_model_cfg=<folder of that model>",
         )
     with base_model(given, str(stored), folder) as name:
@@ -122,7 +144,7 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
         "adapter": "lora",
         "lora_rank": rank,
         "lora_alpha": float(stated["lora_alpha"]) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
-        "lora_targets": ",".join(sorted({layer.rpartition(".")[2] for layer in layers})),
+        "lora_targets": ",".join(sorted(layers)),
     }
     return ForeignTower(
         folder,
@@ -133,41 +155,6 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
         settings,
         BaseModel(name, ""),
     )
-
-
-def _stated(folder: Path) -> dict[str, Any]:
-    file = folder / _CONFIG
-    stated = read_object(file)
-    odd = [name for name in _OTHERS if stated.get(name)] + (
-        ["bias"] if stated.get("bias", "none") != "none" else []
-    )
-    if stated.get("peft_type") != "LORA":
-        odd = ["peft_type"]
-    for name in odd:
-        hint = "merge it (merge_and_unload of peft) and save the whole model"
-        raise CheckpointError(
-            f"{name} is {describe(stated.get(name))}", file=file, expected="plain LoRA", hint=hint
-        )
-    return stated
-
-
-def _weights(folder: Path) -> tuple[set[str], dict[str, Tensor]]:
-    """The layers that have an adapter, and its matrices by their names within a tower."""
-    if not (folder / WEIGHTS).is_file():
-        found = f"has no {WEIGHTS}" + (
-            "; its adapter_model.bin is a pickle" if (folder / "adapter_model.bin").exists() else ""
-        )
-        raise InputError(found, file=folder, hint="save it again with save_pretrained of a recent peft")
-    layers = set()
-    weights = {}
-    for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
-        if (parts := _NAME.fullmatch(name)) is None or tensor.dim() != 2:
-            raise CheckpointError(
-                f"holds {name}", file=folder / WEIGHTS, expected="lora_A and lora_B of linear layers"
-            )
-        layers.add(parts["layer"])
-        weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
-    return layers, weights
 
 
 TOWERS = ("question_model", "ctx_model")
@@ -199,7 +186,16 @@ def read_model_parts(
             file=path,
             expected="hf_bert; other kinds of towers are not read",
         )
-    config, tensorizer = _backbone_parts(path, stored, pretrained_model_cfg, special_tokens)
+    if not pretrained_model_cfg and not stored.pretrained_model_cfg:
+        raise CheckpointError("names no encoder", file=path, hint=f"set {OVERRIDE}")
+    with base_model(pretrained_model_cfg, stored.pretrained_model_cfg or "", path) as name:
+        config = read_config(name)
+        tensorizer = Tensorizer.load(
+            name,
+            sequence_length=stored.sequence_length,
+            do_lower_case=stored.do_lower_case,
+            special_tokens=special_tokens,
+        )
     settings = EncoderSettings(
         projection_dim=len(stored.weights.get("question_model.encode_proj.weight", ())),
         sequence_length=stored.sequence_length,
@@ -211,22 +207,6 @@ def read_model_parts(
         of_backbone = tower in TOWERS and not rest.startswith("encode_proj.")
         weights[f"{tower}.backbone.{rest}" if of_backbone else name] = tensor
     return ModelParts(settings, config, tensorizer, weights)
-
-
-def _backbone_parts(
-    path: Path, stored: DprCheckpoint, override: str | None, special_tokens: Sequence[str]
-) -> tuple[Any, Tensorizer]:
-    if not override and not stored.pretrained_model_cfg:
-        raise CheckpointError("names no encoder", file=path, hint=f"set {OVERRIDE}")
-    with base_model(override, stored.pretrained_model_cfg or "", path) as name:
-        config = read_config(name)
-        tensorizer = Tensorizer.load(
-            name,
-            sequence_length=stored.sequence_length,
-            do_lower_case=stored.do_lower_case,
-            special_tokens=special_tokens,
-        )
-    return config, tensorizer
 
 
 def file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
@@ -255,92 +235,85 @@ EXPECTED = (
 )
 
 
-class OpenedModel(NamedTuple):
-    """What ``BiEncoder`` is made with; ``parts`` with the stored weights that its towers do not have yet."""
-
-    towers: tuple[Encoder, Encoder]
-    parts: ModelParts
-    options: TowerOptions
-    source: Path
-
-
-def open_model(
-    path: Path,
-    settings: EncoderSettings | None,
-    options: TowerOptions,
-    *,
-    text: GivenTextSettings | None,
-    dropout: float | None,
-    base: str | None,
-    special_tokens: Sequence[str],
-    trailing_sep: bool,
-) -> OpenedModel:
-    """A stored model; the arguments are those of ``BiEncoder.load``, ``base`` its ``pretrained_model_cfg``.
-
-    Raises:
-        CheckpointError: there is none, or it is invalid.
-        ConfigError: ``text`` is not what the model was trained with, or ``settings`` ask for adapters that it
-        does not have.
-    """
-    if path.is_file():  # of the original DPR: models of this toolkit and of other libraries are folders
-        source = path
-        parts = read_model_parts(
-            path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep
-        )
-    else:
-        source = checkpoints.resolve_checkpoint(path)
-        checkpoints.warn_of_verdict(source)
-        parts = _folder_parts(source, path, settings or EncoderSettings(), base)
-    check_start(settings, parts.settings)
-    parts = parts._replace(settings=parts.present(text, path))
-    if options.temperature is None:
-        stored = parts.temperature if options.learn_temperature else parts.stored_temperature
-        options = replace(options, temperature=stored)
-    else:
-        parts.weights.pop("log_temperature", None)
-    make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
-    if parts.base is not None:
-        make = partial(load_base, parts.base, source, base)
-    make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
-    try:
-        towers = build_towers(make, parts.settings, options, parts.base or BaseModel(str(source), ""))
-    except DprError:
-        raise
-    except Exception as error:  # model classes raise anything for an inconsistent config
-        raise CheckpointError(
-            f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source
-        ) from error
-    return OpenedModel(towers, parts, options, source)
-
-
 def is_backbone(folder: Path) -> bool:
     """Whether a folder holds a Hugging Face encoder alone, which does not say how it is used."""
     is_stated = checkpoints.is_checkpoint(folder) or (folder / MODULES).is_file() or is_dpr(folder)
     return (folder / CONFIG).is_file() and not is_stated
 
 
-def _folder_parts(folder: Path, given: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
-    """The model in a folder; ``settings`` state what a third-party folder does not, ``base`` the model that
-    its adapters belong to."""
+def read_model(
+    path: Path,
+    settings: EncoderSettings,
+    *,
+    base: str | None = None,
+    special_tokens: Sequence[str] = (),
+    trailing_sep: bool = True,
+) -> tuple[ModelParts, Path]:
+    """The model in a file or folder, and the folder that it was found in. ``settings`` state what a
+    third-party folder does not, ``base`` names the model that its adapters, or a file of the original, belong
+    to.
+
+    Raises:
+        CheckpointError: there is none, or it is invalid.
+    """
+    if path.is_file():  # of the original DPR: models of this toolkit and of other libraries are folders
+        parts = read_model_parts(
+            path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep
+        )
+        return parts, path
+    folder = checkpoints.resolve_checkpoint(path)
+    checkpoints.warn_of_verdict(folder)
     try:
         if checkpoints.is_checkpoint(folder):
-            return _checkpoint_parts(folder, settings.pooling)
-        if (parts := _foreign_parts(folder, settings, base)) is not None:
-            return parts
+            return _checkpoint_parts(folder, settings.pooling), folder
+        if (folder / MODULES).is_file():
+            return _sentence_transformers_parts(folder, settings, base), folder
+        if is_dpr(folder / QUESTION) and is_dpr(folder / CTX):
+            question = dpr_tower(folder / QUESTION)
+            ctx = dpr_tower(folder / CTX)
+            lengths = (tokenizer_length(question.source), tokenizer_length(ctx.source))
+            settings = replace(settings, pooling="cls", normalize=False)
+            return joined(question, ctx, settings, lengths=lengths, own_text=True), folder
+        if is_adapter(folder):
+            tower = adapter_tower(folder, base)
+        elif is_dpr(folder):
+            raise CheckpointError(
+                "is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR
+            )
+        elif (folder / CONFIG).is_file():
+            tower = backbone_tower(folder)
+        else:
+            raise CheckpointError("is not a checkpoint", file=path, expected=EXPECTED)
+        return joined(tower, tower, settings), folder
     except CheckpointError:
         raise
     except InputError as error:
         raise CheckpointError(
             error.found, file=error.file, line=error.line, expected=error.expected, hint=error.hint
         ) from error
-    raise CheckpointError("is not a checkpoint", file=given, expected=EXPECTED)
 
 
 def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     checkpoints.check_whole(folder)
     file = folder / checkpoints.SETTINGS_FILE
     stored = checkpoints.read_settings(folder)
-    settings = _checked(stored, file)
+    if stored.get("pool_prompts") is False:
+        raise CheckpointError(
+            "its vectors leave the tokens of prompts out, which this version does not", file=file
+        )
+    # settings of newer versions are left out
+    known = {key: value for key, value in stored.items() if key in EncoderSettings.__dataclass_fields__}
+    settings = replace(EncoderSettings(), **known)
+    try:
+        settings.check_values("")
+    except ConfigError as error:
+        raise CheckpointError(str(error), file=file) from None
+    if settings.projection_activation not in ("none", "tanh"):
+        found = f"projection_activation is {settings.projection_activation[:40]}"
+        raise CheckpointError(found, file=file, expected="none or tanh")
+    for key, value in known.items():
+        if isinstance(value, int) and value > _LARGEST:  # such a projection would take all memory
+            raise CheckpointError(f"{key} is {value}", file=file, expected=f"at most {_LARGEST}")
     temperature = _temperature(stored.get("temperature"), file)
     if is_user_defined(settings.pooling) and settings.pooling != given_pooling:
         found = f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run"
@@ -351,9 +324,20 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     config = read_config(encoder)
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    base = None if settings.adapter == "none" else _base(stored.get("base"), settings, shapes, file)
-    if base is None:
+    base = None
+    if settings.adapter == "none":
         refuse_impossible_sizes(config, shapes, encoder / CONFIG)
+    else:
+        named = stored.get("base")
+        texts = [named.get(key) for key in BaseModel._fields] if isinstance(named, dict) else []
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            expected = "name and fingerprint of the model its adapters belong to"
+            raise CheckpointError(f"base is {describe(named)}", file=file, expected=expected)
+        # adapters may not be larger than the weights beside them
+        if settings.lora_rank not in {shape[0] for shape in shapes.values() if shape}:
+            found = f"lora_rank is {settings.lora_rank}"
+            raise CheckpointError(found, file=file, expected="that of the weights")
+        base = BaseModel(*texts)
     tensorizer = Tensorizer.load(
         encoder,
         sequence_length=settings.sequence_length,
@@ -367,24 +351,6 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     return ModelParts(settings, config, tensorizer, weights, temperature, learned_temperature, base, stated)
 
 
-def _base(
-    stored: Any, settings: EncoderSettings, shapes: Mapping[str, tuple[int, ...]], file: Path
-) -> BaseModel:
-    """The model that adapters belong to, by name and fingerprint; they may not be larger than the weights
-    beside it."""
-    if not isinstance(stored, dict) or not all(
-        isinstance(stored.get(key), str) and stored[key] for key in BaseModel._fields
-    ):
-        raise CheckpointError(
-            f"base is {describe(stored)}",
-            file=file,
-            expected="name and fingerprint of the model its adapters belong to",
-        )
-    if settings.lora_rank not in {shape[0] for shape in shapes.values() if shape}:
-        raise CheckpointError(f"lora_rank is {settings.lora_rank}", file=file, expected="that of the weights")
-    return BaseModel(stored["name"], stored["fingerprint"])
-
-
 def _temperature(value: Any, file: Path) -> float | None:
     if value is not None and not (type(value) in (int, float) and 0 < value <= sys.float_info.max):
         raise CheckpointError(
@@ -393,57 +359,20 @@ def _temperature(value: Any, file: Path) -> float | None:
     return None if value is None else float(value)
 
 
-def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
-    """The stored settings, checked; unknown ones, of newer versions, are left out."""
-    if stored.get("pool_prompts") is False:
-        raise CheckpointError(
-            "its vectors leave the tokens of prompts out, which this version does not", file=file
-        )
-    known = {key: value for key, value in stored.items() if key in EncoderSettings.__dataclass_fields__}
-    settings = replace(EncoderSettings(), **known)
-    try:
-        settings.check_values("")
-    except ConfigError as error:
-        raise CheckpointError(str(error), file=file) from None
-    if settings.projection_activation not in ("none", "tanh"):
-        found = f"projection_activation is {settings.projection_activation[:40]}"
-        raise CheckpointError(found, file=file, expected="none or tanh")
-    for key, value in known.items():
-        if isinstance(value, int) and value > _LARGEST:  # such a projection would take all memory
-            raise CheckpointError(f"{key} is {value}", file=file, expected=f"at most {_LARGEST}")
-    return settings
-
-
-def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts | None:
-    """A folder that another library wrote; None if it is none of those that are known. ``base`` names the
-    model that adapters belong to."""
-    if (folder / MODULES).is_file():
-        return _sentence_transformers_parts(folder, settings, base)
-    if is_dpr_pair(folder):
-        question, ctx = dpr_towers(folder)
-        lengths = (tokenizer_length(question.source), tokenizer_length(ctx.source))
-        return joined(
-            question, ctx, replace(settings, pooling="cls", normalize=False), lengths=lengths, own_text=True
-        )
-    if is_adapter(folder):
-        tower = adapter_tower(folder, base)
-        return joined(tower, tower, settings)
-    if is_dpr(folder):
-        raise CheckpointError(
-            "is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR
-        )
-    if not (folder / CONFIG).is_file():
-        return None
-    tower = backbone_tower(folder)
-    return joined(tower, tower, settings)
-
-
 def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
     """One tower, or two of a Router, as the modules of the folder say, each with the length of its side."""
     sides = read_modules(folder)
     settings, stated = described_settings(folder, sides, settings)
-    read = {modules: _module_tower(modules, base) for modules in dict.fromkeys(sides)}
-    for tower, _ in read.values():
+    read: dict[Modules, tuple[ForeignTower, int | None]] = {}
+    for modules in dict.fromkeys(sides):
+        length = None
+        if modules.kind == STATIC:
+            tower, length = static_tower(modules.body)
+        elif is_adapter(modules.body):
+            tower = adapter_tower(modules.body, base)
+        else:
+            tower = backbone_tower(modules.body)
+        read[modules] = projected(tower, modules.dense), length
         if marks_segments(tower, "1"):
             expected = "token type 0; the toolkit has no other"
             raise CheckpointError(
@@ -460,15 +389,3 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
         settings = replace(settings, dimensions=0)
     lengths = (question_length, ctx_length)
     return joined(question, ctx, settings, lengths=lengths, stated=stated, own_text=True)
-
-
-def _module_tower(modules: Modules, base: str | None) -> tuple[ForeignTower, int | None]:
-    """The tower that the modules of a side are, and its length where it is not that of a tokenizer."""
-    length = None
-    if modules.kind == STATIC:
-        tower, length = static_tower(modules.body)
-    elif is_adapter(modules.body):
-        tower = adapter_tower(modules.body, base)
-    else:
-        tower = backbone_tower(modules.body)
-    return projected(tower, modules.dense), length

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
-from dpr.core.user_classes import create_object, load_class
+from dpr.core.user_classes import create_object
 from dpr.models.settings import POOLINGS as POOLINGS
 from dpr.models.trials import FAILURES, LENGTHS, TOLERANCE, pad_id, sample_batch, trial
 
@@ -90,20 +90,6 @@ class MeanPooling:
         return _means(hidden, lengths)
 
 
-class MaxPooling(MeanPooling):
-    """The largest value of each dimension over all tokens."""
-
-    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        return hidden.masked_fill(~mask[:, :, None], -torch.inf).amax(1)
-
-    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        # Equal values share the gradient, as with amax; segment_reduce would give each all of it.
-        states = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        least = states.new_full((len(lengths), states.shape[1]), -torch.inf)
-        owner = owners(lengths, len(states))[:, None].expand_as(states)
-        return least.scatter_reduce(0, owner, states, "amax")
-
-
 class WeightedMeanPooling(MeanPooling):
     """The mean in which token i of a sequence, counted from 1, has the weight i: under causal attention later
     tokens have seen more."""
@@ -158,6 +144,16 @@ class RootIdfPooling(IdfPooling):
         return super().packed(hidden * (counts.sqrt() / counts)[inverse][:, None], tokens, lengths, position)
 
 
+_CLASSES = {
+    "cls": ClsPooling,
+    "mean": MeanPooling,
+    "last": LastPooling,
+    "weighted_mean": WeightedMeanPooling,
+    "idf": IdfPooling,
+    "idf_sqrt": RootIdfPooling,
+}
+
+
 def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """The distinct tokens of each of N sequences laid end to end, ``tokens`` (T,): D in all.
 
@@ -200,48 +196,39 @@ def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling,
     Raises:
         ConfigError: the name is not known, or a user-defined pooling does not keep its promises.
     """
-    if name in POOLINGS:
-        return load_class(POOLINGS[name].path, Pooling, setting=_SETTING)(
-            hidden_size, vocab_size
-        ), hidden_size
+    if built_in := _CLASSES.get(name):
+        return built_in(hidden_size, vocab_size), hidden_size
     if not is_user_defined(name):
         raise ConfigError(
             f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class"
         )
     pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size, vocab_size))
-    try:
-        return pooling, _width_of(pooling, hidden_size, vocab_size)
-    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        found = f"does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
-        raise ConfigError(f"{_SETTING}={name} {found}") from error
-
-
-@torch.no_grad()
-def _width_of(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
-    """Width of the vectors of a pooling whose two sides agree on three random sequences.
-
-    Raises:
-        ValueError: they do not; or it raises anything itself.
-    """
+    # Both sides must agree on three random sequences.
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 4, hidden_size, generator=generator)
     tokens = torch.randint(0, vocab_size, (3, 4), generator=generator)
     lengths = torch.tensor([3, 1, 4])
     position = torch.zeros(3, dtype=torch.int64)
     mask = torch.arange(4)[None] < lengths[:, None]
-    read = pooling.token_read(lengths, position)
-    padded = pooling.padded(hidden, tokens, mask, position)
-    packed = pooling.packed(hidden[mask], tokens[mask], lengths, position)
-    if padded.dim() != 2 or len(padded) != 3:
-        raise ValueError(f"its vectors of 3 sequences are of shape {tuple(padded.shape)}")
-    if packed.shape != padded.shape or not torch.allclose(packed, padded, rtol=1e-4, atol=1e-5):
-        raise ValueError("packed and padded give different vectors")
-    if read is not None:
-        rows = torch.arange(3)
-        one_each = pooling.packed(hidden[rows, read], tokens[rows, read], torch.ones_like(lengths), position)
-        if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
-            raise ValueError("it reads other tokens than token_read states")
-    return int(padded.shape[1])
+    rows = torch.arange(3)
+    try:
+        with torch.no_grad():
+            read = pooling.token_read(lengths, position)
+            padded = pooling.padded(hidden, tokens, mask, position)
+            packed = pooling.packed(hidden[mask], tokens[mask], lengths, position)
+            if padded.dim() != 2 or len(padded) != 3:
+                raise ValueError(f"its vectors of 3 sequences are of shape {tuple(padded.shape)}")
+            if packed.shape != padded.shape or not torch.allclose(packed, padded, rtol=1e-4, atol=1e-5):
+                raise ValueError("packed and padded give different vectors")
+            if read is not None:
+                ones = torch.ones_like(lengths)
+                one_each = pooling.packed(hidden[rows, read], tokens[rows, read], ones, position)
+                if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
+                    raise ValueError("it reads other tokens than token_read states")
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        found = f"does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
+        raise ConfigError(f"{_SETTING}={name} {found}") from error
+    return pooling, int(padded.shape[1])
 
 
 def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding: bool) -> None:

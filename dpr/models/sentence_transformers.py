@@ -58,9 +58,7 @@ def _mode(key: str) -> str:
     return re.sub(f"^{_OLD_KEY}|_tokens?$", "", key)
 
 
-_POOLINGS = {
-    _mode(kind.sentence_transformers): name for name, kind in POOLINGS.items() if kind.sentence_transformers
-}
+_POOLINGS = {_mode(mode): name for name, mode in POOLINGS.items() if mode}
 _CHAIN = f"{TRANSFORMER}|({TRANSFORMER} {POOLING}|{STATIC})( {DENSE})*( {NORMALIZE})?"
 _EXPECTED = (
     f"{TRANSFORMER} and {POOLING} ({', '.join(_POOLINGS)}) or {STATIC}, then perhaps {DENSE}, and"
@@ -116,26 +114,26 @@ def read_modules(folder: Path) -> tuple[Modules, Modules]:
         raise CheckpointError("is not a list of modules", file=file)
     chain = [(_inside(folder, module.get("path"), file), str(module.get("type"))) for module in listed]
     if chain and _kind(chain[0][1]) == ROUTER:
-        question, ctx = ([*_route(chain[0][0], side), *chain[1:]] for side in SIDES)
-        return _modules(question, file), _modules(ctx, file)
+        router = chain[0][0]
+        stated = read_object(router / _ROUTER)
+        parts = [stated.get(name) or {} for name in ("types", "structure", "parameters")]
+        if not all(isinstance(part, dict) for part in parts):
+            raise CheckpointError("types, structure and parameters are not objects", file=router / _ROUTER)
+        types, structure, parameters = parts
+        routes = [structure.get(side) for side in SIDES]
+        if parameters.get("route_mappings") or not all(isinstance(route, list) for route in routes):
+            raise CheckpointError(
+                f"the routes are {', '.join(map(str, structure))[:100] or 'none'}",
+                file=router / _ROUTER,
+                expected="modules for query and document, and no route_mappings",
+            )
+        question, ctx = (
+            [(_inside(router, name, router / _ROUTER), str(types.get(name))) for name in route]
+            for route in routes
+        )
+        return _modules([*question, *chain[1:]], file), _modules([*ctx, *chain[1:]], file)
     modules = _modules(chain, file)
     return modules, modules
-
-
-def _route(folder: Path, side: str) -> list[tuple[Path, str]]:
-    """The folders and types of the modules of a Router's route."""
-    file = folder / _ROUTER
-    stated = read_object(file)
-    types, structure, parameters = (stated.get(name) or {} for name in ("types", "structure", "parameters"))
-    if not all(isinstance(part, dict) for part in (types, structure, parameters)):
-        raise CheckpointError("types, structure and parameters are not objects", file=file)
-    names = structure.get(side)
-    if parameters.get("route_mappings") or not isinstance(names, list):
-        found = f"the routes are {', '.join(map(str, structure))[:100] or 'none'}"
-        found += " and are chosen by route_mappings" * bool(parameters.get("route_mappings"))
-        raise CheckpointError(found, file=file, expected="modules for query and document, and no mappings")
-    places = [_inside(folder, name, file) for name in names]
-    return [(place, str(types.get(name))) for place, name in zip(places, names, strict=True)]
 
 
 def _modules(chain: list[tuple[Path, str]], file: Path) -> Modules:
@@ -181,9 +179,16 @@ def described_settings(
         TextSettings(**text).check()
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
-    for each in sides:
-        if each.kind == TRANSFORMER:
-            _check_body(each.body)
+    for body in [each.body for each in sides if each.kind == TRANSFORMER]:
+        # Settings by which texts or states would be others than the tokenizer's and the encoder's.
+        for name, given in body_settings(body).items():
+            is_loading = isinstance(given, dict) and not given.keys() - _LOADING
+            is_odd = bool(_ARGUMENTS.fullmatch(name)) and not is_loading
+            if given and (is_odd or given != _PLAIN_BODY.get(name, given)):
+                expected = (
+                    "a plain Transformer: the tokenizer's ids, the encoder's last hidden states of a text"
+                )
+                raise CheckpointError(f"{name} is {describe(given)}", file=body, expected=expected)
     width = library.get("truncate_dim") or 0
     if type(width) is not int or width < 0 or (width and modules.normalize and not has_cosine):
         expected = (
@@ -239,20 +244,6 @@ def body_settings(body: Path) -> dict[str, Any]:
     after the family: sentence_roberta_config.json."""
     files = sorted(body.glob("sentence_*_config.json"))
     return next((found for file in files if (found := read_object(file))), {})
-
-
-def _check_body(body: Path) -> None:
-    """CheckpointError for settings of a Transformer by which texts or states would be others than the
-    tokenizer's and the encoder's."""
-    stated = body_settings(body)
-    odd = [name for name, plain in _PLAIN_BODY.items() if stated.get(name) and stated[name] != plain]
-    for name, given in stated.items():
-        if _ARGUMENTS.fullmatch(name) and given and (not isinstance(given, dict) or given.keys() - _LOADING):
-            odd.append(name)
-    if odd:
-        found = f"{odd[0]} is {describe(stated[odd[0]])}"
-        expected = "a plain Transformer: the tokenizer's ids, the encoder's last hidden states of a text"
-        raise CheckpointError(found, file=body, expected=expected)
 
 
 def _prompts(library: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -376,6 +367,6 @@ def write_body_settings(folder: Path, longest: int, of_sides: Sequence[int] = ()
 def pooling_settings(pooling: str, width: int) -> dict[str, Any]:
     """Of a Pooling over states of ``width``, with the key of the library's newest versions and those of the
     versions before, which other programs read."""
-    mode = str(POOLINGS[pooling].sentence_transformers)
+    mode = str(POOLINGS[pooling])
     old = {f"{_OLD_KEY}{name}": _mode(name) == _mode(mode) for name in _OLD_POOLINGS}
     return {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}

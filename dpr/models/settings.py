@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, WARNED, Settings, setting
@@ -13,25 +13,16 @@ from dpr.data.settings import TextOptions, TextSettings
 PRETRAINED_MODEL = "bert-base-uncased"
 
 
-class PoolingKind(NamedTuple):
-    """A built-in pooling."""
-
-    path: str
-    """Its class."""
-    sentence_transformers: str | None = None
-    """``pooling_mode`` in folders of sentence-transformers; None: there is no such mode."""
-
-
 POOLINGS = {
-    "cls": PoolingKind("dpr.models.pooling:ClsPooling", "cls"),
-    "mean": PoolingKind("dpr.models.pooling:MeanPooling", "mean"),
-    "last": PoolingKind("dpr.models.pooling:LastPooling", "lasttoken"),
-    "max": PoolingKind("dpr.models.pooling:MaxPooling", "max"),
-    "weighted_mean": PoolingKind("dpr.models.pooling:WeightedMeanPooling", "weightedmean"),
-    "idf": PoolingKind("dpr.models.pooling:IdfPooling"),
-    "idf_sqrt": PoolingKind("dpr.models.pooling:RootIdfPooling"),
+    "cls": "cls",
+    "mean": "mean",
+    "last": "lasttoken",
+    "weighted_mean": "weightedmean",
+    "idf": None,
+    "idf_sqrt": None,
 }
-"""Any other pooling is an import path, ``module:Class``."""
+"""The built-in poolings with their ``pooling_mode`` in folders of sentence-transformers, where there is one.
+Any other pooling is an import path, ``module:Class``."""
 
 
 @dataclass
@@ -59,7 +50,7 @@ class VectorSettings(Settings):
     """What of the towers, besides the config of the backbone, decides the vector of a text."""
 
     pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
-    """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token,
+    """cls (last hidden state at position 0, no pooler; DPR's), mean over tokens, last (the last token,
     for causal backbones), weighted_mean (token i counts i times), idf (every token has a learned weight),
     idf_sqrt (the same, with n repeats of a token in a text counted sqrt(n) times), or user-defined:
     module:Class (docs/training.md)."""
@@ -222,7 +213,7 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
     def unused(self) -> Iterator[str]:
         yield from super().unused()
         if self.adapter != "lora":
-            yield from ("lora_rank",)
+            yield "lora_rank"
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)

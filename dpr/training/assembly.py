@@ -20,9 +20,8 @@ from dpr.core.user_classes import create_object
 from dpr.data.collator import as_encoded
 from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
-from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
-from dpr.data.training_data import OpenedSets, SampleSource, TrainingData, opened_sets
+from dpr.data.training_data import OpenedSets, TrainingData, opened_sets
 from dpr.formats.training_sets import TrainingSet
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
@@ -33,7 +32,7 @@ from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.trainer import Trainer
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import Validation
-from dpr.training.validations.retrieval import RetrievalValidation, is_built_in, read_entry
+from dpr.training.validations.retrieval import RetrievalValidation, read_entry
 
 logger = get_logger(__name__)
 _LOOKED_AT = 64
@@ -64,8 +63,7 @@ class Named:
         ]
         validations: list[Validation] = []
         for number, entry in enumerate(listed(train.validation)):
-            if is_built_in(entry):
-                options = read_entry(entry, number)
+            if options := read_entry(entry, number):
                 if options.guard is not None and train.eval_at_start is False:
                     key = f"train.validation[{number}].guard={options.guard:g}"
                     raise ConfigError(
@@ -209,7 +207,6 @@ def make_loss(
     if not settings.changed():
         return BiEncoderNllLoss(candidates=candidates)
     from dpr.losses.objective import Objective  # the terms besides the NLL, which most runs do not have
-    from dpr.losses.terms import Guide
     from dpr.training.teacher import open_teacher, read_vectors
 
     settings.check_objective("loss.")
@@ -219,15 +216,14 @@ def make_loss(
                 f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions;"
                 " leave it out"
             )
-    terms = []
-    for entry in settings.user_terms():
-        named = {"use": entry.path, **entry.arguments}
-        known = GATHERED | {OWN_SCORES}
-        term = _user_term(named, Term, known, setting="loss.terms", candidates=candidates)
-        terms.append((entry.weight, term))
+    known = GATHERED | {OWN_SCORES}
+    terms = [
+        (weight, _user_term(entry, Term, known, setting="loss.terms", candidates=candidates))
+        for weight, entry in settings.user_terms()
+    ]
     guide = None
     if settings.guide:
-        guide = Guide(read_vectors(settings.guide, namespaces, setting="loss.guide"))
+        guide = read_vectors(settings.guide, namespaces, setting="loss.guide")
     teacher = None
     if settings.teacher is not None:
         teacher = open_teacher(settings.teacher, model, namespaces)
@@ -296,7 +292,15 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
     """
     sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
     for source, options in sets:
-        _check_known(source, options, model.tensorizer)
+        # some rows that are spread over the set
+        rows = np.linspace(0, len(source) - 1, _LOOKED_AT).astype(int) if len(source) else []
+        samples = [source[row] for row in np.unique(rows).tolist()]
+        texts = [sample.question for sample in samples]
+        passages = [as_encoded(sample.positives[0], options) for sample in samples if sample.positives]
+        tokens = model.tensorizer.question_tokens(texts, **options.of_questions)
+        tokens += model.tensorizer.passage_tokens(passages)
+        flat = np.array([token for sequence in tokens for token in sequence], dtype=np.int64)
+        model.tensorizer.check_known(flat, source.name)
     train = settings.train
     folder = train.token_store_folder()
     if train.token_store == "off":
@@ -318,17 +322,3 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
             )
         result.append((source, options))
     return result
-
-
-def _check_known(source: SampleSource, options: DataSetSettings, tensorizer: Tensorizer) -> None:
-    """Raises InputError where most words of a set are unknown to the tokenizer, by some rows that are spread
-    over it."""
-    rows = np.unique(np.linspace(0, len(source) - 1, _LOOKED_AT).astype(int)).tolist() if len(source) else []
-    samples = [source[row] for row in rows]
-    tokens = tensorizer.question_tokens([sample.question for sample in samples], **options.of_questions)
-    tokens += tensorizer.passage_tokens(
-        [as_encoded(sample.positives[0], options) for sample in samples if sample.positives]
-    )
-    tensorizer.check_known(
-        np.array([token for sequence in tokens for token in sequence], dtype=np.int64), source.name
-    )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dpr.core.distributed import from_main, full_on_main, gather_rows, is_sharded, largest_over_ranks, on_main
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
@@ -29,7 +28,6 @@ from dpr.storage.outputs import RunLock
 from dpr.storage.untrusted import inside
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, StoredRun, checkpoint_name
-from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
 
@@ -165,7 +163,13 @@ class CheckpointFolder:
                     ),
                 )
             try:
-                self._write(folder, progress, write, identity, config)
+                metadata = {"kind": "checkpoint", "step": progress.step}
+                with durable_folder(folder, overwrite=True, metadata=metadata) as temporary:
+                    write(temporary)
+                    state = {"progress": asdict(progress), "identity": identity}
+                    checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
+                    checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
+                self._publish(folder, progress)
             except OSError as error:
                 failures.append(error.strerror or str(error))
 
@@ -202,35 +206,23 @@ class CheckpointFolder:
                 ),
             )
 
-    def _write(
-        self,
-        folder: Path,
-        progress: Progress,
-        write: Callable[[Path], None],
-        identity: dict[str, Any],
-        config: dict[str, Any],
-    ) -> None:
-        with durable_folder(
-            folder, overwrite=True, metadata={"kind": "checkpoint", "step": progress.step}
-        ) as temporary:
-            write(temporary)
-            state = {"progress": asdict(progress), "identity": identity}
-            checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
-            checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
-        self._publish(folder, progress)
-
-    def complete(self, folder: Path) -> None:
-        """Makes up for what a save that was killed has left undone: its checkpoint is whole, and ``run.json``
-        does not name it yet."""
+    def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
+        """What ``newest`` finds. Makes up for what a save that was killed has left undone: its checkpoint is
+        whole, and ``run.json`` does not name it yet."""
+        folder = self.newest(fresh=fresh)
+        if folder is None:
+            return None
+        progress, identity = self.read_state(folder)
 
         def publish() -> None:
             named = None
             with suppress(InputError, AttributeError):  # missing or damaged
                 named = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
             if named != folder.name:
-                self._publish(folder, self.read_state(folder)[0])
+                self._publish(folder, progress)
 
         on_main(publish)
+        return StoredRun(folder, progress, identity)
 
     def _publish(self, folder: Path, progress: Progress) -> None:
         metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
@@ -271,20 +263,6 @@ def _step_of(folder: Path) -> int:
     return int(folder.name.rpartition("step")[2])
 
 
-def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> StoredRun | None:
-    """The newest intact checkpoint of the output folder; None without one.
-
-    Raises:
-        ConfigError: there is one and ``resume`` is ``fresh``.
-        CheckpointError: there are checkpoints, but every one is damaged.
-    """
-    newest = folder.newest(fresh=settings.resume == "fresh")
-    if newest is not None:
-        folder.complete(newest)
-        return StoredRun(newest, *CheckpointFolder.read_state(newest))
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class StateOfRun:
     """What a checkpoint holds of a run besides its progress and identity."""
@@ -296,43 +274,37 @@ class StateOfRun:
 
     def collect(self) -> Callable[[Path], None]:
         """What rank 0 calls with the folder of a checkpoint in the making. All ranks collect together: tensors
-        that are spread over them become whole in the memory of rank 0."""
+        that are spread over them become whole in the memory of rank 0. It raises DivergedError where a weight
+        is NaN or infinite."""
         weights = self.model.weights()
         optimizer = optimizer_tensors(self.model, self.optimizer)
         if any(map(is_sharded, weights.values())):
             weights = full_on_main(weights)
             optimizer = full_on_main(optimizer)
-        return lambda folder: self._write(folder, weights, optimizer)
 
-    def _write(self, folder: Path, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
-        """Writes all of it into a checkpoint in the making.
+        def write(folder: Path) -> None:
+            for name, tensor in weights.items():
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                    raise DivergedError(
+                        f"{name} is NaN or infinite, so no checkpoint is written; lower train.learning_rate,"
+                        " or use train.precision=fp32. Earlier checkpoints are intact"
+                    )
+            self.model.write_to(folder, weights)
+            checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
+            checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
+            states = {
+                name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())
+            }
+            checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
 
-        Raises:
-            DivergedError: a weight is NaN or infinite.
-        """
-        for name, tensor in weights.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise DivergedError(
-                    f"{name} is NaN or infinite, so no checkpoint is written; lower train.learning_rate, or"
-                    " use train.precision=fp32. Earlier checkpoints are intact"
-                )
-        self.model.write_to(folder, weights)
-        checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
-        checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
-        states = {
-            name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())
-        }
-        checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
+        return write
 
     def read(self, folder: Path) -> None:
-        """Restores all of it but the state of callbacks."""
+        """Restores all of it."""
         self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
         state = checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE)
         restore_optimizer(self.model, self.optimizer, state)
         self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
-
-    def read_callbacks(self, folder: Path) -> None:
-        """Restores the state of every callback."""
         states = read_json(folder / CALLBACKS_FILE)
         for name, callback in self._named_callbacks():
             if name in states:

@@ -1,69 +1,250 @@
-"""What a run computes with: the arithmetic, the step, and the model as one of several ranks trains it."""
+"""The model as one of several ranks trains it: data-parallel, or spread over the ranks (torch's FSDP2), and
+trial forwards before that.
+
+Spread, each rank holds a part of every weight, of its gradient and of the optimizer's state. A layer's weights
+are joined on all ranks while it computes, forward and again backward, and its gradient is summed as it is cut
+into parts. Layers and towers are the units: a tower reads the word table itself, and gradient caching calls
+towers, so neither the backbone nor the bi-encoder could be one. Outside of forward and backward every weight
+is in parts.
+
+Each forward and each backward of a unit is a collective. So all ranks make equally many of both, in the same
+order: a tower takes its tokens in one pack, and a rank that has fewer chunks or batches than another encodes
+``filler_tokens`` in their place.
+"""
 
 from __future__ import annotations
 
 import inspect
-import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dpr.core.batch import TokenBatch
 from dpr.core.compute_settings import autocast
-from dpr.core.distributed import Ranks, copy_from_main
+from dpr.core.distributed import (
+    Ranks,
+    average_gradients,
+    copy_from_main,
+    is_sharded,
+    local_shard,
+    sum_over_ranks,
+)
+from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.losses.protocol import Loss
-from dpr.models.biencoder import BiEncoder
-from dpr.training.settings import TrainSettings
-from dpr.training.sharding import row_tables, shard
-from dpr.training.step import DirectStep, Step
-from dpr.training.trial import evaluating, total, trial_tokens
+from dpr.models.biencoder import BiEncoder, BiEncoderVectors
+from dpr.models.encoder import Encoder, filler_tokens
+from dpr.models.trials import is_static, layers_of
 
 logger = get_logger(__name__)
 
 
-def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
-    """Applies what concerns the whole process (determinism) and the towers (activation checkpointing,
-    compilation).
+def shard(model: BiEncoder, ranks: Ranks) -> None:
+    """Spreads the weights of rank 0 over all ranks, in place; with one rank there is nothing to spread, and a
+    warning says so.
 
     Raises:
-        ConfigError: a backbone has no activation checkpointing.
+        ConfigError: the model has tables that learn by rows, or adapters.
     """
-    if settings.deterministic:
-        # cuBLAS reads it on first use.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    if settings.gradient_checkpointing:
-        from dpr.models.encoder import checkpoint_activations
+    if any(tower.adapter is not None for tower in model.towers):
+        raise ConfigError(
+            "train.sharding=fsdp2 and encoder.adapter=lora are mutually exclusive; leave one of them out"
+        )
+    if len({tower.backbone for tower in model.towers}) < len(model.towers):
+        raise ConfigError("train.sharding=fsdp2 needs a tower, or two, with layers of its own; leave it out")
+    if row_tables(model):
+        raise ConfigError(
+            "train.sharding=fsdp2: a table that learns by rows cannot be sharded; set train.sharding=none"
+        )
+    if ranks.world_size == 1:
+        logger.warning("train.sharding=fsdp2 has no effect on one process; start several with torchrun")
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, distribute_tensor
 
-        checkpoint_activations(model.trained_towers())
-    if settings.compile:
-        from dpr.models.encoder import compile_towers
+    copy_from_main(model.parameters())
+    mesh = init_device_mesh(model.device.type, (ranks.world_size,))
+    for tower in model.towers:
+        for unit in (*layers_of(tower.backbone), tower):
+            # The outermost unit too: it would stay whole after a forward without a backward, and parameters
+            # would be other objects.
+            fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+        tower.is_sharded = True
+        tower.fast = replace(tower.fast, in_one_pack=True)
+    if model.log_temperature is not None:
+        # Of the kind of the others, so that one optimizer, one loss scale and one norm take all of them.
+        model.log_temperature = nn.Parameter(
+            distribute_tensor(model.log_temperature.data, mesh, [Replicate()], src_data_rank=None)
+        )
 
-        with autocast(model.device, settings.precision):
-            compile_towers(model.trained_towers())
+
+def sharded_towers(model: nn.Module) -> list[Encoder]:
+    """The towers whose weights are spread over ranks."""
+    return [tower for tower in model.towers if tower.is_sharded] if isinstance(model, BiEncoder) else []
 
 
-def make_step(
-    model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
-) -> Step:
-    """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if
-    they ask for that."""
-    max_tokens = settings.grad_cache_tokens
-    how: dict[str, Any] = {"ranks": ranks, "device": device, "precision": settings.precision}
-    cached = None
-    if max_tokens:
-        from dpr.training.grad_cache import CachedStep
+@contextmanager
+def averaging(model: nn.Module, *, is_last: bool) -> Iterator[None]:
+    """A block whose backward averages gradients over ranks with the last micro-batch of an update, and before
+    that adds them up."""
+    with model.no_sync() if isinstance(model, DistributedDataParallel) and not is_last else nullcontext():
+        set_reduction(model, is_last)
+        yield
+        if is_last and sharded_towers(model):
+            _average_temperature(model)
 
-        cached = CachedStep(model, loss, max_tokens=max_tokens, **how)  # it measures the whole model
-    if settings.sharding == "fsdp2":
-        shard(model, ranks)
-        return cached or DirectStep(model, loss, **how)
-    return cached or DirectStep(
-        data_parallel(model, ranks, device, precision=settings.precision), loss, **how
+
+def set_reduction(model: nn.Module, is_on: bool) -> None:
+    """Whether backward sums the gradients of sharded towers over ranks. Until then each rank holds them
+    whole."""
+    for tower in sharded_towers(model):
+        tower.set_requires_gradient_sync(is_on)  # type: ignore[operator]
+
+
+def average(model: BiEncoder, *, by_rows: Sequence[Tensor] = ()) -> None:
+    """Replaces the gradients that backward has left on the ranks by their mean."""
+    towers = sharded_towers(model)
+    if not towers:
+        average_gradients(model.parameters(), by_rows=by_rows)
+        return
+    # Only a backward sums over ranks: that of one text whose gradient is zero brings along what the chunks
+    # have added up.
+    set_reduction(model, True)
+    for tower in model.trained_towers():
+        vectors = tower(filler_tokens(model.device))
+        vectors.backward(torch.zeros_like(vectors))
+    _average_temperature(model)
+
+
+def _average_temperature(model: nn.Module) -> None:
+    temperature: Any = model.log_temperature
+    if temperature is not None and temperature.grad is not None:
+        gradient = local_shard(temperature.grad)
+        gradient.copy_(sum_over_ranks(gradient) / temperature.device_mesh.size())
+
+
+def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced, and sharded ones;
+    the norm, (), is a plain tensor, the same on all ranks."""
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if any(map(is_sharded, gradients)):
+        parts: dict[bool, list[Tensor]] = {True: [], False: []}
+        for gradient in gradients:
+            parts[gradient.placements[0].is_shard()].append(local_shard(gradient))
+        of_parts, of_copies = (
+            torch.nn.utils.get_total_norm(parts[kind]).to(gradients[0].device) for kind in (True, False)
+        )
+        norm = (sum_over_ranks(of_parts.square()) + of_copies.square()).sqrt()
+        scaled = parts[True] + parts[False]
+    elif any(gradient.is_sparse for gradient in gradients):
+        scaled = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
+        norm = torch.nn.utils.get_total_norm(scaled)
+    else:
+        return torch.nn.utils.clip_grad_norm_(parameters, limit)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in scaled:
+        gradient.mul_(factor)
+    return norm
+
+
+def row_tables(model: nn.Module) -> list[nn.Parameter]:
+    """The tables of a model that learn by rows."""
+    tables = [
+        module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
+    ]
+    return [
+        table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad
+    ]
+
+
+# Long enough for a model with windowed attention; longer sequences cost more per token.
+TRIAL_LENGTH = 64
+
+
+def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
+    """Two sequences of ``length`` tokens (0: a short one), on the model's device."""
+    length = length or min(TRIAL_LENGTH, model.settings.sequence_length)
+    # any word: not every tokenizer has a [SEP]
+    tokens = torch.ones(2 * length, dtype=torch.int64, device=model.device)
+    return TokenBatch(
+        tokens,
+        torch.full((2,), length, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.int64, device=model.device),
     )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A block in evaluation mode: it draws no random number and changes no running mean."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def total(vectors: BiEncoderVectors) -> Tensor:
+    """A sum of all outputs of the model."""
+    return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature.value
+
+
+def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
+    """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and
+    logs it.
+
+    They get no gradient, which data-parallel training would wait for and a resumed optimizer would miss.
+    """
+    learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with evaluating(model), autocast(model.device, precision):
+        tokens = trial_tokens(model)
+        gradients = torch.autograd.grad(
+            total(model(tokens, tokens)), list(learning.values()), allow_unused=True
+        )
+    unneeded = [name for name, gradient in zip(learning, gradients, strict=True) if gradient is None]
+    for name in unneeded:
+        learning[name].requires_grad_(False)
+    if unneeded:
+        logger.info(
+            "%d parameters have no part in any vector and are not trained (first: %s)",
+            len(unneeded),
+            ", ".join(unneeded[:3]),
+        )
+
+
+def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str = "fp32") -> float:
+    """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest, which costs
+    most per token."""
+    length = length or model.settings.sequence_length
+    kept = dict[int, int]()
+    was_training = model.training
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
+    tokens = trial_tokens(model, length)
+    if is_static(tower.backbone):  # its graph grows with the distinct tokens: all of them, at most
+        distinct = torch.arange(2 * length, device=model.device) % int(tower.config.vocab_size)
+        tokens = TokenBatch(distinct, tokens.lengths, tokens.position)
+    model.train()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        autocast(model.device, precision),
+    ):
+        vectors = tower(tokens)
+    del vectors
+    model.train(was_training)
+    return sum(kept.values()) / (2 * length)
 
 
 def data_parallel(

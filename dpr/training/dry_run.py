@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass
 
 from dpr.core.errors import DivergedError
 from dpr.training.callbacks.defaults import ValidateAndSave, duration
@@ -14,52 +13,9 @@ from dpr.training.trainer import Trainer
 from dpr.training.validations.protocol import run_validations
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    """Measured: seconds of a step and of a validation, tokens per second, memory. Counted: steps,
-    validations, checkpoints."""
-
-    step_s: float
-    validation_s: float
-    tokens_per_s: float
-    memory_gb: float
-    num_steps: int
-    num_validations: int
-    num_checkpoints: int
-    checkpoint_gb: float
-    free_gb: float
-
-    @property
-    def total_s(self) -> float:
-        """Seconds of training and validation; saving is left out."""
-        return self.num_steps * self.step_s + self.num_validations * self.validation_s
-
-    @property
-    def disk_gb(self) -> float:
-        """The most that the output folder will hold."""
-        return self.num_checkpoints * self.checkpoint_gb
-
-    def lines(self) -> list[str]:
-        """For a person."""
-        room = "" if self.disk_gb < self.free_gb else ": NOT ENOUGH"
-        return [
-            f"memory      {self.memory_gb:.2f} GiB at most so far",
-            f"speed       {self.tokens_per_s:.0f} tokens/s, {self.step_s:.3g} s a step",
-            f"validation  {self.validation_s:.3g} s, {self.num_validations} times",
-            (
-                f"the run     {self.num_steps} steps, about {duration(self.total_s)}"
-                f" ({self.total_s / 3600:.2f} hours)"
-            ),
-            (
-                f"disk        {self.num_checkpoints} checkpoints of {self.checkpoint_gb:.2f} GB,"
-                f" {self.disk_gb:.2f} GB at most; {self.free_gb:.1f} GB are free{room}"
-            ),
-        ]
-
-
-def dry_run(trainer: Trainer) -> DryRun:
-    """Does two steps (the second is timed) and the validations that the run will reach. Nothing is written,
-    but the model is changed.
+def dry_run(trainer: Trainer) -> list[str]:
+    """Does two steps (the second is timed) and the validations that the run will reach; says what the run
+    would take, in lines for a person. Nothing is written, but the model is changed.
 
     ``trainer`` is a new one.
     """
@@ -85,28 +41,35 @@ def dry_run(trainer: Trainer) -> DryRun:
     start = time.perf_counter()
     run_validations(validations_ahead(trainer), trainer.model)
     wait_for(trainer.device)
-    periods = ValidateAndSave(trainer.settings.train)
-    total = trainer.total_steps
-    due = [periods.due_at(step, total, trainer.steps_per_epoch) for step in range(1, total + 1)]
-    validations, saves = (sum(times) for times in zip(*due))
+    validation_s = time.perf_counter() - start
+
     train = trainer.settings.train
+    steps = trainer.total_steps
+    periods = ValidateAndSave(train)
+    due = [periods.due_at(step, steps, trainer.steps_per_epoch) for step in range(1, steps + 1)]
+    validations, saves = (sum(times) for times in zip(*due))
+    validations = validations + is_start_measured(trainer) if trainer.validations else 0
     kept = trainer.checkpoints.keep_last
-    validations += is_start_measured(trainer)
-    baseline_of = int(train.keep == "better")  # the start
-    weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
+    # besides the newest, the best and the one being written; and the start
+    checkpoints = (min(saves, kept + 2) if kept else saves) + (train.keep == "better")
+    total_s = steps * elapsed + validations * validation_s  # saving is left out
+
     fields = 3 if train.ema_decay else 2
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    moments = sum(fields * parameter.nbytes for parameter in trained)
+    size = sum(tensor.nbytes for tensor in trainer.model.weights().values())
+    size += sum(fields * parameter.nbytes for parameter in trained)
+    gb = size / 1e9
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
-    return DryRun(
-        step_s=elapsed,
-        validation_s=time.perf_counter() - start,
-        tokens_per_s=tokens * trainer.ranks.world_size / elapsed,
-        memory_gb=peak_memory_gb(trainer.device),
-        num_steps=trainer.total_steps,
-        num_validations=validations if trainer.validations else 0,
-        num_checkpoints=baseline_of
-        + (min(saves, kept + 2) if kept else saves),  # besides the newest, the best and the one being written
-        checkpoint_gb=(weights + moments) / 1e9,
-        free_gb=shutil.disk_usage(existing).free / 1e9,
-    )
+    free_gb = shutil.disk_usage(existing).free / 1e9
+    room = "" if checkpoints * gb < free_gb else ": NOT ENOUGH"
+    speed = tokens * trainer.ranks.world_size / elapsed
+    return [
+        f"memory      {peak_memory_gb(trainer.device):.2f} GiB at most so far",
+        f"speed       {speed:.0f} tokens/s, {elapsed:.3g} s a step",
+        f"validation  {validation_s:.3g} s, {validations} times",
+        f"the run     {steps} steps, about {duration(total_s)} ({total_s / 3600:.2f} hours)",
+        (
+            f"disk        {checkpoints} checkpoints of {gb:.3g} GB, {checkpoints * gb:.3g} GB at most;"
+            f" {free_gb:.1f} GB are free{room}"
+        ),
+    ]

@@ -25,11 +25,10 @@ from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
+from dpr.training.compute import TRIAL_LENGTH, average, graph_bytes_per_token, set_reduction, sharded_towers
 from dpr.training.metrics import StepResult
 from dpr.training.pool_gather import PoolGather
-from dpr.training.sharding import average, set_reduction, sharded_towers
 from dpr.training.step import Step, objective_share, pool_loss
-from dpr.training.trial import TRIAL_LENGTH, graph_bytes_per_token
 
 # Every chunk has the cost of its calls and adds to the gradient of every weight, which would dominate smaller
 # ones.

@@ -95,8 +95,20 @@ def run_identity(
     in effect, and the content of all files that are read: those of train and dev sets, of models, and what
     validations and callbacks state as theirs.
     """
-    named = {key: value for key, value in flat_values(settings, (MODEL,)).items() if value}
-    models = {key: read for key, value in named.items() if (read := _model_content(Path(value), output_dir))}
+    # Name and content of each file that a model is read from; none where it is not local, or is this run's.
+    models = {}
+    for key, value in flat_values(settings, (MODEL,)).items():
+        path = Path(value or "")
+        if not value or not path.exists() or path.resolve().is_relative_to(output_dir.resolve()):
+            continue
+        if path.is_file():
+            models[key] = shared_content([path])
+            continue
+        folder = checkpoints.resolve_checkpoint(path)
+        read = sorted(file for file in folder.rglob("*") if file.suffix in _OF_MODELS and file.is_file())
+        contents = zip(read, shared_content(read), strict=True)
+        if read:
+            models[key] = [f"{file.relative_to(folder).as_posix()} {content}" for file, content in contents]
     options = flat_values(model.options, (IDENTITY, WARNED))
     sources = plan.dataset.sources
     files = [source.fingerprint for source in sources]
@@ -145,37 +157,18 @@ def run_identity(
             "encoder.packed": options["packed"],
             "encoder.attention": options["attention"],
             **dropout_of(model.ctx_model.config),
-            **_environment(ranks, model.device),
+            # What the last bits of a sum depend on: in another environment a run is right, but not equal.
+            "environment.world_size": ranks.world_size,
+            "environment.threads": torch.get_num_threads(),
+            "environment.torch": torch.__version__,
+            "environment.numpy": np.__version__,  # it draws the order of samples
+            "environment.device": (
+                torch.cuda.get_device_name(model.device)
+                if model.device.type == "cuda"
+                else platform.machine()
+            ),
         },
     )
-
-
-def _model_content(path: Path, run: Path) -> list[str]:
-    """Name and content of each file that a model is read from; none where it is not local, or is this
-    run's."""
-    if not path.exists() or path.resolve().is_relative_to(run.resolve()):
-        return []
-    if path.is_file():
-        return shared_content([path])
-    folder = checkpoints.resolve_checkpoint(path)
-    files = sorted(file for file in folder.rglob("*") if file.suffix in _OF_MODELS and file.is_file())
-    return [
-        f"{file.relative_to(folder).as_posix()} {content}"
-        for file, content in zip(files, shared_content(files), strict=True)
-    ]
-
-
-def _environment(ranks: Ranks, device: torch.device) -> dict[str, Any]:
-    """What the last bits of a sum depend on: in another one a run is right, but not equal."""
-    return {
-        "environment.world_size": ranks.world_size,
-        "environment.threads": torch.get_num_threads(),
-        "environment.torch": torch.__version__,
-        "environment.numpy": np.__version__,  # it draws the order of samples
-        "environment.device": (
-            torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-        ),
-    }
 
 
 def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings) -> None:

@@ -9,9 +9,8 @@ joined over ranks and summed once per update, and the update changes these rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,31 +24,24 @@ from dpr.training.settings import OptimizerSettings
 _FRESH_STATE = "model_file=<checkpoint> with another output_dir starts with fresh optimizer state"
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to 0) or constant.
+def learning_rate_factor(kind: str, step: int, *, total_steps: int, warmup_steps: int = 0) -> float:
+    """Learning-rate factor of update ``step`` (counted from 0): a linear warm-up, which starts at 1 /
+    warmup_steps, then linear, cosine (both down to 0) or constant.
 
     ``dpr`` is the original's linear one: 0 at the first update, 1 / (total - warm-up) at the last, and never
     below 1e-7.
     """
-
-    kind: str = "linear"
-    warmup_steps: int = 0
-
-    def factor(self, step: int, total_steps: int) -> float:
-        """Factor of update ``step`` (counted from 0) of ``total_steps``. A warm-up starts at 1 /
-        warmup_steps, except that of ``dpr``."""
-        if self.kind == "dpr":
-            if step < self.warmup_steps:
-                return step / self.warmup_steps
-            return max(1e-7, (total_steps - step) / max(1, total_steps - self.warmup_steps))
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.kind == "constant":
-            return 1.0
-        done = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
-        falling = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-        return falling
+    falling_steps = max(1, total_steps - warmup_steps)
+    if kind == "dpr":
+        if step < warmup_steps:
+            return step / warmup_steps
+        return max(1e-7, (total_steps - step) / falling_steps)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if kind == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup_steps) / falling_steps)
+    return 1.0 - done if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 # Numbers of a table per pass of an update: they stay in the cache of a CPU, and torch does not share them out
@@ -101,30 +93,25 @@ class RowAdamW(torch.optim.AdamW):
             rows = rows[is_read]
             values = values[is_read]
         tensors = table, state["exp_avg"], state["exp_avg_sq"], state["step"]
+        first, second = group["betas"]
+        rate = group["lr"]
         size = max(1, _NUMBERS_AT_ONCE // table[0].numel() if table.device.type == "cpu" else len(rows))
         for part, numbers in zip(rows.split(size), values.split(size), strict=True):
-            new = _adamw(group, [tensor.index_select(0, part) for tensor in tensors], numbers)
-            for tensor, changed in zip(tensors, new, strict=True):
+            weights, mean, square, step = (tensor.index_select(0, part) for tensor in tensors)
+            step = step + 1
+            mean.lerp_(numbers, 1 - first)
+            square.mul_(second).addcmul_(numbers, numbers, value=1 - second)
+            counted = step.double()[:, None]
+            # AdamW's m / c1 / (sqrt(v / c2) + eps), with what belongs to a row taken out: sqrt(c2) / c1 * m /
+            # (sqrt(v) + eps sqrt(c2)).
+            root = (1 - second**counted).sqrt()
+            change = square.sqrt().add_((group["eps"] * root).to(weights.dtype))
+            torch.div(mean, change, out=change)
+            if group["weight_decay"]:
+                weights.mul_(1 - rate * group["weight_decay"])
+            weights.addcmul_(change, (rate * root / (1 - first**counted)).to(weights.dtype), value=-1)
+            for tensor, changed in zip(tensors, (weights, mean, square, step), strict=True):
                 tensor.index_copy_(0, part, changed)
-
-
-def _adamw(group: dict[str, Any], of_rows: Sequence[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
-    """Weights, both moments (n, D) and step numbers (n,) of rows after an update."""
-    weights, mean, square, step = of_rows
-    (first, second), rate = group["betas"], group["lr"]
-    step = step + 1
-    mean.lerp_(gradient, 1 - first)
-    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-    counted = step.double()[:, None]
-    # AdamW's m / c1 / (sqrt(v / c2) + eps), with what belongs to a row taken out: sqrt(c2) / c1 * m /
-    # (sqrt(v) + eps sqrt(c2)).
-    root = (1 - second**counted).sqrt()
-    change = square.sqrt().add_((group["eps"] * root).to(weights.dtype))
-    torch.div(mean, change, out=change)
-    if group["weight_decay"]:
-        weights.mul_(1 - rate * group["weight_decay"])
-    weights.addcmul_(change, (rate * root / (1 - first**counted)).to(weights.dtype), value=-1)
-    return weights, mean, square, step
 
 
 class AveragingAdamW(RowAdamW):

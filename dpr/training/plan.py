@@ -108,26 +108,22 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
         ConfigError: names the settings.
     """
     loss = settings.loss
-    if not loss.uses_teacher_scores or any(map(_has_teacher_scores, sets)):
+    if not loss.uses_teacher_scores:
         return
+    for source in sets:
+        # Rows spread over the set first: all of them are read only where hardly any has a score.
+        size = len(source)
+        for row in (*range(0, size, max(1, size // SAMPLED_ROWS)), *range(size)):
+            sample = source[row]
+            passages = (*sample.positives, *sample.hard_negatives, *sample.other_negatives)
+            if any(passage.teacher_score is not None for passage in passages):
+                return
     weights = {"kl_weight": loss.kl_weight, "margin_mse_weight": loss.margin_mse_weight}
     keys = [f"loss.{name}={weight:g}" for name, weight in weights.items() if weight]
     raise ConfigError(
         f"{' and '.join(keys)} learn from a teacher's scores, but no passage of"
         f" {', '.join(source.name for source in sets)} has one; add teacher_score to the passages of the"
         " data, or leave these settings out"
-    )
-
-
-def _has_teacher_scores(source: SampleSource) -> bool:
-    """Looks at rows spread over the set first: all of them are read only where hardly any has a score."""
-    size = len(source)
-    rows = [*range(0, size, max(1, size // SAMPLED_ROWS)), *range(size)]
-    samples = map(source.__getitem__, rows)
-    return any(
-        passage.teacher_score is not None
-        for each in samples
-        for passage in (*each.positives, *each.hard_negatives, *each.other_negatives)
     )
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from dpr.core import retired
-from dpr.core.compute_settings import PRECISIONS
+from dpr.core.compute_settings import PRECISIONS, CudaSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import (
+    CONTENT,
     IDENTITY,
     MODEL,
     NO_EFFECT,
@@ -23,9 +24,9 @@ from dpr.core.settings import (
     store_name,
     suggestion,
 )
-from dpr.data.settings import Augmentation, SamplingSettings
+from dpr.data.settings import Augmentation, DataSetSettings, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
-from dpr.models.settings import TemperatureSettings
+from dpr.models.settings import TemperatureSettings, TowerSettings
 
 WARMUP_SHARE = 0.1
 _ARGUMENTS = ("train_sets", "dev_sets", "settings", "model")  # of BiEncoderTrainer
@@ -142,8 +143,6 @@ class ComputeSettings(Settings):
     gradient_checkpointing: bool = setting(False, on_resume=WARNED)
     """Recompute activations in the backward pass instead of keeping them: less memory, a third more time, the
     same gradients."""
-    compile: bool = setting(False, on_resume=WARNED)
-    """Run the layers through torch.compile; where that fails they are not compiled, with a warning."""
     deterministic: bool = setting(False, on_resume=WARNED)
     """Refuse operations whose result may differ from run to run on the same device; slower on a GPU."""
     grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=WARNED)
@@ -250,11 +249,6 @@ class TrainSettings(
     def check_together(self, prefix: str) -> None:
         self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
-        if self.sharding != "none" and self.compile:
-            raise ConfigError(
-                f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one"
-                " of them out"
-            )
         if self.keep == "better" and self.eval_at_start is False:
             raise ConfigError(
                 f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
@@ -342,3 +336,154 @@ class TrainingSettings(Settings):
 
     def check_together(self, prefix: str) -> None:
         self.train.sampling.check_shares(self.train_sampling_rates)
+
+
+_OF_TRAINING = (
+    "resume",
+    "seed",
+    "train_sampling_rates",
+    "loss_scale_factors",
+    "val_av_rank_start_epoch",
+    "encoder.dropout",
+    "encoder.attention_dropout",
+    "encoder.fix_ctx_encoder",
+    "tracking",
+)
+_TRAIN_SETTINGS_OF_EVALUATION = {
+    *(item.name for item in fields(DevSetSettings)),
+    *(item.name for item in fields(NegativeSettings)),
+    "precision",
+    "validation",
+    "token_store",
+}
+_LOSS_SETTINGS_OF_EVALUATION = ("candidates", "temperature")
+_OF_THE_MODEL = (
+    "do_lower_case",
+    "encoder.encoder_model_type",
+    "encoder.pretrained",
+)
+"""What ``model_file`` brings."""
+_OF_VALIDATIONS = (
+    "early_stopping",
+    "eval_at_start",
+    "best_metric",
+    "keep",
+)
+_OF_AVERAGE_RANK = ("val_av_rank_hard_neg", "val_av_rank_other_neg")
+
+
+@dataclass
+class TrackingConfig(Settings):
+    """Metrics for programs that show them; metrics.jsonl and report.html are written in any case."""
+
+    tensorboard: bool = setting(False, on_resume=NO_EFFECT)
+    """Write TensorBoard event files into <output_dir>/tensorboard; needs the extra tb."""
+    wandb: bool = setting(False, on_resume=NO_EFFECT)
+    """Log to Weights & Biases, project $WANDB_PROJECT; needs the extra wandb."""
+
+
+@dataclass
+class RunConfig(Settings):
+    """The data sets and the output folder."""
+
+    train_datasets: Any = setting(None, on_resume=CONTENT, path="input")
+    """One name or path, a glob, an entry such as {file: corpus.tsv, pairs: crops}, or a list of them; a name
+    is a key of ``datasets``."""
+    dev_datasets: Any = setting(None, on_resume=CONTENT, path="input")
+    """The sets to validate on, in the same way."""
+    output_dir: str | None = setting(None, on_resume=NO_EFFECT, path="folder")
+    """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
+
+
+@dataclass
+class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
+    """Trains a bi-encoder. With ``model_file`` and no ``train_datasets``, evaluates one."""
+
+    loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
+    """One factor per train set, multiplies its loss."""
+    do_lower_case: bool | None = setting(None, on_resume=START)
+    """true or false: texts are lower-cased, and lose their accents, or not, in place of the rule of the
+    tokenizer of a BERT vocabulary. Absent = the tokenizer's own."""
+    special_tokens: list[str] | None = setting(None, on_resume=START)
+    """Put into the vocabulary's [unusedN] slots, in this order."""
+    on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
+    """fail, or skip (rows go to a rejects file, up to max_bad_rows)."""
+    max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
+    """How many rows on_bad_row=skip may leave out before the command ends."""
+    rank_timeout_s: float = setting(300.0, unit="seconds", least=1, on_resume=NO_EFFECT)
+    """Seconds after which a process of the group that does not answer counts as lost."""
+    encoder: TowerSettings = field(default_factory=TowerSettings)
+    tracking: TrackingConfig = setting(TrackingConfig)
+    datasets: dict[str, Any] = setting(dict, entries=DataSetSettings, on_resume=CONTENT)
+    """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
+
+    def trailing_sep(self) -> bool:
+        """``encoder.dpr_trailing_sep`` of a new model; where absent, as ``compat`` has it."""
+        return self.as_dpr if self.encoder.dpr_trailing_sep is None else self.encoder.dpr_trailing_sep
+
+    def unused(self) -> Iterator[str]:
+        yield from super().unused()
+        train = self.train
+        trains = self.train_datasets is not None or self.model_file is None
+        if self.model_file is not None:
+            yield from _OF_THE_MODEL
+        if not trains:
+            yield from _OF_TRAINING
+            yield from (
+                f"train.{item.name}"
+                for item in fields(train)
+                if item.name not in _TRAIN_SETTINGS_OF_EVALUATION
+            )
+            yield from (
+                f"loss.{item.name}"
+                for item in fields(self.loss)
+                if item.name not in _LOSS_SETTINGS_OF_EVALUATION
+            )
+        if self.dev_datasets is None:
+            yield "val_av_rank_start_epoch"
+            yield from (f"train.{item.name}" for item in fields(DevSetSettings))
+            if not trains:
+                yield from (f"train.{item.name}" for item in fields(NegativeSettings))
+            if not train.validation and not train.callbacks:
+                yield from (f"train.{name}" for name in _OF_VALIDATIONS)
+        elif trains and self.val_av_rank_start_epoch is None:
+            yield from (f"train.{name}" for name in _OF_AVERAGE_RANK)
+        if self.on_bad_row != "skip":
+            yield "max_bad_rows"
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        self.encoder.check_attention(precision=self.train.precision, trains=self.train_datasets is not None)
+        foreign = {
+            "train.lr_schedule": self.train.lr_schedule not in ("linear", "dpr"),
+            "train.embedding_lr_factor": self.train.embedding_lr_factor != 1,
+            "loss.name": self.loss.name != "nll",
+            "loss.temperature": self.loss.temperature not in (None, 1),
+            "loss.learn_temperature": self.loss.learn_temperature,
+            "encoder.normalize": self.encoder.normalize,
+            "encoder.pooling": self.encoder.pooling != "cls",
+        }
+        named = [key for key, is_foreign in foreign.items() if is_foreign]
+        if self.as_dpr and named:
+            raise ConfigError(
+                f"compat=dpr and {', '.join(named)} are mutually exclusive, the original has no such choice;"
+                " leave one of them out"
+            )
+
+
+@dataclass
+class ExplainConfig(BiEncoderTrainConfig):
+    """Prints what one step of a training run is made of: rows, passages drawn, what is masked, tokens. Give
+    the settings of the run."""
+
+    step: int = setting(1, least=1, on_resume=NO_EFFECT)
+    """The optimizer step, counted from 1 as in the log."""
+    questions: int = setting(3, unit="questions", least=0, on_resume=NO_EFFECT)
+    """Questions shown of each pool; 0 = all."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        if self.train_datasets is None:
+            raise ConfigError(
+                "train_datasets is not set; give the command line of the training run, and step=N"
+            )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dpr.core.distributed import largest_over_ranks
-from dpr.core.errors import DivergedError, StopRequested
+from dpr.core.errors import DivergedError
 from dpr.core.logs import get_logger
-from dpr.core.stopping import StopSignals, describe
+from dpr.core.stopping import StopSignals
 
 logger = get_logger(__name__)
 
@@ -58,18 +58,6 @@ class StopAgreement:
         the run."""
         return 0 if self._agreed == _BY_CALLBACK else self._agreed
 
-    def error(self, step: int, last_step: int, *, is_saved: bool) -> StopRequested:
-        """What a run raises that a signal stops after update ``step``."""
-        asked = describe(self.signal)
-        if is_saved:
-            return StopRequested(
-                f"{asked}; saved at step {step} of {last_step}. Rerun the same command to resume"
-            )
-        return StopRequested(
-            f"{asked}; step {step} could not be saved, earlier checkpoints are intact",
-            exit_code=128 + self.signal,
-        )
-
 
 class FiniteGuard:
     """Skips updates whose gradient is NaN or infinite, and ends a run with too many of them in a row.
@@ -106,10 +94,11 @@ class FiniteGuard:
             optimizer.found_inf = self._is_bad  # type: ignore[attr-defined]
         elif not self._is_hooked:  # the scaler sets it itself as the step begins
             self._is_hooked = True
-            optimizer.register_step_pre_hook(self._add_to_found)
 
-    def _add_to_found(self, optimizer: Any, *_: Any) -> None:
-        optimizer.found_inf = torch.maximum(optimizer.found_inf, self._is_bad)
+            def add_to_found(optimizer: Any, *_: Any) -> None:
+                optimizer.found_inf = torch.maximum(optimizer.found_inf, self._is_bad)
+
+            optimizer.register_step_pre_hook(add_to_found)
 
     def stop_if_hopeless(self, step: int) -> None:
         """After the update: warns of skipped ones.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -11,31 +12,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import record_function
 
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import current_ranks, from_main, on_main
+from dpr.core.distributed import Ranks, current_ranks, from_main, on_main
+from dpr.core.errors import StopRequested
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
+from dpr.core.stopping import describe
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
 from dpr.formats.checkpoints import seal_run
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import checkpoint_activations
 from dpr.storage.durable import write_json
-from dpr.training.checkpointing import CheckpointFolder, StateOfRun, find_stored_run
-from dpr.training.compute import make_step, set_up_arithmetic
+from dpr.training.checkpointing import CheckpointFolder, StateOfRun
+from dpr.training.compute import clip_gradients, data_parallel, freeze_unneeded, shard
+from dpr.training.grad_cache import CachedStep
 from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size
 from dpr.training.metrics import Metrics, StepResult, TrainingMetrics
-from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
+from dpr.training.optimizer import learning_rate_factor, make_optimizer, set_learning_rate
 from dpr.training.plan import log_summary, make_plan, require_teacher_scores
-from dpr.training.run import Callback, Progress, Run, StoredRun, checkpoint_name
-from dpr.training.settings import TrainingSettings
-from dpr.training.sharding import clip_gradients
+from dpr.training.run import Callback, Progress, Run, checkpoint_name
+from dpr.training.settings import TrainingSettings, TrainSettings
+from dpr.training.step import DirectStep, Step
 from dpr.training.stopping import FiniteGuard, StopAgreement
-from dpr.training.trial import freeze_unneeded
 from dpr.training.validations.protocol import (
     Validation,
     broken_guard,
@@ -105,11 +110,16 @@ class Trainer(Run):
         self.last_step = self.plan.last_step
 
         freeze_unneeded(model, precision=train.precision)
-        set_up_arithmetic(train, model)
+        if train.deterministic:
+            # cuBLAS reads it on first use.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.benchmark = False
+        if train.gradient_checkpointing:
+            checkpoint_activations(model.trained_towers())
         self.step = make_step(model, loss, train, ranks=self.ranks, device=self.device)
         self.step.on_pool = partial(self.emit, "on_pool")
         self.optimizer = make_optimizer(model, train)
-        self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps))
         self.guard = FiniteGuard(self.device, has_loss_scale=train.precision == "fp16")
 
         self.progress = Progress()
@@ -140,7 +150,8 @@ class Trainer(Run):
                 closing(self.micro_batches()) as batches,
             ):
                 self._run(batches)
-                on_main(self._write_summary)
+                on_main(lambda: write_json(self.output_dir / "metrics.json", self.progress.summary()))
+                on_main(lambda: seal_run(self.output_dir))
         except BaseException as error:
             for callback in self.callbacks:
                 try:
@@ -160,7 +171,7 @@ class Trainer(Run):
             return self.progress
         self.checkpoints.prepare()
         self._is_open = True
-        stored = find_stored_run(self.checkpoints, self.settings)
+        stored = self.checkpoints.stored_run(fresh=self.settings.resume == "fresh")
         self.identity = run_identity(
             *(self.settings, self.plan, self.model, self.loss, self.ranks),
             dev_sets=self._dev_sets,
@@ -170,31 +181,26 @@ class Trainer(Run):
         )
         if stored is not None:
             check_identity(self.identity, stored, self.settings)
-            self._restore(stored)
+            progress = stored.progress
+            with self.optimizer.averaged():
+                self._state.read(stored.folder)
+            logger.info(
+                "%s %s at step %d of %d",
+                "finished:" if progress.step >= self.last_step else "resuming from",
+                stored.folder,
+                progress.step,
+                self.last_step,
+            )
+            best = progress.best_checkpoint
+            if best and not from_main((self.output_dir / best).is_dir()):
+                logger.warning(
+                    "%s: the best checkpoint %s is missing; it is chosen anew", self.output_dir, best
+                )
+                progress.forget_best()
+            self.progress = progress
+            self.saved_step = progress.step
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch
         return self.progress
-
-    def _restore(self, stored: StoredRun) -> None:
-        progress = stored.progress
-        with self.optimizer.averaged():
-            self._state.read(stored.folder)
-        logger.info(
-            "%s %s at step %d of %d",
-            "finished:" if progress.step >= self.last_step else "resuming from",
-            stored.folder,
-            progress.step,
-            self.last_step,
-        )
-        self._state.read_callbacks(stored.folder)
-        if progress.best_checkpoint and not from_main((self.output_dir / progress.best_checkpoint).is_dir()):
-            logger.warning(
-                "%s: the best checkpoint %s is missing; it is chosen anew",
-                self.output_dir,
-                progress.best_checkpoint,
-            )
-            progress.forget_best()
-        self.progress = progress
-        self.saved_step = progress.step
 
     def _run(self, batches: Iterator[BiEncoderBatch]) -> None:
         self.emit("on_train_begin")
@@ -209,9 +215,11 @@ class Trainer(Run):
             self.epoch = self.progress.step // self.steps_per_epoch
             self.emit("on_epoch_begin")
             while not self._is_over() and self.progress.step // self.steps_per_epoch == self.epoch:
-                self.results = [
-                    self.forward_backward(_next(batches), number) for number in range(self.plan.accumulation)
-                ]
+                self.results = []
+                for number in range(self.plan.accumulation):
+                    with record_function("dpr/data"):
+                        batch = next(batches)
+                    self.results.append(self.forward_backward(batch, number))
                 with record_function("dpr/update"):
                     self.update()
                 self.progress.step += 1
@@ -223,16 +231,20 @@ class Trainer(Run):
         if self.is_stopping and self.saved_step != self.progress.step:
             self.save()
         if self._stopping.signal and self.progress.step < self.last_step:
-            if is_saved := self.saved_step == self.progress.step:
-                self.checkpoints.note_stop(self.progress.step)
-            raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
+            asked = describe(self._stopping.signal)
+            step = self.progress.step
+            if self.saved_step == step:
+                self.checkpoints.note_stop(step)
+                raise StopRequested(
+                    f"{asked}; saved at step {step} of {self.last_step}. Rerun the same command to resume"
+                )
+            raise StopRequested(
+                f"{asked}; step {step} could not be saved, earlier checkpoints are intact",
+                exit_code=128 + self._stopping.signal,
+            )
         self.checkpoints.require_saved(self.progress.step)
         self.optimizer.swap()
         self.emit("on_train_end")
-
-    def _write_summary(self) -> None:
-        write_json(self.output_dir / "metrics.json", self.progress.summary())
-        seal_run(self.output_dir)
 
     def _is_over(self) -> bool:
         return self.is_stopping or self.progress.step >= self.last_step
@@ -268,8 +280,13 @@ class Trainer(Run):
             parameters, self.settings.gradient_limit(self.ranks.world_size) or float("inf")
         )
         self.guard.check(self.optimizer, self.grad_norm)
-        factor = self.schedule.factor(self.progress.step, self.total_steps)
-        self.learning_rate = self.settings.train.learning_rate * factor
+        train = self.settings.train
+        self.learning_rate = train.learning_rate * learning_rate_factor(
+            self.settings.lr_schedule(),
+            self.progress.step,
+            total_steps=self.total_steps,
+            warmup_steps=train.warmup(self.total_steps),
+        )
         set_learning_rate(self.optimizer, self.learning_rate)
         self.emit("on_before_optimizer_step")
         self.step.scaler.step(self.optimizer)
@@ -294,8 +311,18 @@ class Trainer(Run):
         with self.optimizer.averaged():
             metrics = run_validations(due, self.model)
         name, highest = self.best_by(metrics)
+        limits = guard_limits(self.validations, self.progress.start_metrics)
+        broken = broken_guard(self.validations, limits, metrics)
         is_improved = name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest)
-        if is_improved and self._keeps_guards(metrics):
+        if is_improved and broken is not None:
+            logger.warning(
+                "step %d cannot be the best checkpoint: the guard of %s is %.4f, it has %.4f",
+                self.progress.step,
+                broken,
+                limits[broken],
+                metrics.get(broken, math.nan),
+            )
+        elif is_improved:
             folder = checkpoint_name(self.progress.step)
             self._better = {"best_metric": name, "best_value": metrics[name], "best_checkpoint": folder}
             if self.saved_step == self.progress.step:  # a callback has saved this step already
@@ -310,20 +337,6 @@ class Trainer(Run):
         self.progress.last_metrics = metrics
         self.emit("on_validate_end", metrics)
         return metrics
-
-    def _keeps_guards(self, metrics: Metrics) -> bool:
-        """Whether a checkpoint of these metrics may be the best."""
-        limits = guard_limits(self.validations, self.progress.start_metrics)
-        broken = broken_guard(self.validations, limits, metrics)
-        if broken is not None:
-            logger.warning(
-                "step %d cannot be the best checkpoint: the guard of %s is %.4f, it has %.4f",
-                self.progress.step,
-                broken,
-                limits[broken],
-                metrics.get(broken, math.nan),
-            )
-        return broken is None
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         default = "eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"
@@ -364,6 +377,24 @@ class Trainer(Run):
             getattr(callback, moment)(self, *arguments)
 
 
-def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:
-    with record_function("dpr/data"):
-        return next(batches)
+def make_step(
+    model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
+) -> Step:
+    """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if
+    they ask for that."""
+    cached = None
+    if settings.grad_cache_tokens:
+        cached = CachedStep(  # it measures the whole model
+            model,
+            loss,
+            max_tokens=settings.grad_cache_tokens,
+            ranks=ranks,
+            device=device,
+            precision=settings.precision,
+        )
+    module: nn.Module = model
+    if settings.sharding == "fsdp2":
+        shard(model, ranks)
+    elif cached is None:
+        module = data_parallel(model, ranks, device, precision=settings.precision)
+    return cached or DirectStep(module, loss, ranks=ranks, device=device, precision=settings.precision)

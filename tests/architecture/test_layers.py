@@ -196,7 +196,7 @@ def test_every_room_has_a_layer() -> None:
         (early_faults, "dpr/jobs/doctor.py", "from dpr.storage.durable import verify_folder"),
         (
             early_faults,
-            "dpr/training/command_settings.py",
+            "dpr/training/settings.py",
             "class A:\n    import numpy.random\n    import torch",
         ),
     ],

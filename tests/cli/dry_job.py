@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 
 from dpr.cli.launch import launch
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dpr.cli.launch import launch
 from dpr.core.distributed import process_group
 from dpr.core.errors import DivergedError, InputError
 from dpr.core.settings import settings
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 from tests.helpers.examples import examples
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpr.cli.launch import answer
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 answer(
     "biencoder_train_cfg",

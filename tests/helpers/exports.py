@@ -130,7 +130,6 @@ MODELS: dict[str, Callable[[Path], BiEncoder]] = {
     "prompts, shared, cosine": lambda folder: shared(folder, **PROMPTS, **COSINE),
     "title template": lambda folder: bert(folder, title_template="{title}: {text}"),
     "weighted mean": lambda folder: bert(folder, pooling="weighted_mean"),
-    "maximum": lambda folder: bert(folder, pooling="max"),
     "cut": lambda folder: bert(folder, dimensions=5),
     "cut, cosine": lambda folder: bert(folder, dimensions=5, **COSINE),
     "cut, projection, cosine": lambda folder: bert(folder, dimensions=5, projection_dim=8, normalize=True),

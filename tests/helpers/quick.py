@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from dpr.evaluation.report import page
+import dpr.evaluation.report as page
 
 DRAWN = page.curves_svg
 

@@ -27,9 +27,8 @@ from dpr.jobs.train import build_model, build_trainer, open_sets, run
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
-from dpr.training.settings import TrainSettings
+from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
 

@@ -22,8 +22,8 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss, LossResult, Pool, Term
 from dpr.models.biencoder import TowerOptions
 from dpr.training.assembly import make_loss
-from dpr.training.compute import make_step
 from dpr.training.settings import LossSettings, TrainSettings
+from dpr.training.trainer import make_step
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages

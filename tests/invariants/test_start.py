@@ -23,9 +23,8 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import verdict
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
-from dpr.training.settings import TrainSettings
+from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import lexical_search
 from tests.helpers.processes import run_on_ranks

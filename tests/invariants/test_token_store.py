@@ -20,8 +20,8 @@ from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.training.assembly import BiEncoderTrainer, as_tokens
 from dpr.training.callbacks import Callback
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.helpers.tiny import encoder_folder, make_samples
 
 ROWS = 48

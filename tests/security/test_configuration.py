@@ -9,7 +9,7 @@ import pytest
 from dpr.cli.launch import launch
 from dpr.core.errors import ConfigError
 from dpr.jobs.sources import resolve_passage_source, resolve_question_set, resolve_training_files
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 
 NAMES = ["os.system", "builtins.eval", "dpr.cli.main.main", "os:system", "open", ""]

@@ -1,2 +1,2 @@
-"""What makes towers fast: packing, kernels, compiled layers. Vectors are defined in ``dpr.models``; nothing
+"""What makes towers fast: packing and kernels. Vectors are defined in ``dpr.models``; nothing
 here changes them."""

@@ -61,11 +61,10 @@ class _Drop(torch.autograd.Function):
 
 
 class Dropout(nn.Dropout):
-    """``nn.Dropout``; on a CPU with cheap masks, except where a compiler fuses torch's with the surrounding
-    code."""
+    """``nn.Dropout``; on a CPU with cheap masks."""
 
     def forward(self, states: Tensor) -> Tensor:
-        if not self.training or torch.compiler.is_compiling() or not can_drop(states, self.p):
+        if not self.training or not can_drop(states, self.p):
             return super().forward(states)
         return _Drop.apply(states, self.p)
 
@@ -90,7 +89,7 @@ class Gelu(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         # Autograd needs the argument in backward: it may be overwritten only where no graph is recorded.
         in_place = states.device.type == "cpu" and states.is_contiguous() and not torch.is_grad_enabled()
-        if not in_place or torch.compiler.is_compiling():
+        if not in_place:
             return nn.functional.gelu(states)
         flat = states.view(-1)
         start = 0

@@ -41,7 +41,6 @@ class _Reached(Exception):
     The exception leaves the layer half-way through its forward. Keys and values stay in autograd's graph, so
     that their gradient reaches all tokens; the queries that were computed beside them are dropped with the
     frame and get none. With checkpointed activations the hook runs again in backward, inside the checkpoint.
-    Dynamo cannot trace it, which is why the layer is not compiled.
     """
 
 

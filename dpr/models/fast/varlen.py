@@ -94,7 +94,15 @@ def is_usable(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether attention of this backbone can use the kernel now; if not, a warning gives the reason, once for
     each reason."""
     head_size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    lack = device_lacks(device) or _arithmetic_lacks(arithmetic_of(device, dtype), head_size) or torch_lacks()
+    arithmetic = arithmetic_of(device, dtype)
+    lack = device_lacks(device)
+    if lack is None and arithmetic not in DTYPES:
+        lack = f"the kernel computes in fp16 and bf16, not in {str(arithmetic).removeprefix('torch.')}"
+    if lack is None and (head_size > WIDEST_HEAD or head_size % HEAD_MULTIPLE):
+        lack = (
+            f"the kernel's heads are multiples of {HEAD_MULTIPLE} up to {WIDEST_HEAD} wide, not {head_size}"
+        )
+    lack = lack or torch_lacks()
     if lack is not None:
         warn_once(logger, "encoder.attention=varlen has no effect here (%s); attention is SDPA's", lack)
     return lack is None
@@ -109,16 +117,6 @@ def device_lacks(device: torch.device) -> str | None:
         return "this build of torch has no Flash Attention"
     if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         return f"the kernel needs an Ampere GPU or a later one, not {torch.cuda.get_device_name(device)}"
-    return None
-
-
-def _arithmetic_lacks(dtype: torch.dtype, head_size: int) -> str | None:
-    if dtype not in DTYPES:
-        return f"the kernel computes in fp16 and bf16, not in {str(dtype).removeprefix('torch.')}"
-    if head_size > WIDEST_HEAD or head_size % HEAD_MULTIPLE:
-        return (
-            f"the kernel's heads are multiples of {HEAD_MULTIPLE} up to {WIDEST_HEAD} wide, not {head_size}"
-        )
     return None
 
 

@@ -1,5 +1,6 @@
-"""The callbacks of every run: validation and checkpoints, the log line, the progress bar, ``metrics.jsonl``
-and the report page; and those to choose: early stopping, returning to the best weights."""
+"""The callbacks of every run: validation and checkpoints, the log line with what the loss does not show (how
+the vectors of a pool lie to each other), the progress bar, ``metrics.jsonl`` and the report page; and those to
+choose: early stopping, returning to the best weights."""
 
 from __future__ import annotations
 
@@ -12,23 +13,143 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
 from tqdm import tqdm
 
+from dpr.core.batch import BiEncoderBatch
 from dpr.core.compute_settings import dtype_of
+from dpr.core.distributed import sum_over_ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, shows_bars
 from dpr.evaluation.report import write_report
 from dpr.formats import checkpoints
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
+from dpr.losses.candidates import MASKED_SCORE, score_matrix
+from dpr.losses.protocol import Pool
 from dpr.storage.durable import append_jsonl, durable_file
-from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
 from dpr.training.callbacks.verdict import Verdict
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
 from dpr.training.run import Callback, Run
-from dpr.training.settings import Periods, TrainSettings
+from dpr.training.settings import BiEncoderTrainConfig, Periods, TrainSettings
 
 logger = get_logger(__name__)
+
+OF_QUESTIONS = ("positive_similarity", "negative_similarity", "margin", "temperature", "candidates")
+SAMPLE = 64
+COLLAPSED = 3.0
+
+
+class PoolMetrics(Callback):
+    """Adds ``pool/...`` to the log line, from the first pool of its step, and warns when the vectors have
+    collapsed.
+
+    They are those of at most ``SAMPLE`` questions, each in its whole pool, and of at most ``SAMPLE``
+    passages, evenly spaced over the pool of all ranks. So they do not depend on the number of ranks where the
+    loss gathers the passages. A collapse is an effective rank below ``COLLAPSED`` and below a quarter of the
+    highest before. docs/training.md, "The log line", says what each metric is.
+    """
+
+    def __init__(self, log_every: int) -> None:
+        self.log_every = log_every
+        self._step = 0
+        self._of_questions = torch.zeros(0)
+        self._cosines = torch.zeros(0)
+        self._highest_rank = 0.0
+        self._has_warned = False
+
+    def needs_pool(self, run: Run) -> bool:
+        step = run.progress.step + 1
+        return self._step != step and (step == 1 or is_logged(step, self.log_every, run.last_step))
+
+    def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
+        if self.needs_pool(run):
+            stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
+            rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
+            self._step = run.progress.step + 1
+            self._of_questions = _of_questions(questions, pool, rows.to(questions.device))
+            self._cosines = _cosines(pool)
+
+    def on_step_end(self, run: Run) -> None:
+        if run.progress.step == 1:  # what a collapse is compared with
+            self._highest_rank = max(0.0, effective_rank(self._cosines.cpu()))
+
+    def on_log(self, run: Run, metrics: Metrics) -> None:
+        if self._step != run.progress.step:
+            return
+        rank = effective_rank(self._cosines.cpu())
+        values = self._of_questions.double().cpu()
+        sums = torch.cat([values.nansum(0), torch.tensor([rank], dtype=torch.float64).nan_to_num()])
+        counts = torch.cat([(~values.isnan()).sum(0), torch.tensor([rank == rank])])
+        sums, counts = sum_over_ranks(torch.stack([sums, counts.double()])).unbind()
+        for name, value, count in zip((*OF_QUESTIONS, "effective_rank"), sums, counts, strict=True):
+            if count:
+                metrics[f"pool/{name}"] = float(value / count)
+        self._highest_rank = max(self._highest_rank, rank)  # in this order a NaN is not larger
+        if rank < min(COLLAPSED, self._highest_rank / 4) and not self._has_warned and run.ranks.is_main:
+            self._has_warned = True
+            logger.warning(
+                "step %d: the vectors have collapsed: the effective rank of the passages is %.1f, before"
+                " %.1f; start anew with a lower rate, as train.learning_rate=%g",
+                self._step,
+                rank,
+                self._highest_rank,
+                run.settings.train.learning_rate / 10,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"highest_rank": self._highest_rank}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._highest_rank = float(state["highest_rank"])
+
+
+def is_logged(step: int, every: int, last_step: int) -> bool:
+    """Whether a log line follows update ``step`` (counted from 1)."""
+    return bool(every) and (step % every == 0 or step == last_step)
+
+
+def _of_questions(questions: Tensor, pool: Pool, rows: Tensor) -> Tensor:
+    """``OF_QUESTIONS`` of the questions ``rows``, (R, 5); NaN where a question has no negative."""
+    vectors = questions[rows]
+    target = pool.candidates.target[rows]
+    candidates = pool.candidates._replace(target=target, masked=pool.candidates.masked[rows])
+    scores = candidates.mask_(score_matrix(vectors, pool.contexts))
+    positive = scores.gather(1, target[:, None])[:, 0]
+    others = scores.scatter(1, target[:, None], MASKED_SCORE)
+    others = others.where(others > MASKED_SCORE, torch.nan)
+    values = [
+        positive,
+        others.nanmean(1),
+        positive - others.nan_to_num(-torch.inf).amax(1),
+        pool.temperature.like(positive).expand(len(rows)),
+        1 + (~others.isnan()).sum(1),
+    ]
+    return torch.stack(values, dim=1)
+
+
+def _cosines(pool: Pool) -> Tensor:
+    """The cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for those that are
+    listed before."""
+    stride = -(-len(pool.contexts) // SAMPLE)
+    passages = pool.contexts[::stride]
+    passages = normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1)
+    passages = passages * pool.candidates.counts[::stride, None]
+    return passages @ passages.T
+
+
+def effective_rank(cosines: Tensor) -> float:
+    """The exponential of the entropy of the vectors' singular values (Roy and Vetterli, 2007), from their
+    cosines; NaN of fewer than two."""
+    counts = cosines.diagonal() > 0.5
+    noise = torch.finfo(cosines.dtype).eps * len(cosines) ** 2
+    cosines = cosines[counts][:, counts].double()
+    if len(cosines) < 2:
+        return torch.nan
+    strengths = torch.threshold(torch.linalg.eigvalsh(cosines), noise, 0.0).sqrt()
+    return float(torch.special.entr(strengths / strengths.sum()).sum().exp())
+
 
 REPORT_EVERY_S = 60.0
 
@@ -152,20 +273,20 @@ class MetricsFile(Callback):
         for problem in metrics_problems(self.path.parent) or []:
             logger.warning("%s %s; it is used as it is", self.path, problem)
         if self.path.exists():
-            self._drop_lines_after(run.progress.step or -1)
+            last = run.progress.step or -1
+            try:
+                with durable_file(self.path) as file:
+                    file.writelines(
+                        f"{line}\n" for line in metrics_lines(self.path) if _step_of(line) <= last
+                    )
+            except (OSError, InputError) as error:
+                logger.warning(
+                    "%s keeps the lines of steps that are repeated: %s",
+                    self.path,
+                    getattr(error, "strerror", None) or error,
+                )
         if not run.progress.step and run.progress.start_metrics:
             self.on_log(run, run.progress.start_metrics)
-
-    def _drop_lines_after(self, step: int) -> None:
-        try:
-            with durable_file(self.path) as file:
-                file.writelines(f"{line}\n" for line in metrics_lines(self.path) if _step_of(line) <= step)
-        except (OSError, InputError) as error:
-            logger.warning(
-                "%s keeps the lines of steps that are repeated: %s",
-                self.path,
-                getattr(error, "strerror", None) or error,
-            )
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
         if not run.ranks.is_main:
@@ -208,12 +329,9 @@ class ValidateAndSave(Callback):
 
     def on_step_end(self, run: Run) -> None:
         if run.progress.step % run.steps_per_epoch:
-            self._act(run)
+            self.on_epoch_end(run)
 
     def on_epoch_end(self, run: Run) -> None:
-        self._act(run)
-
-    def _act(self, run: Run) -> None:
         validates, saves = self.due_at(run.progress.step, run.last_step, run.steps_per_epoch)
         if validates:
             run.validate()
@@ -222,21 +340,18 @@ class ValidateAndSave(Callback):
 
     def due_at(self, step: int, last_step: int, steps_per_epoch: int) -> tuple[bool, bool]:
         """Whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
-        validates = step == last_step or self.is_validation_due(step, steps_per_epoch)
-        every = self.periods.save_every_steps
-        return validates, validates or bool(every and step % every == 0)
-
-    def is_validation_due(self, step: int, steps_per_epoch: int) -> bool:
-        """Whether a validation follows update ``step`` (counted from 1) that is not the last."""
-        if self.periods.eval_every_steps:
-            return step % self.periods.eval_every_steps == 0
-        if not self.periods.eval_per_epoch:
-            return False
+        periods = self.periods
         in_epoch = (step - 1) % steps_per_epoch + 1
-        return (
-            in_epoch == steps_per_epoch
-            or in_epoch % math.ceil(steps_per_epoch / self.periods.eval_per_epoch) == 0
-        )
+        if periods.eval_every_steps:
+            validates = step % periods.eval_every_steps == 0
+        elif periods.eval_per_epoch:
+            every = math.ceil(steps_per_epoch / periods.eval_per_epoch)
+            validates = in_epoch == steps_per_epoch or in_epoch % every == 0
+        else:
+            validates = False
+        validates = validates or step == last_step
+        is_saved = bool(periods.save_every_steps) and step % periods.save_every_steps == 0
+        return validates, validates or is_saved
 
 
 class EarlyStopping(Callback):

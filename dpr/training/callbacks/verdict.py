@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpr.core.distributed import from_main, on_main
-from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
 from dpr.formats.results import is_baseline
@@ -52,11 +51,11 @@ class Comparison:
 
     def __str__(self) -> str:
         words = {
-            "no difference": f"no difference to {self.against}",
-            "not tested": f"not tested against {self.against}",
-            "too few questions": f"too few questions to tell whether it is better than {self.against}",
+            "no difference": "no difference to",
+            "not tested": "not tested against",
+            "too few questions": "too few questions to tell whether it is better than",
         }
-        verdict = words.get(self.verdict, f"{self.verdict} than {self.against}")
+        verdict = f"{words.get(self.verdict, f'{self.verdict} than')} {self.against}"
         name = self.metric.removeprefix("eval/")
         parts = [f"{name} {self.before:.3f} -> {self.after:.3f}", f"{self.difference:+.3f}"]
         if self.low is not None:
@@ -85,19 +84,17 @@ class Verdict(Callback):
         if not (is_new and is_start_measured(run)):
             return
         metrics = run_validations(validations_ahead(run), run.model, at_start=True)
-        name, _ = run.best_by(metrics)
-        if name not in metrics:
-            raise ConfigError(
-                f"train.best_metric={name} is not a metric of any validation of this run; choose one of"
-                f" {', '.join(metrics)}"
-            )
         run.progress.start_metrics = metrics
         self._values[_START] = _compared(run, metrics)
         limits = guard_limits(run.validations, metrics)
-        metrics |= {baseline_of(name, "guard"): limit for name, limit in limits.items()}
-        named = {*self._values[_START], *(baseline_of(name, "guard") for name in limits)}
-        shown = [name for name in metrics if not is_baseline(name) or name in named]
-        logger.info("step 0  %s", "  ".join(f"{name} {metrics[name]:.4f}" for name in shown))
+        guards = {baseline_of(name, "guard"): limit for name, limit in limits.items()}
+        metrics |= guards
+        shown = [
+            f"{name} {value:.4f}"
+            for name, value in metrics.items()
+            if not is_baseline(name) or name in self._values[_START] or name in guards
+        ]
+        logger.info("step 0  %s", "  ".join(shown))
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
         if run.progress.start_metrics:
@@ -124,51 +121,49 @@ class Verdict(Callback):
                 progress.best_checkpoint = start
             else:
                 logger.warning("the start was not saved, so the best checkpoint stays %s", best)
-        on_main(lambda: self._write(run, name, best, after, limits))
 
-    def _write(self, run: Run, name: str, best: str | None, after: float, limits: Metrics) -> None:
-        """All comparisons of the best checkpoint, that by which it was chosen first; or that there is none."""
-        opens = run.progress.best_checkpoint
-        compared: list[Comparison] = []
-        if best is None:
-            verdict = "guards broken"
-            shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
-            lines = [f"no checkpoint keeps the guards ({shown})"]
-            opened = "the start" if opens else "the last checkpoint"
-        else:
-            compared = self._comparisons(run, name, best, after)
-            verdict = compared[0].verdict
-            lines = [str(each) for each in compared]
-            opened = "the start" if opens != best else "it all the same (train.keep=best)"
-        for line in lines:
-            logger.info("verdict: %s", line)
-        if opens != best or verdict in ("worse", "guards broken"):
-            logger.info("model_file=%s opens %s", run.output_dir, opened)
-        found = {
-            "best_checkpoint": best,
-            "opens": opens,
-            "step": run.progress.step,
-            "guards": limits,
-            "verdict": verdict,
-            "line": lines[0],
-            "comparisons": [asdict(each) for each in compared],
-        }
-        write_json(run.output_dir / VERDICT_FILE, found)
-        written = read_json(run.output_dir / RUN_FILE)
-        now = {**written, **run.progress.best()}
-        if written != now:
-            write_run(run.output_dir, now)
+        def write() -> None:
+            """All comparisons of the best checkpoint, that by which it was chosen first; or that there is
+            none."""
+            opens = run.progress.best_checkpoint
+            compared: list[Comparison] = []
+            if best is None:
+                verdict = "guards broken"
+                shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
+                lines = [f"no checkpoint keeps the guards ({shown})"]
+                opened = "the start" if opens else "the last checkpoint"
+            else:
+                start = self._values.get(_START, {})
+                made = self._values.get(best, {})
+                compared = [_compare(run, name, start, made, after=after)]
+                compared += [
+                    _compare(run, other, start, made) for other in made if other in start and other != name
+                ]
+                compared += [
+                    _compare(run, other, start, made, against="BM25")
+                    for other in made
+                    if baseline_of(other) in start
+                ]
+                verdict = compared[0].verdict
+                lines = [str(each) for each in compared]
+                opened = "the start" if opens != best else "it all the same (train.keep=best)"
+            for line in lines:
+                logger.info("verdict: %s", line)
+            if opens != best or verdict in ("worse", "guards broken"):
+                logger.info("model_file=%s opens %s", run.output_dir, opened)
+            found = {
+                "best_checkpoint": best,
+                "opens": opens,
+                "step": run.progress.step,
+                "guards": limits,
+                "verdict": verdict,
+                "line": lines[0],
+                "comparisons": [asdict(each) for each in compared],
+            }
+            write_json(run.output_dir / VERDICT_FILE, found)
+            write_run(run.output_dir, {**read_json(run.output_dir / RUN_FILE), **run.progress.best()})
 
-    def _comparisons(self, run: Run, name: str, best: str, after: float) -> list[Comparison]:
-        start = self._values.get(_START, {})
-        made = self._values.get(best, {})
-        others = [other for other in made if other != name]
-        compared = [_compare(run, name, start, made, after=after)]
-        compared += [_compare(run, other, start, made) for other in others if other in start]
-        compared += [
-            _compare(run, other, start, made, against="BM25") for other in made if baseline_of(other) in start
-        ]
-        return compared
+        on_main(write)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self._values} if self._values else {}

@@ -84,10 +84,6 @@ class RetrievalValidationSettings(Settings):
     optimistic; 0 = all."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""
-    query_prefix: str | None = setting(None, on_resume=IDENTITY)
-    """Put before every question as it is, as in training; the model's own prompts need not be named."""
-    passage_prefix: str = setting("", on_resume=IDENTITY)
-    """The same before every passage."""
 
     def check_together(self, prefix: str) -> None:
         for key in ("corpus", "questions"):
@@ -103,29 +99,25 @@ class RetrievalValidationSettings(Settings):
             raise ConfigError(f"{prefix}sample needs {prefix}qrels=<file>, whose relevant passages it keeps")
 
 
-def is_built_in(entry: Any) -> bool:
-    """Whether an entry names a kind."""
-    return isinstance(entry, Mapping) and "kind" in entry
-
-
-def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSettings:
-    """The settings of such an entry; ``number`` counts the entries from 0.
+def read_entry(entry: Any, number: int) -> RetrievalValidationSettings | None:
+    """The settings of an entry that names a kind, else None; ``number`` counts the entries from 0.
 
     Raises:
         ConfigError: another kind, an unknown key, a wrong value, or a file that is not there.
     """
+    if not isinstance(entry, Mapping) or "kind" not in entry:
+        return None
     key = f"train.validation[{number}]"
-    if entry["kind"] != KIND:
+    values = dict(entry)
+    kind = values.pop("kind")
+    if kind != KIND:
         raise ConfigError(
-            f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use:"
-            " module:Class"
+            f"{key}.kind={kind} is not known; choose {KIND}, or a class of yours with use: module:Class"
         )
-    for name in entry:
+    for name in values:
         if sentence := retired.SETTINGS.get(f"train.validation.{name}"):
             raise ConfigError(f"{key}.{name} is gone: {sentence}")
-    return RetrievalValidationSettings.from_mapping(
-        {name: value for name, value in entry.items() if name != "kind"}, f"{key}."
-    )
+    return RetrievalValidationSettings.from_mapping(values, f"{key}.")
 
 
 def search_corpus(
@@ -297,11 +289,13 @@ class RetrievalValidation(Validation):
     def _measured(self, model: BiEncoder, *, with_others: bool = False) -> Metrics:
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
+        texts = [question.text for question in questions]
+        tokens = model.tensorizer.question_tokens(texts, prompt=self.options.prompt)
         start = time.perf_counter()
         hits = search_corpus(
             model,
             corpus,
-            self._question_tokens(model),
+            TokenBatch.from_lists(tokens),
             depth=min(NUM_DOCS, corpus.num_passages),
             precision=self._precision,
         )
@@ -336,15 +330,6 @@ class RetrievalValidation(Validation):
         names = [f"eval/{self.name}/{way}{kind}" for way in ways for kind in kinds]
         return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
 
-    def _question_tokens(self, model: BiEncoder) -> TokenBatch:
-        tensorizer = model.tensorizer
-        prompt = self.options.prompt
-        prefix = tensorizer.text.agreed_prefix(
-            self.options.query_prefix, tensorizer.text.question_prompt(prompt), key="query_prefix"
-        )
-        texts = [question.text for question in self.evaluator.questions]
-        return TokenBatch.from_lists(tensorizer.question_tokens(texts, prompt=prompt, prefix=prefix))
-
     def corpus_of(self, model: BiEncoder) -> CorpusTokens:
         """The corpus, counted and checked when it is first asked for; all ranks call it together.
 
@@ -352,9 +337,7 @@ class RetrievalValidation(Validation):
             InputError: it has a bad row or a repeated id, or holds no passage that is judged relevant.
         """
         if self._corpus is None:
-            source = PassageSource(
-                Path(self.options.corpus), self.name, passage_prefix=self.options.passage_prefix
-            )
+            source = PassageSource(Path(self.options.corpus), self.name)
             counted = [0]
 
             def count() -> None:
@@ -406,4 +389,4 @@ class RetrievalValidation(Validation):
                 size,
                 num_passages,
             )
-        return PassageSource(folder / _PASSAGES, source.name, passage_prefix=source.passage_prefix), size
+        return PassageSource(folder / _PASSAGES, source.name), size

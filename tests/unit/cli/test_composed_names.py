@@ -12,7 +12,7 @@ from dpr.cli.launch import launch
 from dpr.core.settings import overrides
 from dpr.jobs.prepare import PrepareSettings
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 NAMES = [
     "${oc.env:DPR_SECRET}",

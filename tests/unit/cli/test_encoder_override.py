@@ -11,7 +11,7 @@ from dpr.cli.arguments import check_keys
 from dpr.core.settings import settings
 from dpr.embedding.settings import EmbedConfig
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 CONF = [Path(__file__).parents[3] / "conf"]
 KEY = "encoder.pretrained_model_cfg=bert"

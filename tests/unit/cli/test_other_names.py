@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.launch import launch
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 
 

@@ -109,7 +109,7 @@ def test_a_folder_with_a_module_of_its_own_is_opened_by_the_library_alone_and_on
         load()
 
 
-@pytest.mark.parametrize("name", ["two towers", "mean and cosine", "weighted mean", "maximum", "decoder"])
+@pytest.mark.parametrize("name", ["two towers", "mean and cosine", "weighted mean", "decoder"])
 def test_programs_that_serve_such_folders_find_the_pooling(name: str, tmp_path: Path) -> None:
     model = MODELS[name](tmp_path / "made_of")
     (tmp_path / "out").mkdir()

@@ -12,7 +12,7 @@ from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.data_check import open_tokenizer
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.helpers.tiny import encoder_folder, static_folder
 
 TEXT = "PARIS Élan élan paris"

@@ -13,7 +13,7 @@ from dpr.jobs.explain import explain
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.losses.candidates import find_candidates
-from dpr.training.command_settings import ExplainConfig
+from dpr.training.settings import ExplainConfig
 from tests.helpers.jobs import explain as main
 from tests.helpers.tiny import encoder_folder, make_samples
 

@@ -258,7 +258,7 @@ def test_adapters_are_merged_into_the_base(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "config", "message"),
     [
-        ({"pooling": "max"}, {}, "its pooling is 'max', that of .*tuned is 'mean'"),
+        ({"pooling": "cls"}, {}, "its pooling is 'cls', that of .*tuned is 'mean'"),
         (
             {},
             {"intermediate_size": 64},

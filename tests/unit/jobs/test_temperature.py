@@ -12,7 +12,7 @@ import pytest
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
 from dpr.jobs.train import build_model, run
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.helpers.tiny import training_folder
 
 WARNED = "was trained with"

@@ -14,9 +14,8 @@ from dpr.formats.training_sets import write_training_set
 from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import Named
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
-from dpr.training.settings import TrainSettings
+from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
 from dpr.training.validations.protocol import Validation
 from tests.architecture.source_files import package_sources
 from tests.helpers.tiny import encoder_folder, make_samples

@@ -17,10 +17,9 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.collator import judgement_identity
 from dpr.formats.vector_shards import VectorShardWriter
-from dpr.losses.objective import Objective
+from dpr.losses.objective import Nll, Objective
 from dpr.losses.protocol import Pool, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import Guide
 from dpr.training.assembly import make_loss
 from dpr.training.settings import LossSettings
 from dpr.training.teacher import read_vectors
@@ -83,19 +82,22 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
         writer.finish(1)
     files, namespaces = [str(tmp_path / "guide_*")], ["one", "other"]
     loss = make_loss(LossSettings(guide=files), candidates="distinct", namespaces=namespaces)
-    guide = Guide(read_vectors(files, namespaces, setting="loss.guide"))
+    guide = read_vectors(files, namespaces, setting="loss.guide")
     assert loss.content() == {"guide": guide.fingerprint}
     asked = [("other", "p4"), ("one", "p0"), ("third", "p0"), ("one", "p9"), ("one", "p2")]
     ids = torch.tensor(
         [judgement_identity(Passage("any text", id=key), namespace) for namespace, key in asked]
     )
-    found = guide.vectors(ids)
+    is_found, found = guide.find(ids)
+    assert is_found.tolist() == [True, True, False, False, True]
     assert not found[2:4].any(), "an id of another namespace, and one that the shards do not have"
-    expected = torch.from_numpy(vectors[[4, 0, 2]])
-    torch.testing.assert_close(found[[0, 1, 4]], expected / expected.norm(dim=1, keepdim=True))
-    assert not caplog.text
+    np.testing.assert_array_equal(found[[0, 1, 4]], vectors[[4, 0, 2]])
+    batch = batch_of(2, 2)
+    term = Nll(guide=guide, threshold=0.9, max_scores=100)
     for _ in range(2):
-        guide.vectors(ids[2:4])
+        term(
+            torch.randn(2, 4), make_pool(torch.randn(4, 4), batch.positive_idx, ids=batch.context_ids), batch
+        )
     assert caplog.text.count("no passage of this batch has a vector in loss.guide") == 1
 
 

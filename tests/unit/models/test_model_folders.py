@@ -22,7 +22,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
 from dpr.storage.durable import write_manifest
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.helpers.jobs import search
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples, tiny_model
 
@@ -147,10 +147,8 @@ def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> 
     [
         ({"pooling_mode": "cls"}, "cls"),
         ({"pooling_mode": "lasttoken"}, "last"),
-        ({"pooling_mode": "max"}, "max"),
         ({"pooling_mode": "weightedmean"}, "weighted_mean"),
         ({"pooling_mode_weightedmean_tokens": True}, "weighted_mean"),
-        ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"pooling_mode_mean_tokens": False}, "mean"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),

@@ -10,7 +10,7 @@ import pytest
 
 from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.formats.checkpoints import MODEL_FILE, SETTINGS_FILE, read_tensors, write_tensors
-from dpr.models.model_folders import OpenedModel, open_model
+from dpr.models.biencoder import BiEncoder
 from dpr.models.pooling import MeanPooling
 from dpr.models.settings import EncoderSettings, TowerOptions
 from dpr.storage.durable import write_manifest
@@ -21,17 +21,8 @@ class OwnPooling(MeanPooling):
     """A user-defined pooling."""
 
 
-def opened(
-    folder: Path, settings: EncoderSettings | None = None, options: TowerOptions | None = None, **given: Any
-) -> OpenedModel:
-    defaults: dict[str, Any] = {
-        "text": None,
-        "dropout": None,
-        "base": None,
-        "special_tokens": (),
-        "trailing_sep": False,
-    }
-    return open_model(folder, settings, options or TowerOptions(), **defaults | given)
+def opened(folder: Path, settings: EncoderSettings | None = None, **given: Any) -> BiEncoder:
+    return BiEncoder.load(folder, settings=settings, **given)
 
 
 @pytest.fixture
@@ -80,7 +71,7 @@ def test_what_a_checkpoint_may_not_say(values: dict[str, Any], found: str, store
 
 def test_settings_of_newer_versions_are_left_out_and_the_rest_is_as_stored(stored: Path) -> None:
     restate(stored, hyperbolic=True, sequence_length=3)
-    model = opened(stored, EncoderSettings(pooling="cls", sequence_length=99)).parts
+    model = opened(stored, EncoderSettings(pooling="cls", sequence_length=99))
     assert (model.settings.pooling, model.settings.sequence_length, model.tensorizer.sequence_length) == (
         "mean",
         3,
@@ -95,7 +86,7 @@ def test_a_checkpoint_runs_no_class_that_the_job_does_not_name(stored: Path) -> 
     with pytest.raises(CheckpointError, match="a file may not name code to run") as caught:
         opened(stored, EncoderSettings(pooling="mean"))
     assert f"encoder.pooling={own}" in str(caught.value)
-    assert type(opened(stored, EncoderSettings(pooling=own)).towers[0].pooling) is OwnPooling
+    assert type(opened(stored, EncoderSettings(pooling=own)).question_model.pooling) is OwnPooling
 
 
 def test_a_model_gets_no_adapters_that_it_does_not_have(stored: Path) -> None:
@@ -111,14 +102,12 @@ def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored
     write_tensors(stored, MODEL_FILE, learned)
     write_manifest(stored, {})
     model = opened(stored)
-    assert (model.parts.stored_temperature, model.options.temperature) == pytest.approx((0.25, 0.25))
-    assert "log_temperature" in model.parts.weights
+    assert (model.stored_temperature, float(model.temperature)) == pytest.approx((0.25, 0.25))
     still_learning = opened(stored, options=TowerOptions(learn_temperature=True))
-    # where it began
-    assert still_learning.options.temperature == 0.5 and "log_temperature" in still_learning.parts.weights
+    assert still_learning.options.temperature == 0.5  # where it began
+    assert float(still_learning.temperature) == pytest.approx(0.25)
     own = opened(stored, options=TowerOptions(temperature=2.0))
-    assert own.options.temperature == 2.0 and "log_temperature" not in own.parts.weights
-    assert own.parts.stored_temperature == pytest.approx(0.25)
+    assert float(own.temperature) == 2.0 and own.stored_temperature == pytest.approx(0.25)
 
 
 def test_a_learned_temperature_that_is_none_names_the_weights(stored: Path) -> None:

@@ -120,7 +120,6 @@ def test_each_reads_what_its_name_says() -> None:
         "cls": [[2.0, 0.0], [5.0, -1.0]],
         "last": [[6.0, 1.0], [5.0, -1.0]],
         "mean": [[3.0, 3.0], [5.0, -1.0]],
-        "max": [[6.0, 8.0], [5.0, -1.0]],
         "weighted_mean": [[23 / 6, 11 / 6], [5.0, -1.0]],
         "idf": [[(0.5 + 2 * 2 + 2 * 6) / 3, 6 / 3], [10.0, -2.0]],
         "idf_sqrt": [[(0.5 + (2 * 2 + 2 * 6) / 2**0.5) / 3, (4 + 2 / 2**0.5) / 3], [10.0, -2.0]],
@@ -170,24 +169,12 @@ def test_gradients_of_a_table_are_its_differences_where_a_text_repeats_a_token(n
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_states_share_the_gradient_of_a_maximum(dtype: torch.dtype) -> None:
-    states = torch.tensor(
-        [[1, 2], [1, 0], [1, 2], [-3, 5], [4, -1], [2, -1]], dtype=dtype, requires_grad=True
-    )
-    lengths, position = torch.tensor([3, 1, 2]), torch.zeros(3, dtype=torch.int64)
-    pooled = make_pooling("max", 2, 9)[0].packed(states, torch.arange(6), lengths, position)
-    pooled.backward(torch.tensor([[-6, 4], [-1, 2], [3, -8]], dtype=dtype))
-    assert states.grad is not None
-    assert states.grad.tolist() == [[-2, 2], [-2, 0], [-2, 2], [-1, 2], [3, -4], [0, -4]]
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         (
             "median",
-            "encoder.pooling=median is not one of cls, mean, last, max, weighted_mean, idf",
+            "encoder.pooling=median is not one of cls, mean, last, weighted_mean, idf",
         ),
         ("mean+max", "encoder.pooling=mean.max is not one of"),
         (f"{HERE}:Missing", "has no Missing"),

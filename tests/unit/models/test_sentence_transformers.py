@@ -80,16 +80,10 @@ def router(query: list[Any], document: list[Any]) -> Any:
 
 
 MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
-    "cls": lambda path: ([body(path), pooling()], {}),
     "mean, scaled": lambda path: ([body(path), pooling("mean"), modules.Normalize()], {}),
     "prompts": lambda path: ([body(path), pooling("mean")], {"prompts": PROMPTS}),
     "lengths of both sides": lambda path: (
         [body(path, query_length=9, document_length=14), pooling("mean")],
-        {},
-    ),
-    "projection": lambda path: ([body(path), pooling(), dense()], {}),
-    "projection without bias, scaled": lambda path: (
-        [body(path), pooling(), dense(bias=False), modules.Normalize()],
         {},
     ),
     "projection with tanh": lambda path: (
@@ -115,15 +109,6 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
         [router([body(path, query_length=7)], [body(path, seed=1)]), pooling("mean"), modules.Normalize()],
         {},
     ),
-    "two towers with projections": lambda path: (
-        [router([body(path), pooling(), dense()], [body(path, seed=1), pooling(), dense(bias=False)])],
-        {},
-    ),
-    "two routes through one tower": lambda path: (
-        [router([one := body(path), two := pooling("mean")], [one, two])],
-        {},
-    ),
-    "static": lambda path: ([static(path)], {}),
     "static, cut, scaled": lambda path: ([static(path, length=9), modules.Normalize()], {"prompts": PROMPTS}),
     "decoder": lambda path: (
         [_plain_texts(body(path, "decoder")), pooling("lasttoken", 32), modules.Normalize()],
@@ -415,7 +400,7 @@ def test_a_table_of_model2vec_is_read_and_a_quantized_vocabulary_refused(tmp_pat
     assert_same(BiEncoder.load(folder), theirs)
     mapping = torch.randint(0, 20, (len(VOCABULARY),))
     save_file({"embeddings": table, "mapping": mapping}, str(folder / "model.safetensors"))
-    with pytest.raises(CheckpointError, match="holds mapping beside the table"):
+    with pytest.raises(CheckpointError, match="holds embeddings, mapping, expected a table"):
         BiEncoder.load(folder)
 
 
@@ -423,7 +408,7 @@ def test_an_encoder_taken_out_of_its_folder_is_pointed_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from dpr.jobs.train import build_model
-    from dpr.training.command_settings import BiEncoderTrainConfig
+    from dpr.training.settings import BiEncoderTrainConfig
 
     def build(folder: Path) -> BiEncoder:
         config = BiEncoderTrainConfig()
@@ -442,7 +427,7 @@ def test_an_encoder_taken_out_of_its_folder_is_pointed_out(
 
 def test_two_towers_are_not_made_one_by_a_setting(tmp_path: Path) -> None:
     from dpr.jobs.train import build_model
-    from dpr.training.command_settings import BiEncoderTrainConfig
+    from dpr.training.settings import BiEncoderTrainConfig
 
     parts, options = MODELS["two towers"](tmp_path)
     config = BiEncoderTrainConfig(model_file=str(saved(tmp_path, parts, **options)[1]))

@@ -103,7 +103,7 @@ def test_it_needs_a_transformer_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("to", "kind"),
     # A graph takes ten seconds to make, whatever is in it.
-    [*(("sentence-transformers", kind) for kind in KINDS), ("onnx", "projection, cut")],
+    [("sentence-transformers", "cosine, mean, prompts"), ("onnx", "projection, cut")],
 )
 def test_other_libraries_give_the_same_vectors(to: str, kind: str, tmp_path: Path) -> None:
     form = format_of(to)
@@ -131,9 +131,7 @@ def test_a_frozen_transformer_stays_what_it_was(tmp_path: Path) -> None:
     assert model.encode_passages(Passage("ba be", "bi")).shape == (16,)
 
 
-def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(tmp_path: Path) -> None:
     training_folder(tmp_path, train=16, dev=4)
     passages = [Passage(text, id=f"p{number}") for number, text in enumerate(TEXTS)]
     write_passages(tmp_path / "corpus.jsonl", passages)
@@ -165,8 +163,6 @@ def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(
     assert not np.array_equal(start.encode_questions(TEXTS), run.encode_questions(TEXTS)), (
         "it has learned nothing"
     )
-    assert train([*again[:-2], "encoder.fix_ctx_encoder=false", again[-1]]) != 0
-    assert "different run" in capsys.readouterr().err
     assert (
         embed(
             [

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
-from dpr.models.trials import layers_of
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -75,42 +74,6 @@ def test_a_backbone_without_that_mode_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(BertModel, "supports_gradient_checkpointing", False)
     with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing=true: BertModel has no such mode"):
         trainer(tmp_path, gradient_checkpointing=True)
-
-
-def test_compiled_layers_learn_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # one of which is compiled, which takes half a minute
-    encoder_folder(tmp_path / "encoder", num_hidden_layers=2)
-    job, plain = (
-        trainer(tmp_path, dropout=0.0, compile=True, max_steps=2),
-        trainer(tmp_path, name="plain", dropout=0.0),
-    )
-    if "does not work here" in caplog.text:
-        pytest.skip("torch.compile does not work on this machine")
-    assert job.model.weights().keys() == plain.model.weights().keys()
-    for tower in (job.model.question_model, job.model.ctx_model):
-        assert [layer._compiled_call_impl is not None for layer in layers_of(tower.backbone)] == [True, False]
-    own, expected = (
-        torch.cat([gradient.flatten() for gradient in gradients(one).values()]) for one in (job, plain)
-    )
-    assert float((own - expected).norm() / expected.norm()) < 1e-3
-    job.model.zero_grad(set_to_none=True)
-    job.train()
-
-
-def test_where_compiling_fails_layers_stay_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(self: nn.Module, **options: Any) -> None:
-        def fail(*_: Any, **__: Any) -> None:
-            raise RuntimeError("no compiler here")
-
-        self._compiled_call_impl = fail
-
-    monkeypatch.setattr(nn.Module, "compile", broken)
-    job = trainer(tmp_path, compile=True)
-    assert caplog.text.count("train.compile=true does not work here and is left out (no compiler here)") == 1
-    job.train()
-    assert job.progress.step == job.total_steps
 
 
 def test_determinism_is_switched_on_and_training_is_possible_with_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.settings import BiEncoderTrainConfig
 
 
 def with_value(key: str, value: Any) -> BiEncoderTrainConfig:
@@ -28,7 +28,7 @@ def test_defaults_pass() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("encoder.pooling", "median", "cls, mean, last, max"),
+        ("encoder.pooling", "median", "cls, mean, last"),
         ("encoder.question_length", 1, "at least 3"),
         ("encoder.dropout", 1.0, "[0, 1)"),
         ("loss.name", "triplet", "nll"),

@@ -12,7 +12,7 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.optimizer import (
     AveragingAdamW,
     OptimizerSettings,
-    Schedule,
+    learning_rate_factor,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
@@ -21,31 +21,19 @@ from dpr.training.optimizer import (
 from tests.helpers.tiny import tiny_model
 
 
-def factors(schedule: Schedule, total: int) -> list[float]:
-    return [round(schedule.factor(step, total), 6) for step in range(total)]
-
-
-def test_linear_rises_from_a_share_and_falls_towards_zero() -> None:
-    assert factors(Schedule("linear", warmup_steps=2), 6) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-
-
-def test_cosine_ends_at_zero() -> None:
-    assert factors(Schedule("cosine"), 4) == [1.0, 0.853553, 0.5, 0.146447]
-    assert Schedule("cosine").factor(4, 4) == pytest.approx(0)
-
-
-def test_dpr_starts_at_zero_and_never_quite_ends() -> None:
-    schedule = Schedule("dpr", warmup_steps=2)
-    assert factors(schedule, 6) == [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]
-    assert schedule.factor(6, 6) == schedule.factor(60, 6) == 1e-7
-
-
-def test_constant_stays_after_its_warm_up() -> None:
-    assert factors(Schedule("constant", warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1, 1, 1]
-
-
-def test_a_step_beyond_the_end_stays_there() -> None:
-    assert Schedule("linear").factor(50, 10) == pytest.approx(0)
+@pytest.mark.parametrize(
+    ("kind", "warmup", "expected"),
+    [
+        ("linear", 2, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        ("cosine", 2, [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447, 0.0]),
+        ("constant", 4, [0.25, 0.5, 0.75, 1, 1, 1, 1]),
+        ("dpr", 2, [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 1e-7]),
+    ],
+)
+def test_schedules(kind: str, warmup: int, expected: list[float]) -> None:
+    found = [learning_rate_factor(kind, step, total_steps=6, warmup_steps=warmup) for step in range(7)]
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert learning_rate_factor(kind, 60, total_steps=6, warmup_steps=warmup) == pytest.approx(expected[-1])
 
 
 def by_name(model: BiEncoder, optimizer: torch.optim.Optimizer) -> dict[str, tuple[float, float]]:

@@ -20,9 +20,8 @@ from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.run import Progress
-from dpr.training.settings import LossSettings, TrainSettings
+from dpr.training.settings import BiEncoderTrainConfig, LossSettings, TrainSettings
 from tests.helpers.needs import put
 from tests.helpers.tiny import encoder_folder, make_samples
 

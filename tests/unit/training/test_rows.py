@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dpr.core.distributed import average_gradients
 from dpr.training import optimizer as rows_module
+from dpr.training.compute import clip_gradients, row_tables
 from dpr.training.optimizer import RowAdamW
-from dpr.training.sharding import clip_gradients, row_tables
 
 ROWS, WIDTH, STEPS = 700, 3, 6
 SETTINGS: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}

@@ -7,30 +7,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
-from dpr.training.settings import TrainSettings
-from dpr.training.sharding import shard, sharded_towers
+from dpr.training.compute import shard, sharded_towers
 from tests.helpers.tiny import tiny_model
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        (
-            {"sharding": "fsdp2", "compile": True},
-            "sharding=fsdp2 and train.compile=true are mutually exclusive",
-        ),
-        ({"sharding": "zero3"}, "none, fsdp2"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(values: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        TrainSettings(**values).check("train.")
 
 
 def test_a_table_that_learns_by_rows_is_refused(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tb is not installed")
     from dpr.jobs.train import make_trackers
     from dpr.training.callbacks.defaults import default_callbacks
-    from dpr.training.command_settings import BiEncoderTrainConfig
+    from dpr.training.settings import BiEncoderTrainConfig
 
     config = BiEncoderTrainConfig(output_dir=str(tmp_path))
     assert make_trackers(config) == []

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, LongformerConfig, SqueezeBertConfig, XLNetConfig
+from transformers import BertConfig, LongformerConfig, XLNetConfig
 
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import Encoder
-from dpr.training.trial import freeze_unneeded
+from dpr.training.compute import freeze_unneeded
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -29,7 +29,6 @@ CONFIGS: dict[str, Any] = {
     "xlnet": XLNetConfig(
         vocab_size=len(VOCABULARY), d_model=16, n_layer=2, n_head=2, d_inner=32, pad_token_id=0
     ),
-    "squeezebert": SqueezeBertConfig(**{**LAYERS, "embedding_size": 16}, q_groups=2, k_groups=2, v_groups=2),
     "bert": BertConfig(**LAYERS),
 }
 

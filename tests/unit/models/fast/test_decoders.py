@@ -6,7 +6,6 @@ Each family is judged by its own attention over one sequence at a time, without 
 
 from __future__ import annotations
 
-import itertools
 import logging
 from dataclasses import replace
 from typing import Any
@@ -39,29 +38,16 @@ GROUPED: dict[str, Any] = {**SIZES, "num_key_value_heads": 2}
 HEADS: dict[str, Any] = {**GROUPED, "head_dim": 16}
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", GROUPED),
     "llama, one key head": ("Llama", GROUPED | {"num_key_value_heads": 1}),
-    "mistral": ("Mistral", GROUPED | {"sliding_window": None}),
     "mistral, window": ("Mistral", GROUPED | {"sliding_window": 8}),
-    "qwen2": ("Qwen2", GROUPED),
     "qwen2, windows": ("Qwen2", GROUPED | MIXED | {"use_sliding_window": True}),
-    "qwen2, bidirectional": ("Qwen2", GROUPED | {"is_causal": False}),
     "qwen3": ("Qwen3", HEADS),
     "qwen3, windows": ("Qwen3", HEADS | MIXED | {"use_sliding_window": True}),
     "qwen3, bidirectional": ("Qwen3", HEADS | {"is_causal": False}),
-    "qwen3, bidirectional windows": (
-        "Qwen3",
-        HEADS | MIXED | {"use_sliding_window": True, "is_causal": False},
-    ),
     "gemma": ("Gemma", HEADS),
     "gemma3": ("Gemma3Text", HEADS | MIXED),
     "gemma3, bidirectional": ("Gemma3Text", HEADS | MIXED | {"use_bidirectional_attention": True}),
-    "phi3": ("Phi3", GROUPED),
     "phi3, window": ("Phi3", GROUPED | {"sliding_window": 8}),
-    "olmo2": ("Olmo2", GROUPED),
-    "granite": ("Granite", GROUPED),
-    "smollm3": ("SmolLM3", GROUPED),
-    "starcoder2": ("Starcoder2", GROUPED | {"sliding_window": 8}),
     "modernbert decoder": (
         "ModernBertDecoder",
         SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
@@ -109,8 +95,8 @@ def gradients(tower: Encoder, vectors: Tensor) -> dict[str, Tensor]:
     return {name: value.grad.clone() for name, value in tower.named_parameters() if value.grad is not None}
 
 
-@pytest.mark.parametrize(("name", "pooling"), list(itertools.product(FAMILIES, ["last", "mean"])))
-@pytest.mark.parametrize("tokens", [60, 10_000], ids=["packs", "one pack"])
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("pooling", "tokens"), [("last", 60), ("mean", 10_000)])
 def test_packed_equals_one_by_one(
     name: str, pooling: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +121,7 @@ def test_packed_equals_one_by_one(
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-@pytest.mark.parametrize("name", ["llama", "qwen3, windows", "gemma3, bidirectional"])
+@pytest.mark.parametrize("name", ["llama, one key head", "qwen3, windows", "gemma3, bidirectional"])
 def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(
     name: str, pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +133,7 @@ def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(
         found = tower(batch)
         mine = gradients(tower, found)
     windows = {
-        "llama": [(-1, 0)] * 3,
+        "llama, one key head": [(-1, 0)] * 3,
         "qwen3, windows": [(7, 0), (-1, 0), (7, 0)],
         "gemma3, bidirectional": [(4, 4), (-1, -1), (4, 4)],
     }
@@ -159,15 +145,16 @@ def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(
         torch.testing.assert_close(mine[key], gradient, rtol=1e-5, atol=1e-5, msg=key)
 
 
-@pytest.mark.parametrize(("name", "attention"), list(itertools.product(FAMILIES, ["sdpa", "varlen"])))
-def test_nobody_waits_for_the_device(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("attention", "pooling"), [("sdpa", "mean"), ("varlen", "last")])
+def test_nobody_waits_for_the_device(
+    name: str, attention: str, pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the meta device, which has shapes and no values, so that whoever asks it for one fails."""
     monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
-    for pooling in ("last", "mean"):
-        tower = Encoder(
-            backbone_from_config(config_of(name), dropout=0.0), pooling=pooling, attention=attention
-        ).to(torch.bfloat16)
-        tower.to("meta")(batch_of(LENGTHS).to("meta")).sum().backward()
+    backbone = backbone_from_config(config_of(name), dropout=0.0)
+    tower = Encoder(backbone, pooling=pooling, attention=attention).to(torch.bfloat16)
+    tower.to("meta")(batch_of(LENGTHS).to("meta")).sum().backward()
 
 
 def test_capped_scores_are_padded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,4 +216,4 @@ def test_nothing_is_kept_for_generation(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(transformers.DynamicCache, "__init__", kept)
     for packed in (True, False):
-        tower_of(config_of("llama"), packed=packed)(batch_of(LENGTHS))
+        tower_of(config_of("qwen3"), packed=packed)(batch_of(LENGTHS))

@@ -124,8 +124,7 @@ def test_local_layers_have_a_window_and_for_a_token_read_go_through_sdpa(
     assert windows == [[(-1, -1), (4, 4)], [(-1, -1)]], "local_attention=8 reaches 4 tokens to either side"
 
 
-@pytest.mark.parametrize("window", [None, 3, 100])
-@pytest.mark.parametrize("scaling", [None, 0.5])
+@pytest.mark.parametrize(("scaling", "window"), [(None, 3), (0.5, 100), (0.5, None)])
 def test_a_layer_has_its_own_scale_and_window(
     scaling: float | None, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,10 +195,7 @@ def test_checkpointed_activations_give_the_same_gradient(monkeypatch: pytest.Mon
     assert_same(results[1], results[0], atol=0)
 
 
-@pytest.mark.parametrize("grad_cache_tokens", [0, 60])
-def test_training_takes_the_steps_it_takes_with_sdpa(
-    grad_cache_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_takes_the_steps_it_takes_with_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for attention in ("sdpa", "varlen"):
         model = tiny_model(
@@ -213,8 +209,8 @@ def test_training_takes_the_steps_it_takes_with_sdpa(
                 [ListSource(make_samples(24))],
                 [],
                 tmp_path / attention,
-                max_steps=4,
-                grad_cache_tokens=grad_cache_tokens,
+                max_steps=2,
+                grad_cache_tokens=60,
             )
             job.train()
         assert bool(calls) == (attention == "varlen")
@@ -315,8 +311,11 @@ def test_nobody_waits_for_the_device_and_torch_takes_the_call(monkeypatch: pytes
     """On the meta device, which has shapes and no values, so that whoever asks it for one fails; torch's own
     function checks the call."""
     monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
-    for attention, name, pooling in itertools.product(
-        varlen.KERNELS, ("bert", "modernbert"), ("cls", "mean")
+    for attention, name, pooling in (
+        ("sdpa", "bert", "cls"),
+        ("sdpa", "modernbert", "mean"),
+        ("varlen", "bert", "mean"),
+        ("varlen", "modernbert", "cls"),
     ):
         tower = tower_of(CONFIGS[name], pooling=pooling)
         tower.fast = replace(tower.fast, attention=attention)
