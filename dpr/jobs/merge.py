@@ -43,17 +43,18 @@ def run(config: MergeConfig) -> None:
     validations = []
     suite = [] if config.set is None else read_suite(config.set, split=config.split, cache=cache_root(None))
     for each in suite:
-        if each.options.skip_same_id or each.qrels is None:
-            raise ConfigError(f"set: {each.name} has no judgements, or skip_same_id; choose by another one")
+        options = each.options
+        if options.skip_same_id or options.query_prefix or options.passage_prefix or each.qrels is None:
+            raise ConfigError(
+                f"set: {each.name} has no judgements, or has prefixes or skip_same_id; choose by another one"
+            )
         settings = RetrievalValidationSettings(
             corpus=str(each.corpus),
             questions=str(each.queries),
             qrels=str(each.qrels),
             match="qrels",
             name=each.name,
-            prompt=each.options.prompt,
-            query_prefix=each.options.query_prefix,
-            passage_prefix=each.options.passage_prefix or "",
+            prompt=options.prompt,
         )
         validations.append(RetrievalValidation(settings))
         if config.metric not in (known := validations[-1].evaluator.names(validated_names())):

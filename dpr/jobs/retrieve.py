@@ -417,7 +417,7 @@ def _evaluate_run_file(config: EvaluateConfig) -> float | None:
     if config.metrics_file:
         require_writable(config.metrics_file)
     qrels = read_qrels(str(config.qrels))
-    run = read_trec_run(str(config.run_file), as_trec_eval=True)
+    run = read_trec_run(str(config.run_file))
     require_judged(list(run), qrels, file=str(config.qrels), of=str(config.run_file))
     rankings = [run.get(key, []) for key in qrels]
     num_docs = max(config.n_docs, *map(len, rankings))
