@@ -89,7 +89,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before the fixtures of modules, which train."""
-    page.curves_svg = quick.DRAWN if item.path.name == "test_report.py" else quick.no_chart
+    page.curves_svg = quick.DRAWN if item.path.name.startswith("test_report") else quick.no_chart
 
 
 @pytest.fixture(autouse=True)
