@@ -52,6 +52,7 @@ from tests.helpers.no_network.sitecustomize import block_connections
 from tests.helpers.slow_tests import is_slow
 
 block_connections()  # they leave this machine never
+page.curves_svg = quick.DRAWN  # for tests that import it; others have none, see pytest_runtest_setup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The same in every Python that a test starts.
