@@ -62,7 +62,9 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     (tmp_path / "docs" / "broken.txt").write_text("Now it says something of use to those who look for it.")
     assert main(line) == 0
     assert commands == STAGES
-    assert "could not be read" not in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "could not be read" not in told.out
+    assert "again, and what follows: " in told.err
 
 
 def test_what_cannot_work_is_said_before_any_work(

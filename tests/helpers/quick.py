@@ -3,6 +3,7 @@ tests/conftest.py draws for the tests of the report), and waiting for the disk, 
 
 from __future__ import annotations
 
+import html
 import os
 
 import dpr.evaluation.report as page
@@ -11,7 +12,7 @@ DRAWN = page.curves_svg
 
 
 def no_chart(title: str, *_: object, **__: object) -> str:
-    return "<svg></svg>"
+    return f"<svg><text>{html.escape(title)}</text></svg>"
 
 
 page.curves_svg = no_chart
