@@ -335,18 +335,16 @@ def cached_problem(folder: Path) -> str | None:
     return None
 
 
-def ensure_built(
-    folder: Path, build: Callable[[Path], None], *, problem_of: Callable[[Path], str | None] = cached_problem
-) -> None:
+def ensure_built(folder: Path, build: Callable[[Path], None]) -> None:
     """Calls ``build(folder)`` in one of the processes that ask together, unless the folder is there and
-    ``problem_of`` finds nothing wrong.
+    ``cached_problem`` finds nothing wrong.
 
     Raises:
         ConfigError: the cache folder cannot be written.
     """
     parent = folder.parent
     _remove_stale(parent)
-    if folder.is_dir() and problem_of(folder) is None:
+    if folder.is_dir() and cached_problem(folder) is None:
         return
     try:
         require_writable(parent, folder=True)
@@ -360,7 +358,7 @@ def ensure_built(
     with alone_with(lock):  # without locks in the file system, processes may build it side by side
         try:
             if folder.exists():
-                if (problem := problem_of(folder)) is None:
+                if (problem := cached_problem(folder)) is None:
                     return
                 logger.warning("the cache %s is damaged or unfinished (%s); rebuilding it", folder, problem)
             build(folder)
