@@ -106,7 +106,9 @@ class RunLock:
         with writing(self._file), alone_with(self._file) as (file, is_alone):
             file.seek(0)
             content = file.read()
-            seen = _parsed(content)
+            seen: dict[str, Any] = {}
+            with suppress(TypeError, ValueError):
+                seen = dict(parsed(content.decode()))
             if content.strip(b"\0") and not content.startswith(_BEGINNINGS):
                 raise OutputError(self._file, "it holds something else than a lock", hint="move it away")
             if (holder := self._holder(seen)) is not None:
@@ -193,12 +195,6 @@ def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
                 yield file, is_alone
                 return
         # The holder before removed it while this process waited.
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    with suppress(TypeError, ValueError):
-        return dict(parsed(content.decode()))
-    return {}
 
 
 def _keep_fresh(file: Path, done: threading.Event) -> None:
