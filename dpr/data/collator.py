@@ -67,12 +67,7 @@ class DataRow(NamedTuple):
 def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
     """The passage as a tower gets it: normalised and with a prefix if the set's options say so. Stored tokens
     already are."""
-    return passage if isinstance(passage, StoredPassage) else encoded_text(passage, options)
-
-
-def encoded_text(passage: Passage, options: DataSetSettings) -> Passage:
-    """As ``as_encoded``, for a passage as text."""
-    if not (options.normalize or options.passage_prefix):
+    if isinstance(passage, StoredPassage) or not (options.normalize or options.passage_prefix):
         return passage
     text = normalize_passage(passage.text) if options.normalize else passage.text
     title = passage.title

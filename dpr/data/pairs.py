@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -94,7 +94,7 @@ def _crops(words: Words, generator: np.random.Generator) -> Cut:
 def _sentence(words: Words, generator: np.random.Generator) -> Cut:
     """A sentence -> the text around it (the inverse cloze task)."""
     number = int(generator.integers(len(words.sentences)))
-    start, end = _sentence_at(words, number)
+    start, end = [*words.sentences, words.text][number : number + 2]
     around = [(0, words.text)] if generator.random() < _KEPT else [(0, start), (end, words.text)]
     return Cut(around, list(range(start, end)))
 
@@ -160,10 +160,6 @@ def shortened(words: list[int], probability: float, generator: np.random.Generat
         if draw >= probability
     ]
     return kept if len(kept) > 1 else words
-
-
-def _sentence_at(words: Words, number: int) -> tuple[int, int]:
-    return words.sentences[number], [*words.sentences, words.text][number + 1]
 
 
 def _stretch(size: int, least: int, most: int, generator: np.random.Generator) -> tuple[int, int]:
@@ -250,7 +246,7 @@ class PseudoPairs:
         self.kinds = kinds_of(kinds, setting=setting)
         self._held_back = held_back
         self._held_only = held_only
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "kinds": self.kinds,
             "drop_words": drop_words,
             "held_back": held_back,
@@ -283,7 +279,7 @@ class PseudoPairs:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.file, {"name": self.name, **self._settings}))
+        return (partial(PseudoPairs, self.file, name=self.name, **self._settings), ())
 
     def __len__(self) -> int:
         return len(self._held_rows) if self._held_only else len(self._store)
@@ -362,10 +358,6 @@ class PseudoPairs:
 
 def _documents(passage: Passage) -> tuple[str, str]:
     return (passage.origin.url or passage.origin.file) if passage.origin else "", passage.title
-
-
-def _reopened(file: Path, settings: Mapping[str, Any]) -> PseudoPairs:
-    return PseudoPairs(file, **settings)
 
 
 def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: np.random.Generator) -> Any:

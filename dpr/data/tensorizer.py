@@ -36,8 +36,6 @@ _TEXTS_PER_CALL = 128
 # both are long.
 _LONG_TITLE = 4  # characters, in units of the sequence length
 
-
-_LOST_WORDS = 0.02  # share of a vocabulary; one that was made of lower-cased texts has hardly any
 # of unknown tokens
 SHARE_SAID = 0.05
 _SHARE_REFUSED = 0.5
@@ -131,7 +129,6 @@ class Tensorizer:
             warn_once(
                 logger, "do_lower_case=%s has no effect on the tokenizer of %s", do_lower_case, name_or_folder
             )
-        made._warn_of_lost_words(str(name_or_folder))
         return made
 
     def save(self, folder: Path) -> None:
@@ -170,24 +167,6 @@ class Tensorizer:
         normalizer = self._state().get("normalizer") or {}
         steps = [normalizer, *normalizer.get("normalizers", [])]
         return any(bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in steps)
-
-    def _warn_of_lost_words(self, source: str) -> None:
-        """A vocabulary with capitals whose texts are lower-cased: as the model was trained, or by mistake."""
-        if not self.do_lower_case:
-            return
-        words = (
-            self.tokenizer.get_vocab().keys()
-            - self.tokenizer.get_added_vocab().keys()
-            - set(self.tokenizer.all_special_tokens)
-        )
-        num_lost = sum(word != word.lower() for word in words)
-        if num_lost > _LOST_WORDS * len(words):
-            message = (
-                "%s: texts are lower-cased, though %d of the %d tokens of its vocabulary have capitals, which"
-                " are then never used; a model keeps what it was trained with, a new one takes"
-                " do_lower_case=false"
-            )
-            warn_once(logger, message, source, num_lost, len(words))
 
     @property
     def fingerprint(self) -> str:

@@ -9,13 +9,13 @@ import binascii
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.machine import reading
 from dpr.core.settings import listed
 from dpr.storage.durable import read_json
@@ -76,18 +76,15 @@ def check_files(folder: Path, *, within: Path | None = None) -> None:
             )
         if most is not None and entry.is_file() and (size := entry.stat().st_size) > most:
             raise InputError(f"has {size:,} bytes", file=file, expected=f"at most {most:,}")
-        if entry.name.endswith(".index.json"):
-            _check_index(file)
-
-
-def _check_index(file: Path) -> None:
-    index = read_json(file)
-    names = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(names, dict):
-        raise InputError("has no weight_map", file=file, expected="files by the names of their weights")
-    for name in names.values():
-        if inside(file.parent, name, stated_in=file.name).suffix != ".safetensors":
-            raise InputError(f"names {describe(name)}", file=file, expected="safetensors files beside it")
+        if not entry.name.endswith(".index.json"):
+            continue
+        index = read_json(file)
+        names = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(names, dict):
+            raise InputError("has no weight_map", file=file, expected="files by the names of their weights")
+        for name in names.values():
+            if inside(folder, name, stated_in=file.name).suffix != ".safetensors":
+                raise InputError(f"names {describe(name)}", file=file, expected="safetensors files beside it")
 
 
 def check_tokenizer_files(folder: Path) -> None:
@@ -139,42 +136,18 @@ def _fault(state: dict[str, Any]) -> str | None:
         )
     if not is_sound:
         return "its model has no vocabulary of tokens and their numbers"
-    if not all(map(_is_sound, _charsmaps(state.get("normalizer")))):
-        return "the precompiled_charsmap of its normalizer is damaged"
-    steps = [
-        state.get(name)
-        for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
-    ]
-    is_long = any(len(text) > _LONGEST_TEXT for text in _texts(steps))
-    return (
-        f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary"
-        if is_long
-        else None
-    )
-
-
-def _charsmaps(normalizer: Any) -> Iterator[Any]:
-    waiting = [normalizer]
-    while waiting:
-        step = waiting.pop()
-        if isinstance(step, dict):
-            if step.get("type") == "Precompiled":
-                yield step.get("precompiled_charsmap")
-            waiting += step["normalizers"] if isinstance(step.get("normalizers"), list) else []
-
-
-def _texts(steps: list[Any]) -> Iterator[str]:
-    """The texts that steps of a tokenizer put in, or look for; a table of characters is none."""
+    names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
+    steps = [state.get(name) for name in names]
     for step in steps:  # which grows
-        if isinstance(step, str):
-            yield step
-        elif isinstance(step, dict | list):
-            values = (
-                {key: value for key, value in step.items() if key != "precompiled_charsmap"}.values()
-                if isinstance(step, dict)
-                else step
-            )
-            steps += values
+        if isinstance(step, str) and len(step) > _LONGEST_TEXT:
+            return f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary"
+        if isinstance(step, list):
+            steps += step
+        elif isinstance(step, dict):
+            steps += [value for key, value in step.items() if key != "precompiled_charsmap"]
+            if step.get("type") == "Precompiled" and not _is_sound(step.get("precompiled_charsmap")):
+                return "the precompiled_charsmap of its normalizer is damaged"
+    return None
 
 
 def _is_sound(charsmap: Any) -> bool:
@@ -242,16 +215,11 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
             "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the"
             " Hugging Face cache"
         )
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        found = f"no tokenizer could be loaded ({reason})"
+        found = f"no tokenizer could be loaded ({first_line(error)})"
         name = str(name_or_folder)
         if "/" in name and not Path(name).exists():
             is_path = name.startswith((".", "/")) or name.count("/") > 1
-            found = (
-                "no such folder"
-                if is_path
-                else f"no such folder, and {found.replace('loaded', 'loaded by that name', 1)}"
-            )
+            found = "no such folder" if is_path else f"no such folder, and {found}"
         raise InputError(found, file=name_or_folder, hint=hint) from error
     if not isinstance(tokenizer.model_max_length, int | float):
         raise InputError(
@@ -309,13 +277,7 @@ def append_end_token(tokenizer: Any) -> None:
         return
     backend = tokenizer.backend_tokenizer
     state = json.loads(backend.to_str())
-    state["post_processor"] = _ending(state["post_processor"], tokenizer.eos_token, end)
-    backend.post_processor = type(backend).from_str(json.dumps(state)).post_processor
-
-
-def _ending(processor: dict[str, Any] | None, token: str, number: int) -> dict[str, Any]:
-    """A post-processor with the token at the end of its template; templates one after the other would panic,
-    so there is one."""
+    processor = state["post_processor"]
     parts = [processor] if processor is not None else []
     if processor is not None and processor["type"] == "Sequence":
         parts = processor["processors"]
@@ -325,13 +287,18 @@ def _ending(processor: dict[str, Any] | None, token: str, number: int) -> dict[s
             f"encoder.append_eos=true, but this tokenizer adds special tokens by {strange[0]}; set it to"
             " false"
         )
-    template = next((part for part in parts if part["type"] == "TemplateProcessing"), _plain_template())
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    template: dict[str, Any] = {
+        "type": "TemplateProcessing",
+        "single": [first],
+        "pair": [first, second],
+        "special_tokens": {},
+    }
+    template = next((part for part in parts if part["type"] == "TemplateProcessing"), template)
+    token = tokenizer.eos_token
     for kind in ("single", "pair"):
         template[kind] = [*template[kind], {"SpecialToken": {"id": token, "type_id": 0}}]
-    template["special_tokens"] |= {token: {"id": token, "ids": [number], "tokens": [token]}}
-    return {"type": "Sequence", "processors": [*others, template]}
-
-
-def _plain_template() -> dict[str, Any]:
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    return {"type": "TemplateProcessing", "single": [first], "pair": [first, second], "special_tokens": {}}
+    template["special_tokens"] |= {token: {"id": token, "ids": [end], "tokens": [token]}}
+    # Templates one after the other would panic, so there is one.
+    state["post_processor"] = {"type": "Sequence", "processors": [*others, template]}
+    backend.post_processor = type(backend).from_str(json.dumps(state)).post_processor

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError
 from dpr.core.logs import Progress, get_logger
 from dpr.core.machine import usable_cores
 from dpr.core.records import (
@@ -34,7 +34,7 @@ from dpr.core.records import (
     text_sha256,
 )
 from dpr.core.seeding import generator_for
-from dpr.data.collator import as_encoded, encoded_text, judgement_identity, teacher_scores
+from dpr.data.collator import as_encoded, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
 from dpr.data.order import PAIRS
 from dpr.data.pairs import Cut, PseudoPairs, Words, draw
@@ -51,7 +51,7 @@ from dpr.formats.token_store import (
 )
 from dpr.formats.training_sets import TrainingSet
 from dpr.storage.checksums import cache_root
-from dpr.storage.outputs import ensure_built
+from dpr.storage.outputs import cached_problem, ensure_built
 from dpr.storage.steps import Steps
 
 logger = get_logger(__name__)
@@ -67,44 +67,39 @@ _LENGTH = _STARTS - 1
 class _Stored:
     """A set whose rows come as tokens, in place of the set ``text`` it was made of. Pickles as paths."""
 
-    def __init__(self, text: Any, folder: Path, metadata: StoreFacts) -> None:
+    def __init__(self, text: Any, folder: Path) -> None:
         self.text = text
         self.name = text.name
         self.fingerprint = text.fingerprint
         self._folder = folder
-        self._metadata = metadata
-        self._store = TokenStore(folder, metadata)
+        self._store = TokenStore(folder)
 
     def __len__(self) -> int:
         return len(self._store)
 
-    def equals_text(self, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-        """Compares some rows, spread over the set, with the tokens of their text."""
-        rows = np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist()
-        return all(self._row_equals(row, tensorizer, options) for row in rows)
-
     def __getitem__(self, row: int) -> StoredSample:
         return self._store[row]
 
-    def _row_equals(self, row: int, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-        sample = self[row]
-        text = self.text[row]
-        if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens(
-            [text.question], **options.of_questions
-        ):
-            return False
-        for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
-            given = [as_encoded(passage, options) for passage in theirs]
-            if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens(given):
+    def equals_text(self, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
+        """Compares some rows, spread over the set, with the tokens of their text."""
+        for row in np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist():
+            sample = self[row]
+            text = self.text[row]
+            question = tensorizer.question_tokens([text.question], **options.of_questions)
+            if tensorizer.question_tokens([sample.question]) != question:
                 return False
-            if [passage.identity for passage in ours] != [
-                judgement_identity(passage, self.name) for passage in theirs
-            ]:
-                return False
+            for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
+                given = [as_encoded(passage, options) for passage in theirs]
+                identities = [judgement_identity(passage, self.name) for passage in theirs]
+                if (
+                    tensorizer.passage_tokens(ours) != tensorizer.passage_tokens(given)
+                    or [passage.identity for passage in ours] != identities
+                ):
+                    return False
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.text, self._folder, self._metadata))
+        return (type(self), (self.text, self._folder))
 
 
 class StoredTokens(_Stored):
@@ -128,7 +123,7 @@ class StoredTokens(_Stored):
         samples = [text[row] for row in rows]
         listed = (passage for sample in samples for passages in _lists(sample) for passage in passages)
         new = [passage for passage in dict.fromkeys(listed) if passage not in part.numbers]
-        encoded = [encoded_text(passage, options) for passage in new]
+        encoded: Any = [as_encoded(passage, options) for passage in new]
         for passage, (title, body) in zip(new, tensorizer.passage_parts(encoded), strict=True):
             identity = judgement_identity(passage, text.name)
             part.numbers[passage] = part.add_passage(PassageTokens(title, body, identity, passage.has_score))
@@ -144,23 +139,18 @@ class TokensOfWordsError(ConfigError):
     """A tokenizer does not keep words apart."""
 
 
-def why_cut_from_text(pairs: PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings) -> str:
-    """What in the settings changes texts after they are cut, so that the tokens of the corpus are of no use;
-    empty where nothing does."""
-    if pairs.makers:
-        return "since a class of the user's makes them"
-    if tensorizer.text.plain_apostrophes:
-        return "since apostrophes of questions are changed (encoder.plain_apostrophes)"
-    changed = (
-        options.normalize,
-        options.passage_prefix,
-        tensorizer.text.passage_prompt,
-        any(options.of_questions.values()),
-    )
-    return (
-        "since they get a prompt or are normalised"
-        if any(changed) or tensorizer.text.question_prompt(None)
-        else ""
+def is_changed_after_the_cut(pairs: PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
+    """Whether a class of the user's makes pairs, or texts get a prompt or are normalised, so that the tokens of
+    the corpus are of no use."""
+    text = tensorizer.text
+    return bool(
+        pairs.makers
+        or text.plain_apostrophes
+        or text.passage_prompt
+        or text.question_prompt(None)
+        or options.normalize
+        or options.passage_prefix
+        or any(options.of_questions.values())
     )
 
 
@@ -305,28 +295,21 @@ def open_tokens(
             text.name,
         )
         return text
-    if isinstance(text, PseudoPairs) and (reason := why_cut_from_text(text, tensorizer, options)):
-        logger.info("%s: pairs are cut from the text, %s", text.name, reason)
+    if isinstance(text, PseudoPairs) and is_changed_after_the_cut(text, tensorizer, options):
+        logger.info("%s: pairs are cut from the text, since it is changed after that", text.name)
         return text
     metadata = store_metadata(text, tensorizer, options)
     key = text_sha256(json.dumps(metadata, sort_keys=True))[:32]
     target = cache_root(folder) / f"tokens-{key}"
     kind: Any = StoredPairs if isinstance(text, PseudoPairs) else StoredTokens
 
-    def problem_of(target: Path) -> str | None:
-        try:
-            TokenStore(target, metadata)
-        except (InputError, OSError) as error:
-            return str(error)
-        return None
-
     try:
         if build:
             parts = _Parts(kind, text, tensorizer, options)
-            ensure_built(target, lambda target: _build(target, metadata, parts), problem_of=problem_of)
-        elif problem_of(target) is not None:
+            ensure_built(target, lambda target: _build(target, metadata, parts))
+        elif cached_problem(target) is not None:
             return text
-        stored: StoredTokens | StoredPairs = kind(text, target, metadata)
+        stored: StoredTokens | StoredPairs = kind(text, target)
     except TokensOfWordsError as error:
         logger.warning("%s: pairs are cut from the text, since with this tokenizer %s", text.name, error)
         return text

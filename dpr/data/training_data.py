@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
@@ -89,29 +88,14 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
     taken: set[str] = set()
     for item in [sets] if is_one or (isinstance(sets, tuple) and _is_pair(sets)) else sets:
         source, *options = item if isinstance(item, tuple) and _is_pair(item) else (item,)
-        if (
-            isinstance(source, tuple)
-            and len(source) == 2
-            and isinstance(source[1], Mapping)
-            and not isinstance(source[0], Mapping)
-        ):
-            raise ConfigError(
-                "the options of a data set are of type dict; give (data,"
-                " dpr.DataSetSettings(query_prefix='query: '))"
-            )
         if not hasattr(source, "fingerprint") or hasattr(source, "column_names"):
             stem = Path(source).name.split(".")[0] if isinstance(source, str | Path) else ""
             plain = stem if stem.isidentifier() else name
-            free = next(
-                full
-                for number in count(1)
-                if (full := plain if number == 1 else f"{plain}_{number}") not in taken
-            )
+            names = (plain, *(f"{plain}_{number}" for number in range(2, len(taken) + 2)))
+            free = next(each for each in names if each not in taken)
             taken.add(free)
             # every format of files; a data set of the user's needs none
-            from dpr.formats.training_sets import (
-                open_training_set,
-            )
+            from dpr.formats.training_sets import open_training_set
 
             source = open_training_set(source, name=free)
         elif missing := [

@@ -106,7 +106,9 @@ class RunLock:
         with writing(self._file), alone_with(self._file) as (file, is_alone):
             file.seek(0)
             content = file.read()
-            seen = _parsed(content)
+            seen: dict[str, Any] = {}
+            with suppress(TypeError, ValueError):
+                seen = dict(parsed(content.decode()))
             if content.strip(b"\0") and not content.startswith(_BEGINNINGS):
                 raise OutputError(self._file, "it holds something else than a lock", hint="move it away")
             if (holder := self._holder(seen)) is not None:
@@ -193,12 +195,6 @@ def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
                 yield file, is_alone
                 return
         # The holder before removed it while this process waited.
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    with suppress(TypeError, ValueError):
-        return dict(parsed(content.decode()))
-    return {}
 
 
 def _keep_fresh(file: Path, done: threading.Event) -> None:
@@ -335,18 +331,16 @@ def cached_problem(folder: Path) -> str | None:
     return None
 
 
-def ensure_built(
-    folder: Path, build: Callable[[Path], None], *, problem_of: Callable[[Path], str | None] = cached_problem
-) -> None:
+def ensure_built(folder: Path, build: Callable[[Path], None]) -> None:
     """Calls ``build(folder)`` in one of the processes that ask together, unless the folder is there and
-    ``problem_of`` finds nothing wrong.
+    ``cached_problem`` finds nothing wrong.
 
     Raises:
         ConfigError: the cache folder cannot be written.
     """
     parent = folder.parent
     _remove_stale(parent)
-    if folder.is_dir() and problem_of(folder) is None:
+    if folder.is_dir() and cached_problem(folder) is None:
         return
     try:
         require_writable(parent, folder=True)
@@ -360,7 +354,7 @@ def ensure_built(
     with alone_with(lock):  # without locks in the file system, processes may build it side by side
         try:
             if folder.exists():
-                if (problem := problem_of(folder)) is None:
+                if (problem := cached_problem(folder)) is None:
                     return
                 logger.warning("the cache %s is damaged or unfinished (%s); rebuilding it", folder, problem)
             build(folder)

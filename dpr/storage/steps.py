@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -168,21 +168,9 @@ class Steps:
         if not isinstance(stated, dict):
             hint = f"remove {self.folder} and rerun the same command"
             raise InputError(f"does not say what its {self.contents} is made of", file=self.folder, hint=hint)
-        theirs = dict(_by_key(stated))
-        ours = dict(_by_key(self.provenance))
-        for key in sorted(theirs.keys() | ours.keys()):
-            if theirs.get(key) != ours.get(key):
-                found = (
-                    f"holds {state} {self.contents} with {key}={theirs.get(key)!r}, this run has"
-                    f" {ours.get(key)!r}"
-                )
+        for key in sorted(stated.keys() | self.provenance.keys()):
+            theirs = stated.get(key)
+            ours = self.provenance.get(key)
+            if theirs != ours:
+                found = f"holds {state} {self.contents} with {key}={theirs!r:.80}, this run has {ours!r:.80}"
                 raise InputError(found, file=self.folder, hint=f"{self.rename}, or remove the folder")
-
-
-def _by_key(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested objects by their keys, joined by dots."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _by_key(item, f"{key}.{name}" if key else name)
-    else:
-        yield key, value

@@ -128,15 +128,13 @@ def leads_inside(folder: Path, path: Path) -> bool:
     """Whether a path leads into the folder once all links are followed; a blob of the hub's cache that the
     folder is in counts too."""
     try:
+        inner = folder.resolve()
         target = path.resolve()
-        return target.is_relative_to(folder.resolve()) or _is_blob(folder.resolve(), target)
     except (OSError, RuntimeError):  # links in a circle
         return False
-
-
-def _is_blob(folder: Path, target: Path) -> bool:
-    """Whether a link in ``REPOSITORY/snapshots/REVISION`` leads to a file in ``REPOSITORY/blobs``."""
-    repository = next(
-        (place.parent.parent for place in (folder, *folder.parents) if place.parent.name == "snapshots"), None
-    )
-    return repository is not None and target.parent == repository / "blobs"
+    if target.is_relative_to(inner):
+        return True
+    # A link in REPOSITORY/snapshots/REVISION may lead to a file in REPOSITORY/blobs.
+    places = (inner, *inner.parents)
+    blobs = next((one.parent.parent / "blobs" for one in places if one.parent.name == "snapshots"), None)
+    return blobs is not None and target.parent == blobs

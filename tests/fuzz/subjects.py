@@ -40,7 +40,6 @@ from tests.fuzz.foreign_subjects import FOREIGN
 from tests.fuzz.lookup_subjects import LOOKUPS
 from tests.fuzz.mutations import BYTES, JSON, TABLE, TEXT, Mutation
 from tests.fuzz.subject import Files, Subject, contents, lines, one
-from tests.fuzz.token_store_subjects import TOKEN_STORES
 from tests.helpers.jobs import compare
 from tests.helpers.original import flat_params, nested_params, original_extras, write_original
 from tests.helpers.tiny import tiny_model
@@ -420,5 +419,4 @@ SUBJECTS: dict[str, Subject] = {
     ),
     **FOREIGN,
     **LOOKUPS,
-    **TOKEN_STORES,
 }

@@ -1,5 +1,4 @@
-"""A token store with any damage to any of its files gives the batches of the text, at once or after one start
-that reports it.
+"""A token store with any damage to any of its files gives the batches of the text.
 
 ``make fuzz`` tries more cases; DPR_FUZZ_CASES and DPR_FUZZ_SEED as in test_readers.
 """
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from dpr.core.errors import InputError
 from dpr.core.records import TrainingSample
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
@@ -84,17 +82,10 @@ def test_whatever_happens_to_a_store_its_tokens_are_those_of_the_text(
     assert isinstance(open_tokens(text, tensorizer, OPTIONS), StoredTokens)
     (folder,) = (path for path in (tmp_path / "cache").glob("tokens-*") if path.is_dir())
     shutil.copytree(folder, tmp_path / "whole")
-    refused = 0
     for case in range(FIRST, FIRST + max(1, CASES // 25)):
         shutil.rmtree(folder)
         shutil.copytree(tmp_path / "whole", folder)
         done = damage(folder, random.Random(f"tokens {case}"))
-        try:
-            found = tokens_of(open_tokens(text, tensorizer, OPTIONS), tensorizer)
-        except InputError as error:
-            refused += "damaged" in str(error) and "rerun the command" in str(error)
-            source = open_tokens(text, tensorizer, OPTIONS)
-            assert isinstance(source, StoredTokens), (case, done)
-            found = tokens_of(source, tensorizer)
-        assert found == expected, (case, done)
-    assert refused, "no damage was so small that only reading finds it"
+        source = open_tokens(text, tensorizer, OPTIONS)
+        assert isinstance(source, StoredTokens), (case, done)
+        assert tokens_of(source, tensorizer) == expected, (case, done)

@@ -90,9 +90,30 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
             weights = {
                 name: storages.tensor(value, name)
                 for name, value in _section(root, "model_dict").items()
-                if not _is_unused(name)
+                if not (
+                    isinstance(name, str) and (name.endswith("embeddings.position_ids") or ".pooler." in name)
+                )
             }
-            return _checkpoint(weights, _section(root, "encoder_params"))
+            params = _section(root, "encoder_params")
+        flat = {**params, **(_dictionary(params.get("encoder")) or {})}
+        settings = {}
+        for key, value in flat.items():
+            plain = value.state.get("_val") if _is_node(value) else value
+            if plain is None or isinstance(plain, str | int | float):
+                settings[str(key)] = plain
+        model = settings.get("pretrained_model_cfg")
+        length = settings.get("sequence_length", 256)
+        lower = settings.get("do_lower_case", True)
+        if (
+            not (model is None or isinstance(model, str))
+            or type(length) is not int
+            or not 3 <= length <= 1 << 20
+        ):
+            raise MalformedPickle(
+                "pretrained_model_cfg in encoder_params is not a text, or sequence_length not a number from 3 to"
+                " 1048576"
+            )
+        return DprCheckpoint(weights, model, lower if isinstance(lower, bool) else True, length, settings)
     except MalformedPickle as error:
         raise CheckpointError(f"{error}; nothing in it was run", file=path, expected=EXPECTED) from None
     except _DAMAGED as error:
@@ -125,30 +146,6 @@ def write_dpr_checkpoint(
     }
     with durable_file(path, "wb", note=note) as file:
         torch.save(state, file)
-
-
-def _is_unused(name: Any) -> bool:
-    return isinstance(name, str) and (name.endswith("embeddings.position_ids") or ".pooler." in name)
-
-
-def _checkpoint(weights: dict[str, Tensor], params: dict[Any, Any]) -> DprCheckpoint:
-    flat = {**params, **(_dictionary(params.get("encoder")) or {})}
-    plain = ((str(key), value.state.get("_val") if _is_node(value) else value) for key, value in flat.items())
-    settings = {key: value for key, value in plain if value is None or isinstance(value, str | int | float)}
-    name = settings.get("pretrained_model_cfg")
-    length = settings.get("sequence_length", 256)
-    lower = settings.get("do_lower_case", True)
-    if (
-        not (name is None or isinstance(name, str))
-        or isinstance(length, bool)
-        or not isinstance(length, int)
-        or not 3 <= length <= 1 << 20
-    ):
-        raise MalformedPickle(
-            "pretrained_model_cfg in encoder_params is not a text, or sequence_length not a number from 3 to"
-            " 1048576"
-        )
-    return DprCheckpoint(weights, name, lower if isinstance(lower, bool) else True, length, settings)
 
 
 def _section(root: Any, name: str) -> dict[Any, Any]:

@@ -110,19 +110,21 @@ def _vector(value: Any, row: int) -> np.ndarray:
         data, dtype, shape, _ = arguments
     else:
         raise MalformedPickle(f"entry {row} does not hold a vector")
+    is_float32 = (
+        isinstance(dtype, Record)
+        and dtype.of == "numpy.dtype"
+        and dtype.arguments[:1] == ("f4",)
+        and isinstance(dtype.state, tuple)
+        and dtype.state[1:2] == ("<",)
+    )
     numbers = (
         [size for size in shape if size != 1] if isinstance(shape, tuple) and len(shape) <= 8 else [-1, -1]
     )
     if (
         not isinstance(data, bytes | bytearray)
         or len(numbers) > 1
-        or not _is_float32(dtype)
+        or not is_float32
         or len(data) != 4 * (*numbers, 1)[0]
     ):
         raise MalformedPickle(f"entry {row} is not a float32 vector")
     return np.frombuffer(data, dtype="<f4")
-
-
-def _is_float32(dtype: Any) -> bool:
-    is_dtype = isinstance(dtype, Record) and dtype.of == "numpy.dtype" and isinstance(dtype.state, tuple)
-    return is_dtype and dtype.arguments[:1] == ("f4",) and dtype.state[1:2] == ("<",)

@@ -14,7 +14,6 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
-from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Collator, judgement_identity
 from dpr.data.loader import cut_into_pools, data_row, pool_loader
@@ -137,19 +136,7 @@ def test_stored_tokens_give_the_scores_of_the_text(
         same(theirs, ours.tolist())  # type: ignore[union-attr]
     parts = sorted(Path(stored._folder).glob("part-*"))
     assert [np.load(part / "scores.npy").size > 0 for part in parts] == [True, True, False]
-    assert read_manifest(stored._folder)["metadata"]["made_of"]["layout"] == 4
-
-
-def test_a_damaged_score_is_found_when_it_is_read(text: TrainingSet, tensorizer: Tensorizer) -> None:
-    stored = open_tokens(text, tensorizer, OPTIONS)
-    path = Path(stored._folder) / "part-00000" / "scores.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    again = StoredTokens(text, stored._folder, stored._metadata)  # type: ignore[union-attr]
-    assert len([again[row] for row in range(19)]) == 19
-    with pytest.raises(InputError, match=r"record 19 of rows\.npy is not what was written"):
-        again[19]
+    assert read_manifest(stored._folder)["metadata"]["made_of"]["layout"] == 5
 
 
 def test_the_fingerprint_of_a_user_s_data_changes_with_scores_and_not_without() -> None:

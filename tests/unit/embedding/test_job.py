@@ -15,7 +15,7 @@ import torch
 
 from dpr.core.errors import InputError, OutputError
 from dpr.core.records import Passage
-from dpr.data.collator import encoded_text
+from dpr.data.collator import as_encoded
 from dpr.data.settings import DataSetSettings
 from dpr.embedding import job
 from dpr.embedding.encode import encode_tokens, tokenize_passages
@@ -279,7 +279,7 @@ def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: P
     embed(folder, tmp_path / "X", source={"passage_prefix": "ba be: "})
     model, source = BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv")
     options = DataSetSettings(passage_prefix="ba be: ")
-    seen = [encoded_text(passage, options) for passage in source.read()]
+    seen = [as_encoded(passage, options) for passage in source.read()]
     tokens = tokenize_passages(model.tensorizer, seen)
     found = np.concatenate([vectors for _, vectors in VectorShard(tmp_path / "X_0").chunks()])
     np.testing.assert_allclose(

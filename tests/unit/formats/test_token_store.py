@@ -11,10 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpr.core.errors import InputError
 from dpr.core.records import PassageTokens, StoredPassage, StoreFacts
 from dpr.formats.token_store import TokenPartWriter, TokenStore, finish_store, token_dtype
-from dpr.storage.durable import write_manifest
 from dpr.storage.steps import Steps
 from tests.helpers.examples import examples
 
@@ -71,7 +69,7 @@ def test_what_is_written_is_read_back(
             writer.write(steps, number)
             ends.append((ends[-1] if ends else 0) + len(rows))
         finish_store(steps, ends)
-        store = TokenStore(folder, METADATA)
+        store = TokenStore(folder)
         expected = [
             (question, *([plain(listed[number]) for number in numbers] for numbers in lists))
             for listed, rows in made
@@ -103,23 +101,12 @@ def test_rows_in_use_are_shared_and_then_let_go(tmp_path: Path) -> None:
     writer = TokenPartWriter(token_dtype(9))
     writer.add_row([1], [writer.add_passage(PassageTokens(None, [2], (0, 0), False))], [], [])
     finished(tmp_path, writer, 1)
-    store = TokenStore(tmp_path, METADATA)
+    store = TokenStore(tmp_path)
     sample = store[0]
     assert store[0] is sample
     assert sample.positives[0].tokens() is store[0].positives[0].tokens()
     del sample
     assert not store._in_use
-
-
-@pytest.mark.parametrize("ends", [[None], [0], [1, 1], [True], 1, []])
-def test_ends_that_are_none_are_refused(tmp_path: Path, ends: Any) -> None:
-    writer = TokenPartWriter(token_dtype(9))
-    writer.add_row([1], [], [], [])
-    finished(tmp_path, writer, 1)
-    assert len(TokenStore(tmp_path, METADATA)) == 1
-    write_manifest(tmp_path, {"made_of": METADATA, "part_ends": ends}, files={})
-    with pytest.raises(InputError):
-        TokenStore(tmp_path, METADATA)
 
 
 def test_scores_belong_to_the_slots_of_a_row(tmp_path: Path) -> None:
@@ -128,6 +115,6 @@ def test_scores_belong_to_the_slots_of_a_row(tmp_path: Path) -> None:
     writer.add_row([1], [passage], [passage], [], scores=[0.5, float("nan")])
     writer.add_row([1], [passage], [], [passage])
     finished(tmp_path, writer, 2)
-    first, second = TokenStore(tmp_path, METADATA)[0], TokenStore(tmp_path, METADATA)[1]
+    first, second = TokenStore(tmp_path)[0], TokenStore(tmp_path)[1]
     assert [item.teacher_score for item in first.positives + first.hard_negatives] == [0.5, None]
     assert [item.teacher_score for item in second.positives + second.other_negatives] == [None, None]

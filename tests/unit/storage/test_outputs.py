@@ -157,10 +157,11 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
 
 
 def test_a_killed_build_leaves_no_lock_beside_what_is_whole(tmp_path: Path) -> None:
-    (tmp_path / "built").mkdir()
+    with durable_folder(tmp_path / "built", metadata={"cache": "built"}):
+        pass
     (tmp_path / "built.lock").touch()
     (tmp_path / "poetry.lock").write_text("of another program")
-    ensure_built(tmp_path / "built", lambda _: None, problem_of=lambda _: None)
+    ensure_built(tmp_path / "built", lambda _: None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["built", "poetry.lock"]
 
 

@@ -146,8 +146,8 @@ def test_other_provenance_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         InputError,
         match=(
-            r"x: holds unfinished output with of\.rows=1, this run has 3; choose another name, or remove the"
-            r" folder"
+            r"x: holds unfinished output with of=\{'rows': 1, 'seed': 2\}, this run has \{'rows': 3, 'seed': 2\};"
+            r" choose another name, or remove the folder"
         ),
     ):
         Parts(tmp_path / "x", {"of": {"rows": 3, "seed": 2}})
