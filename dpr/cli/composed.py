@@ -16,7 +16,6 @@ from typing import Any, get_origin
 
 from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.paths import texts_in
 from dpr.core.settings import (
     Setting,
     drop_unused,
@@ -180,6 +179,8 @@ def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
     """The checked dataclass object. One line names what of the keys ``given`` does nothing; what does nothing
     in files is not told."""
     from omegaconf import OmegaConf
+
+    from dpr.core.paths import texts_in
 
     config: Any = OmegaConf.to_object(composed)
     if not hasattr(config, "check"):

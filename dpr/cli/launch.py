@@ -36,7 +36,14 @@ def exit_code_of(work: Callable[[], int]) -> int:
     try:
         return work()
     except DprError as error:
-        _print(error)
+        # Ranks other than a node's first wait a moment, since the launcher ends all when one ends.
+        local_rank = os.environ.get("LOCAL_RANK", "0")
+        where = ""
+        if local_rank != "0":
+            time.sleep(1.0)
+            where = f"[rank {os.environ.get('RANK', local_rank)}] "
+        kind = "stopped" if isinstance(error, StopRequested) else "error"
+        print(f"{where}{kind}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -46,9 +53,8 @@ def exit_code_of(work: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # a disk, a permission, a missing file: a traceback explains nothing
+        # a disk, a permission, a missing file: a traceback explains nothing
+        if isinstance(error, OSError) and error.errno is not None:
             where = f"{error.filename}: " if error.filename else ""
             print(f"error: {where}{error.strerror or error}", file=sys.stderr)
             return InputError.exit_code
@@ -71,28 +77,18 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     code: list[int] = []
+
+    def leave() -> None:
+        if code:  # otherwise ``main`` raised, and the interpreter prints the exception
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code[0])
+
     if "RANK" in os.environ:
-        atexit.register(_leave, code)  # handlers run in reverse order: this one is the last
+        atexit.register(leave)  # handlers run in reverse order: this one is the last
     code.append(main())
     sys.exit(code[0])
-
-
-def _leave(code: list[int]) -> None:
-    if code:  # otherwise ``main`` raised, and the interpreter prints the exception
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code[0])
-
-
-def _print(error: DprError) -> None:
-    """Ranks other than a node's first wait a moment, since the launcher ends all when one ends."""
-    local_rank = os.environ.get("LOCAL_RANK", "0")
-    if local_rank != "0":
-        time.sleep(1.0)
-    where = "" if local_rank == "0" else f"[rank {os.environ.get('RANK', local_rank)}] "
-    kind = "stopped" if isinstance(error, StopRequested) else "error"
-    print(f"{where}{kind}: {error}", file=sys.stderr, flush=True)
 
 
 Config = TypeVar("Config", bound=Settings)

@@ -130,7 +130,10 @@ def main(argv: list[str] | None = None) -> int:
         arguments = [*_ALIASES[name], *arguments[1:]]
         name = arguments[0]
     if name in ("--help", "-h", "help"):
-        print(_usage(), end="")
+        print("Usage: dpr COMMAND [key=value ...]\n")
+        for command, entry in COMMANDS.items():
+            print(f"  {command:<14} {entry.about}")
+        print("\ndpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...")
         return 0 if arguments else 2
     if name == "--version":
         print(f"dpr {__version__}")
@@ -144,10 +147,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    command = COMMANDS[name]
-    return launch(
-        command.config, command.settings_class(), job_of(name), arguments[1:], program=f"dpr {name}"
-    )
+    chosen = COMMANDS[name]
+    program = f"dpr {name}"
+    return launch(chosen.config, chosen.settings_class(), job_of(name), arguments[1:], program=program)
 
 
 def job_of(name: str) -> Callable[[Any], Any]:
@@ -160,11 +162,3 @@ def run(*before: str) -> NoReturn:
     """The process of the installed command, or of a script that stands for the subcommand ``before``: ends
     with its exit code."""
     run_and_leave(lambda: main([*before, *sys.argv[1:]]))
-
-
-def _usage() -> str:
-    rows = "\n".join(f"  {name:<14} {command.about}" for name, command in COMMANDS.items())
-    return (
-        f"Usage: dpr COMMAND [key=value ...]\n\n{rows}\n\n"
-        "dpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...\n"
-    )

@@ -113,16 +113,12 @@ def reading(source: str | Path) -> AbstractContextManager[None]:
 
     Where it does not, the block reads the cache alone. Libraries would try again for a minute first.
     """
-    return nullcontext() if not Path(source).exists() and _hub_answers() else no_downloads()
-
-
-def _hub_answers() -> bool:
     from huggingface_hub import constants, get_session
 
-    if constants.HF_HUB_OFFLINE:
-        return False
+    if Path(source).exists() or constants.HF_HUB_OFFLINE:
+        return no_downloads()
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
     except Exception:  # of whichever HTTP library this version stands on
-        return False
-    return True
+        return no_downloads()
+    return nullcontext()

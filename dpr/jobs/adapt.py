@@ -341,8 +341,8 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     weight = chosen_weight(by_weight)
 
     write_search(out, texts.corpus, weight)
-    number = texts.counts().get("pseudo-questions")
-    queries = f"{number:,} pseudo-questions" if number else "the dev questions"
+    num_cut = texts.counts().get("pseudo-questions")
+    queries = f"{num_cut:,} pseudo-questions" if num_cut else "the dev questions"
     print(f"\nnDCG@10 on {queries}, which choose settings and are no measure of quality:")
     for value, reached in tried.items():
         print(f"  {reached:.3f}  temperature {value}{', chosen' if value == temperature else ''}")

@@ -118,13 +118,14 @@ def run(config: CompareSettings) -> None:
             reports = {label: run.report for label, run in runs.items()}
             count = next(iter(runs.values())).num_questions
             records[name] = {"question_set": name, "num_questions": count, "runs": reports}
-        report = {"sets": records} if is_folders else next(iter(records.values()))
+        report: dict[str, Any] = {"sets": records} if is_folders else next(iter(records.values()))
         if compared:
-            report["tests"] = []
+            tests = []
             for one in compared:
                 record = asdict(one)
                 record["p_holm"] = record.pop("adjusted")
-                report["tests"].append(record | record.pop("test"))
+                tests.append(record | record.pop("test"))
+            report["tests"] = tests
         write_json(Path(config.out), report, note={})
 
 

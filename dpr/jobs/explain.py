@@ -108,8 +108,8 @@ def _pool(
         for index, (role, passage) in enumerate(slots):
             slot = number * width + index
             assert isinstance(passage, Passage)
-            key = f"[{passage.id}]" if passage.id is not None else ""
-            shown = " ".join(filter(None, [key, passage.title, _short(passage.text)]))
+            named = f"[{passage.id}]" if passage.id is not None else ""
+            shown = " ".join(filter(None, [named, passage.title, _short(passage.text)]))
             yield f"    {role:<9} slot {slot}: {shown}"
             yield f"              {contexts[int(batch.context_row[slot])]}"
         masked = columns[number]

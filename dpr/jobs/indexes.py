@@ -126,9 +126,12 @@ def open_vector_index(
     identity = {"model_fingerprint": model.fingerprint}
     if shards and folder is not None:
         parts = []
-        for shard, item in zip(shards, vectors, strict=True):
-            digest = shard.digest if isinstance(shard, PickledVectors) else ""
-            digest = digest or describe_file(shard.path / MANIFEST)["sha256"]
+        opened: Sequence[VectorShard | PickledVectors] = shards
+        for shard, item in zip(opened, vectors, strict=True):
+            if isinstance(shard, PickledVectors):
+                digest = shard.digest
+            else:
+                digest = describe_file(shard.path / MANIFEST)["sha256"]
             parts.append(f"{digest} {item.prefix if isinstance(item, PrefixedSource) else ''}")
         identity["vectors"] = _hash(*parts)
     made = (lambda: vectors) if shards else None

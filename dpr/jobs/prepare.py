@@ -17,11 +17,12 @@ def run(config: PrepareSettings) -> None:
     """Makes what the settings ask for, and prints how much of everything there is."""
     out = Path(str(config.out))
     source = Path(config.sources[0])
+    is_folder = len(config.sources) == 1 and source.is_dir() and not (config.format or config.columns())
     if config.pairs is not None:
         how = config.part(PairFileSettings)
         counts = prepare_pairs(source, out, how, overwrite=config.overwrite)
         print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-    elif _is_of_documents(config):
+    elif is_folder and (seen := look_at(source)).kind == "folder" and not seen.fit:
         counts = prepare_folder(source, out, config.part(FolderSettings), overwrite=config.overwrite)
         kinds = counts.pop("test questions by kind")
         print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
@@ -29,15 +30,6 @@ def run(config: PrepareSettings) -> None:
             print("test questions are " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()))
     else:
         print(f"{out}: {convert(config)}")
-
-
-def _is_of_documents(config: PrepareSettings) -> bool:
-    """Whether there is one source, a folder that holds no training data."""
-    source = Path(config.sources[0])
-    if len(config.sources) > 1 or not source.is_dir() or config.format or config.columns():
-        return False
-    seen = look_at(source)
-    return seen.kind == "folder" and not seen.fit
 
 
 def make_encoder(config: NewEncoderSettings) -> None:

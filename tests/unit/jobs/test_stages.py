@@ -95,7 +95,7 @@ def test_a_job_that_does_not_make_what_it_should_is_not_done(tmp_path: Path) -> 
     assert "outputs" not in json.loads((tmp_path / "a" / RECORD).read_text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_stage_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     handler = signal.getsignal(number)
     job = Job()

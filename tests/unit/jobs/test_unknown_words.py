@@ -110,7 +110,7 @@ def test_vocabularies_that_lack_nothing_have_no_unknown_tokens(tmp_path: Path, k
     assert (share, count) == (0.0, len(tokens))
 
 
-@pytest.mark.parametrize("title", ["", "ba", "\udce8", "ba " * 200])
+@pytest.mark.parametrize("title", ["", "\udce8"])
 @pytest.mark.parametrize("text", ["rivi\udce8re", "\ud83d", "ba \ude00 be"])
 def test_half_a_character_is_refused_in_a_sentence(tmp_path: Path, title: str, text: str) -> None:
     encoder_folder(tmp_path / "bert")
