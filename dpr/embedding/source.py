@@ -171,23 +171,14 @@ def require_corpora(
         columns.
     """
     ours = [source.identity() for source in sources]
+    compared = ("corpus_fingerprint", *_READING)
     for corpus in corpora if ours else ():
-        same = [one for one in ours if one["corpus_fingerprint"] == corpus["corpus_fingerprint"]]
-        if not same:
+        if not any(all(one[name] == corpus[name] for name in compared) for one in ours):
+            read = ", ".join(f"{name}={corpus[name]}" for name in _READING)
             names = ", ".join(str(source.file) for source in sources)
-            hint = "embed the corpus again as it is now, or name the file that was embedded"
             raise InputError(
-                f"vectors of another corpus ({corpus['corpus']!r} as it was), not of {names}",
+                f"vectors of another corpus ({corpus['corpus']!r} as it was), read with {read}, not of {names}",
                 file=file,
-                hint=hint,
-            )
-        differing = [name for name in _READING if all(one[name] != corpus[name] for one in same)]
-        if differing:
-            name = differing[0]
-            hint = f"set ctx_sources.<name>.{name}={corpus[name]}, or embed the corpus again"
-            raise InputError(
-                f"vectors of passages read with {name}={corpus[name]}",
-                file=file,
-                expected=str(same[0][name]),
-                hint=hint,
+                hint="embed the corpus again as it is now, or name the file that was embedded, and its columns by"
+                " ctx_sources.<name>.id_col, text_col and title_col",
             )

@@ -1,4 +1,5 @@
-"""The data of a report, read from run folders. Whatever is missing or damaged becomes a note."""
+"""The data of a report, read from run folders, and what they say about the faults of a run, for ``dpr doctor RUN``
+(docs/troubleshooting.md has the symptoms). Whatever is missing or damaged becomes a note."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Indexes of faiss: whatever its ``index_factory`` makes of a string, learned from a sample and filled block by
 block.
 
-``ivf`` is a string that needs no choice: lists of vectors of 8 bits a number. ``flat`` takes all products.
+``ivf`` and ``small`` are strings that need no choice: lists of vectors of 8 and of 4 bits a number. ``flat`` takes all products.
 ``hnsw``, ``hnsw32`` and ``hnsw_sq`` are graphs that follow the largest dot product. In DPR they follow the smallest
 L2 distance, behind an extra coordinate that makes all passages equally long; where lengths differ, faiss finds
 fewer of the best passages so (recall@100 .31 against .98 of generated vectors with log-normal lengths, .99 of both
@@ -57,6 +57,8 @@ class FaissIndex(Index):
     faiss, of what it stores of a vector."""
 
     Settings: ClassVar[type[Any]] = FactorySettings
+    _codes: ClassVar[str] = "SQ8"
+    """What lists hold where ``indexer.factory`` is not set."""
     _is_scored_again: ClassVar[bool] = False
     """Whether scores are products with the stored vectors, in place of those of faiss."""
     _asked_at_once: ClassVar[int] = 16
@@ -200,7 +202,7 @@ class FaissIndex(Index):
     def _factory(cls, settings: Any, num_vectors: int) -> str:
         """The string that faiss gets."""
         lists = min(_MOST_LISTS, 1 << max(0, round(np.log2(2 * np.sqrt(num_vectors)))), num_vectors)
-        return str(settings.factory) or f"IVF{lists},SQ8"
+        return str(settings.factory) or f"IVF{lists},{cls._codes}"
 
     @classmethod
     def _empty(cls, factory: str, dimension: int) -> Any:
@@ -253,6 +255,12 @@ class FaissIndex(Index):
             broader.nprobe = breadth
             scores[short], places[short] = self._engine.search(tile[short], depth, params=broader)
         return scores, places
+
+
+class SmallIndex(FaissIndex):
+    """Lists of vectors of 4 bits a number."""
+
+    _codes = "SQ4"
 
 
 class FlatIndex(FaissIndex):

@@ -40,7 +40,7 @@ class FactorySettings(Settings):
 
     factory: str = setting("", on_resume=IDENTITY)
     """Any string of faiss's index_factory, e.g. "IVF4096,PQ64" or "OPQ64,IVF65536,PQ64" (docs/indexes.md);
-    absent = "IVF<lists>,SQ8", with as many lists as the power of two next to twice the root of the number of
+    absent = "IVF<lists>,SQ8", for small SQ4, with as many lists as the power of two next to twice the root of the number of
     vectors, at most 65,536."""
     probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)
     """Lists that are searched for a question; 0 = the fewest that reached a recall@100 of 0.95 when the index
@@ -73,6 +73,7 @@ KINDS = {
     "hnsw32": IndexKind("dpr.indexer.faiss_index:Hnsw32Index", GraphSettings),
     "faiss": IndexKind("dpr.indexer.faiss_index:FaissIndex", FactorySettings),
     "ivf": IndexKind("dpr.indexer.faiss_index:FaissIndex", FactorySettings),
+    "small": IndexKind("dpr.indexer.faiss_index:SmallIndex", FactorySettings),
     "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings),
 }
 """Any other kind is an import path, ``module:Class``."""

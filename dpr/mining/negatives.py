@@ -293,9 +293,8 @@ class Mining(BlockJob):
                 score = round(negative.score, 4)
                 entry.update(score=score, rank=negative.rank, mined_by=self.searches[0].mined_by)
                 values["score"].append(score)
-                if (
-                    positive_score is not None and positive_score > 0
-                ):  # shares of a negative number say nothing
+                # shares of a negative number say nothing
+                if positive_score is not None and positive_score > 0:
                     values["share_of_positive_score"].append(round(negative.score / positive_score, 4))
                 if negative.cross_encoder_score is not None:
                     entry["cross_encoder_score"] = round(negative.cross_encoder_score, 4)

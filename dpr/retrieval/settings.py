@@ -37,8 +37,9 @@ class _IndexKind(Settings):
 
     kind: str = "exact"
     """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
-    number, fast), faiss (whatever indexer.factory names); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words,
-    no model); or a user-defined subclass of dpr.indexer.registry.Index, module:Class."""
+    number, fast), small (4 bits a number), faiss (whatever indexer.factory names); flat, hnsw, hnsw_sq (DPR's,
+    by faiss); bm25 (words, no model); or a user-defined subclass of dpr.indexer.registry.Index,
+    module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
 

@@ -223,7 +223,7 @@ def test_reading_leaves_the_limit_of_the_process_as_it_was(tmp_path: Path) -> No
     assert faiss.get_deserialization_vector_byte_limit() == limit
 
 
-@pytest.mark.parametrize("kind", [*CHOICES, "exact"])
+@pytest.mark.parametrize("kind", [*CHOICES, "small", "exact"])
 def test_few_vectors_bad_ones_and_too_long_ones(kind: str) -> None:
     ids, vectors, queries = make(5)
     store = IndexStore(IndexChoice.of(kind, {}, key=""))

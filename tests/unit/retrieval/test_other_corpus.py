@@ -139,7 +139,7 @@ def test_other_columns_are_other_texts_and_more_passages_are_no_harm(tmp_path: P
     )
     require_corpora(corpora, [], file=None)
     with pytest.raises(
-        ValueError, match=r"read with text_col=1, expected 2; set ctx_sources.<name>.text_col=1"
+        ValueError, match=r"read with id_col=0, text_col=1, .*ctx_sources.<name>.id_col, text_col"
     ):
         require_corpora(corpora, [replace(corpus, text_col=2, title_col=1)], file=None)
     with pytest.raises(ValueError, match="vectors of another corpus"):
