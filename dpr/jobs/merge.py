@@ -155,17 +155,18 @@ def mixed(models: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> di
 def _validations(config: MergeConfig) -> list[RetrievalValidation]:
     validations = []
     for each in read_suite(str(config.set), split=config.split, cache=cache_root(None)):
-        if each.options.skip_same_id or each.qrels is None:
-            raise ConfigError(f"set: {each.name} has no judgements, or skip_same_id; choose by another one")
+        options = each.options
+        if each.qrels is None or options.skip_same_id or options.query_prefix or options.passage_prefix:
+            raise ConfigError(
+                f"set: {each.name} has no judgements, or has skip_same_id or prefixes; choose by another one"
+            )
         settings = RetrievalValidationSettings(
             corpus=str(each.corpus),
             questions=str(each.queries),
             qrels=str(each.qrels),
             match="qrels",
             name=each.name,
-            prompt=each.options.prompt,
-            query_prefix=each.options.query_prefix,
-            passage_prefix=each.options.passage_prefix or "",
+            prompt=options.prompt,
         )
         validations.append(RetrievalValidation(settings))
         if config.metric not in (known := validations[-1].evaluator.names(validated_names())):
