@@ -329,7 +329,7 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         refuse_impossible_sizes(config, shapes, encoder / CONFIG)
     else:
         named = stored.get("base")
-        texts = [named.get(key) for key in BaseModel._fields] if isinstance(named, dict) else []
+        texts: list[Any] = [named.get(key) for key in BaseModel._fields] if isinstance(named, dict) else []
         if not texts or not all(isinstance(text, str) and text for text in texts):
             expected = "name and fingerprint of the model its adapters belong to"
             raise CheckpointError(f"base is {describe(named)}", file=file, expected=expected)

@@ -144,7 +144,7 @@ class RootIdfPooling(IdfPooling):
         return super().packed(hidden * (counts.sqrt() / counts)[inverse][:, None], tokens, lengths, position)
 
 
-_CLASSES = {
+_CLASSES: dict[str, Any] = {
     "cls": ClsPooling,
     "mean": MeanPooling,
     "last": LastPooling,

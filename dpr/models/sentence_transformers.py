@@ -120,7 +120,7 @@ def read_modules(folder: Path) -> tuple[Modules, Modules]:
         if not all(isinstance(part, dict) for part in parts):
             raise CheckpointError("types, structure and parameters are not objects", file=router / _ROUTER)
         types, structure, parameters = parts
-        routes = [structure.get(side) for side in SIDES]
+        routes: list[Any] = [structure.get(side) for side in SIDES]
         if parameters.get("route_mappings") or not all(isinstance(route, list) for route in routes):
             raise CheckpointError(
                 f"the routes are {', '.join(map(str, structure))[:100] or 'none'}",

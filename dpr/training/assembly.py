@@ -293,8 +293,8 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
     sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
     for source, options in sets:
         # some rows that are spread over the set
-        rows = np.linspace(0, len(source) - 1, _LOOKED_AT).astype(int) if len(source) else []
-        samples = [source[row] for row in np.unique(rows).tolist()]
+        rows = np.linspace(0, max(len(source) - 1, 0), _LOOKED_AT).astype(int)
+        samples = [source[row] for row in np.unique(rows).tolist() if row < len(source)]
         texts = [sample.question for sample in samples]
         passages = [as_encoded(sample.positives[0], options) for sample in samples if sample.positives]
         tokens = model.tensorizer.question_tokens(texts, **options.of_questions)
