@@ -135,7 +135,7 @@ SETTINGS = {
     "to=transformers": "to=sentence-transformers writes what AutoModel and AutoTokenizer open, too (docs/interop.md)",
     "k1": "BM25 of mining has k1=0.9 and b=0.4",
     "b": "BM25 of mining has k1=0.9 and b=0.4",
-    "indexer.candidates": "indexer=small scores 400 candidates again, or four times n_docs",
+    "indexer.candidates": "no index scores candidates again; indexer=ivf, or indexer=faiss indexer.factory=...",
     "results": "write figures into README.md of the exported folder",
     "encoder.lora_alpha": "it is twice encoder.lora_rank; from Python, EncoderSettings(lora_alpha=...)",
     "encoder.lora_targets": "all linear layers have an adapter; from Python, EncoderSettings(lora_targets=...)",
@@ -153,6 +153,17 @@ SETTINGS = {
     "train.early_stopping.min_delta": "from Python, callbacks=[dpr.EarlyStopping(min_delta=...)]",
     "init=resume": "the same command resumes the run in output_dir",
     "out_dtype=binary": "out_dtype=int8 loses less; indexer.factory with RaBitQ makes codes of bits",
+    "few": "where there are too few questions, the corpus alone is written",
+    "held_back": "a tenth of the documents is held back; datasets.NAME.held_back says another share in training",
+    "relabel": "labels on the list are dropped; its field 'instead' says what was found",
+    "max_positions": "a new encoder has 512 positions; from Python, EncoderShape(max_positions=...)",
+    "cased": "a new vocabulary is of lower case; from Python, EncoderShape(lower_case=False)",
+    "weight": "from Python, dpr.Retriever.open(folder, weight=...)",
+    "pooling": "from Python, dpr.Retriever.open(folder, pooling=...)",
+    "train.compile": "no gain was measured; leave it out",
+    "train.validation.query_prefix": "encoder.query_prompt is stored with the model; prompt names one of its prompts",
+    "train.validation.passage_prefix": "encoder.passage_prompt is stored with the model",
+    "encoder.pooling=max": "encoder.pooling=mean, or your own pooling as module:Class (docs/training.md)",
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
 FILES = "version 0.1.0 may have written it, which commit 3ac8be9 reads"
