@@ -43,7 +43,7 @@ def test_last_line_accounts_for_every_row(tmp_path: Path, capsys: pytest.Capture
     assert last == f"{out}: read 4, kept 3 as 2 questions, dropped 0 without positives, rejected 1"
     (reject,) = map(json.loads, (tmp_path / "x.jsonl.rejected.jsonl").read_text().splitlines())
     assert (reject["file"], reject["line"]) == (str(source), 3)
-    assert reject["reason"] == "1 columns, expected 2, separated by tabs"
+    assert reject["reason"] == "1 columns, expected 2, as in the first row"
     assert len(open_training_set(out, name="x")) == 2
 
 
