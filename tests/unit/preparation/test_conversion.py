@@ -36,14 +36,14 @@ def test_last_line_accounts_for_every_row(tmp_path: Path, capsys: pytest.Capture
     source.write_text("q\ta\nq\tb\nbad\nr\tc\n")
     out = tmp_path / "x.jsonl"
     assert main(["prepare", str(source), f"out={out}"]) == 3
-    assert "x.tsv:3: 1 columns, expected 2, separated by tabs; on_bad_row=skip" in capsys.readouterr().err
+    assert "x.tsv:3: 1 columns, expected 2, as in the first row; on_bad_row=skip" in capsys.readouterr().err
     assert not out.exists()
     assert main(["prepare", str(source), f"out={out}", "on_bad_row=skip"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"{out}: read 4, kept 3 as 2 questions, dropped 0 without positives, rejected 1"
     (reject,) = map(json.loads, (tmp_path / "x.jsonl.rejected.jsonl").read_text().splitlines())
     assert (reject["file"], reject["line"]) == (str(source), 3)
-    assert reject["reason"] == "1 columns, expected 2, separated by tabs"
+    assert reject["reason"] == "1 columns, expected 2, as in the first row"
     assert len(open_training_set(out, name="x")) == 2
 
 
