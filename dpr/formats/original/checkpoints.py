@@ -96,7 +96,7 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
             }
             params = _section(root, "encoder_params")
         flat = {**params, **(_dictionary(params.get("encoder")) or {})}
-        settings = {}
+        settings: dict[str, Any] = {}
         for key, value in flat.items():
             plain = value.state.get("_val") if _is_node(value) else value
             if plain is None or isinstance(plain, str | int | float):
