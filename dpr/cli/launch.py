@@ -13,6 +13,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -187,6 +188,8 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
         f"Usage: {usage}\n",
         *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n")),
     ]
+    # What a command shares with others (device, precision, ...) stands after what is its own.
+    shared = {item.name for item in fields(config_class)} - set(config_class.__annotations__) - {"model_file"}
     # Config groups that this job has a section or a catalogue for.
     groups = {}
     for name in [*names, *(entry.key for entry in entries)]:
@@ -200,6 +203,7 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
     parts += [_row(entry.rule.operand, entry.doc, width) for entry in words] + [""] * bool(words)
     for name, doc in names.items():
         inside = [entry for entry in entries if entry.key.rpartition(".")[0] == name and entry not in words]
+        inside.sort(key=lambda entry: entry.key in shared)
         parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
         parts += [_describe(entry, width) for entry in inside]
         parts.append("")

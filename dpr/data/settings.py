@@ -8,10 +8,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, Settings, setting
+from dpr.core.settings import IDENTITY, NO_EFFECT, Settings, setting
 
 LONGEST_PROMPT = 1 << 14
 """In characters: a prompt is part of every text."""
+
+
+@dataclass
+class BadRowSettings(Settings):
+    """What becomes of a row that cannot be read."""
+
+    on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
+    """fail, or skip (bad rows are listed in a .rejected.jsonl, up to max_bad_rows)."""
+    max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
+    """How many rows on_bad_row=skip may leave out before the command ends."""
 
 
 @dataclass

@@ -44,7 +44,7 @@ class CheckpointEncoderConfig(GivenTextSettings):
     """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it; or the
     model that adapters belong to."""
     pooling: str = "cls"
-    """Of a folder that states none: cls, mean, last or max. A checkpoint with a user-defined pooling is
+    """Of a folder that states none: cls, mean or last. A checkpoint with a user-defined pooling is
     loaded only where module:Class names the same class here, since a file never decides which code runs."""
 
     def arguments(self) -> dict[str, Any]:
@@ -57,21 +57,42 @@ class CheckpointEncoderConfig(GivenTextSettings):
 
 
 @dataclass
-class EmbedConfig(ForwardSettings, CudaSettings):
-    """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
+class ModelSettings(Settings):
+    """The model that a command opens."""
 
     model_file: str | None = setting(None, path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), folder of sentence-transformers, Hugging
     Face or peft, or a checkpoint file of the original DPR."""
+    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
+
+
+@dataclass
+class VectorModelSettings(ModelSettings):
+    """The model that vectors are made by, and how much of them is kept."""
+
+    dimensions: int = setting(0, unit="dimensions", least=0)
+    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
+    has them."""
+
+
+@dataclass
+class CorpusCatalogue(Settings):
+    """Passage collections by name."""
+
+    ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
+    """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
+
+
+@dataclass
+class EmbedConfig(CorpusCatalogue, ForwardSettings, CudaSettings, VectorModelSettings):
+    """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
+
     ctx_src: str | None = setting(None, path="input")
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = setting(None, path="beginning")
     """Beginning of the output folder's name; ``_<shard_id>`` is added."""
     encoder_type: str = setting("ctx", choices=("ctx", "question"))
     """ctx, or question to embed the passages with the question tower."""
-    dimensions: int = setting(0, unit="dimensions", least=0)
-    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
-    has them."""
     shard_id: int = setting(0, least=0)
     """Which of ``num_shards`` parts this run embeds, counted from 0."""
     num_shards: int = setting(1, unit="shards", least=1)
@@ -88,10 +109,7 @@ class EmbedConfig(ForwardSettings, CudaSettings):
     attention: str = setting("sdpa", choices=("sdpa", "varlen"))
     """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa
     everywhere else."""
-    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
-    """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
     def check_together(self, prefix: str) -> None:
         require_set(

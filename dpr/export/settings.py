@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, listed, require_set, setting
-from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
+from dpr.core.settings import listed, require_set, setting
+from dpr.embedding.settings import CheckpointEncoderConfig, CorpusCatalogue, VectorModelSettings
 
 MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers:FORMAT",
@@ -25,7 +25,7 @@ _OWN_COLUMNS = ("id", "vector", "title", "text")
 
 
 @dataclass
-class StoreSettings(Settings):
+class StoreSettings(CorpusCatalogue):
     """What goes into a vector store."""
 
     vectors: Any = setting(None, also=("encoded_ctx_files",), path="input")
@@ -39,8 +39,6 @@ class StoreSettings(Settings):
     name:kind with kind text, int, float or bool, e.g. metadata=[url,year:int]. Absent = none."""
     table: str = "passages"
     """For a vector store: the table to fill."""
-    ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
-    """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
     def vector_patterns(self) -> list[str]:
         """``vectors`` as a list."""
@@ -88,7 +86,7 @@ class StoreSettings(Settings):
 
 
 @dataclass
-class ExportConfig(StoreSettings):
+class ExportConfig(StoreSettings, VectorModelSettings):
     """Writes a model, or vectors, in another format."""
 
     to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS, *STORES))
@@ -97,20 +95,13 @@ class ExportConfig(StoreSettings):
     original's embedding files; sentence-transformers, and hf-dpr (DPRQuestionEncoder and DPRContextEncoder of
     transformers): folders that these load, compared with the model's own vectors; onnx: graphs that
     onnxruntime serves without torch; lancedb, pgvector: a vector store filled with ``vectors`` and their passages."""
-    model_file: str | None = setting(None, path="input")
-    """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original
-    DPR."""
     out: str | None = setting(None, also=("out_file",), path="output")
     """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to
     which ``_<n>`` is added; for pgvector the address of the database, e.g.
     postgresql://user@host/database."""
-    dimensions: int = setting(0, unit="dimensions", least=0)
-    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
-    has them."""
     allow_other_vectors: bool = False
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at
     the end of the window."""
-    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
 
     def unused(self) -> Iterator[str]:
         if self.to in STORES:
@@ -161,7 +152,7 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
     """Which qrels/<split>.tsv of a folder."""
     metric: str = "ndcg@10"
     """What decides: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr evaluate."""
-    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
+    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
     def unused(self) -> Iterator[str]:
         if self.base is None:

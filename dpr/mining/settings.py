@@ -4,13 +4,13 @@ asked about it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from dpr.core.compute_settings import ForwardSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, require_set, setting
-from dpr.embedding.settings import CheckpointEncoderConfig
+from dpr.embedding.settings import ModelSettings
 from dpr.indexer.settings import DEFAULT_WEIGHT
 
 _MODELS = tuple(item.name for item in fields(ForwardSettings))
@@ -47,8 +47,9 @@ class MiningSettings(Settings):
 
 
 @dataclass
-class MiningInputs(ForwardSettings):
-    """Training data, and what is asked about its passages: BM25, a bi-encoder or a cross-encoder."""
+class MiningInputs(ForwardSettings, ModelSettings):
+    """Training data, and what is asked about its passages: a bi-encoder (model_file), a cross-encoder, or
+    without one BM25."""
 
     files: list[str] = setting(list, operand="FILE ...", path="input")
     """Training files, folders or patterns; together one data set."""
@@ -56,8 +57,6 @@ class MiningInputs(ForwardSettings):
     """File to write; .gz is packed."""
     corpus: str | None = setting(None, path="input")
     """Passages to search and to count words in; absent = those of the training data."""
-    model_file: str | None = setting(None, path="input")
-    """Checkpoint, run folder, Hugging Face or sentence-transformers folder to search with; absent = BM25."""
     cross_encoder: str | None = setting(None, path="input")
     """Folder of a sequence classifier that reads question and passage together."""
     prompt: str | None = None
@@ -67,7 +66,6 @@ class MiningInputs(ForwardSettings):
     """Processes that search by BM25 and filter. A model has all cores and is in one process."""
     overwrite: bool = False
     """Replace what is at out."""
-    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from dpr.core.compute_settings import DeviceSettings, ForwardSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
+from dpr.data.settings import BadRowSettings
 
 
 @dataclass
@@ -133,7 +134,7 @@ _OF_FILES = ("format", "to", "on_bad_row", "max_bad_rows", "suspects")
 
 
 @dataclass
-class PrepareSettings(PairFileSettings, FolderSettings, ReadSettings):
+class PrepareSettings(PairFileSettings, FolderSettings, ReadSettings, BadRowSettings):
     """Makes training data from one or more files (or folders) of another format. The content tells the
     format.
 
@@ -184,10 +185,6 @@ columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: col
     """Format of the source, where its content does not tell."""
     to: str = "dpr"
     """Format to write."""
-    on_bad_row: str = setting("fail", choices=("fail", "skip"))
-    """skip lists bad rows in <out>.rejected.jsonl."""
-    max_bad_rows: int = setting(100, unit="rows", least=0)
-    """How many may be skipped."""
     suspects: str | None = setting(None, path="input")
     """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
     overwrite: bool = False

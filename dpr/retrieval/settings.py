@@ -10,7 +10,7 @@ from typing import Any
 from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
-from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
+from dpr.embedding.settings import CorpusCatalogue, ModelSettings, VectorModelSettings
 from dpr.indexer.settings import (
     KINDS,
     Bm25Settings,
@@ -99,7 +99,7 @@ class QuestionSetConfig(Settings):
 
 
 @dataclass
-class RetrievalConfig(CudaSettings):
+class RetrievalConfig(CorpusCatalogue, CudaSettings, ModelSettings):
     """Searches a set of questions and evaluates what is found."""
 
     qa_dataset: str | None = setting(None, path="input")
@@ -111,9 +111,6 @@ class RetrievalConfig(CudaSettings):
     encoded_ctx_files: Any = setting(None, path="input")
     """Vectors of the passages: folders, globs, or a list of them, e.g.
     encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the original DPR are read too."""
-    model_file: str | None = setting(None, path="input")
-    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
-    folder, or a checkpoint file of the original DPR."""
     out_file: str | None = setting(None, path="output")
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
     out_texts: bool = True
@@ -156,12 +153,9 @@ class RetrievalConfig(CudaSettings):
     says which it was."""
     tune_metric: str = "mrr@10"
     """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
-    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
     """Catalogue: name -> options of a question set (file, special_query_token, ...)."""
-    ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
-    """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
     def unused(self) -> Iterator[str]:
         kind = self.indexer.kind
@@ -271,12 +265,9 @@ class SuiteSetConfig(Settings):
 
 
 @dataclass
-class SuiteSettings(ForwardSettings, CudaSettings):
+class SuiteSettings(ForwardSettings, CudaSettings, VectorModelSettings):
     """How the test sets of a suite are evaluated."""
 
-    model_file: str | None = setting(None, path="input")
-    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers
-    folder, or a checkpoint file of the original DPR."""
     output_dir: str | None = setting(None, path="folder")
     """Where results.json, results.md and a folder for each test set are written. The same command again
     keeps sets that are complete."""
@@ -287,9 +278,6 @@ class SuiteSettings(ForwardSettings, CudaSettings):
     """Which qrels/<split>.tsv of a folder."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
-    dimensions: int = setting(0, unit="dimensions", least=0)
-    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
-    has them."""
     hybrid_weight: float | None = setting(None, least=0, most=1)
     """Share of the dense side in the hybrid, 0 to 1, one that was not chosen on these test sets; absent =
     that of the run's search.json, else 0.4."""
@@ -299,8 +287,7 @@ class SuiteSettings(ForwardSettings, CudaSettings):
     overwrite: bool = False
     """Replace results of a test set that were made of something else: another model, changed data, other
     settings."""
-    bm25: Bm25Settings = setting(Bm25Settings)
-    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
+    bm25: Bm25Settings = field(default_factory=Bm25Settings)
 
 
 @dataclass

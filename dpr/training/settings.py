@@ -24,7 +24,7 @@ from dpr.core.settings import (
     store_name,
     suggestion,
 )
-from dpr.data.settings import Augmentation, DataSetSettings, SamplingSettings
+from dpr.data.settings import Augmentation, BadRowSettings, DataSetSettings, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings, TowerSettings
 
@@ -396,7 +396,7 @@ class RunConfig(Settings):
 
 
 @dataclass
-class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
+class BiEncoderTrainConfig(BadRowSettings, CudaSettings, TrainingSettings, RunConfig):
     """Trains a bi-encoder. With ``model_file`` and no ``train_datasets``, evaluates one."""
 
     loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
@@ -406,14 +406,10 @@ class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
     tokenizer of a BERT vocabulary. Absent = the tokenizer's own."""
     special_tokens: list[str] | None = setting(None, on_resume=START)
     """Put into the vocabulary's [unusedN] slots, in this order."""
-    on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
-    """fail, or skip (rows go to a rejects file, up to max_bad_rows)."""
-    max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
-    """How many rows on_bad_row=skip may leave out before the command ends."""
     rank_timeout_s: float = setting(300.0, unit="seconds", least=1, on_resume=NO_EFFECT)
     """Seconds after which a process of the group that does not answer counts as lost."""
     encoder: TowerSettings = field(default_factory=TowerSettings)
-    tracking: TrackingConfig = setting(TrackingConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     datasets: dict[str, Any] = setting(dict, entries=DataSetSettings, on_resume=CONTENT)
     """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
 

@@ -395,7 +395,7 @@ class TestHelp:
             "(fp32|bf16|fp16)",
             "(number, seconds, at least 1)",
             "(number, above 0)",
-            "(cls|mean|last|max|weighted_mean|idf|idf_sqrt|module:Class)",
+            "(cls|mean|last|weighted_mean|idf|idf_sqrt|module:Class)",
         ):
             assert metadata in text
         assert "biencoder_default, biencoder_local, biencoder_nq" in text
