@@ -25,6 +25,7 @@ from dpr.cli.arguments import (
     parse,
     under_launcher,
 )
+from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import DprError, InputError, StopRequested
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
@@ -188,8 +189,8 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
         f"Usage: {usage}\n",
         *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n")),
     ]
-    # What a command shares with others (device, precision, ...) stands after what is its own.
-    shared = {item.name for item in fields(config_class)} - set(config_class.__annotations__) - {"model_file"}
+    # Where a command computes stands after what it does.
+    last = {item.name for item in (*fields(ForwardSettings), *fields(CudaSettings))}
     # Config groups that this job has a section or a catalogue for.
     groups = {}
     for name in [*names, *(entry.key for entry in entries)]:
@@ -203,7 +204,7 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
     parts += [_row(entry.rule.operand, entry.doc, width) for entry in words] + [""] * bool(words)
     for name, doc in names.items():
         inside = [entry for entry in entries if entry.key.rpartition(".")[0] == name and entry not in words]
-        inside.sort(key=lambda entry: entry.key in shared)
+        inside.sort(key=lambda entry: entry.key in last)
         parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
         parts += [_describe(entry, width) for entry in inside]
         parts.append("")
