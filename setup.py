@@ -40,7 +40,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["dpr", "dpr.*"]),
-    package_data={"dpr": ["py.typed"], "dpr.evaluation.report": ["templates/*"], "dpr.serving": ["page/*"]},
+    package_data={"dpr": ["py.typed"], "dpr.evaluation": ["templates/*"], "dpr.serving": ["page/*"]},
     cmdclass={"build_py": BuildWithConf},
     install_requires=[
         "torch>=2.11",
