@@ -1,5 +1,5 @@
 """Logging for programs with several processes: rank 0 logs everything, the others only errors. Progress of a
-long job is a bar on a terminal and in a notebook, a line every 30 seconds elsewhere."""
+long job is a bar on a terminal and in a notebook, a line every ten seconds, later every minute, elsewhere."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def configure_by_default(*, rank: int = 0) -> None:
 
 logger = get_logger(__name__)
 
-_LINE_EVERY_S = 30.0
+_FIRST_LINES_EVERY_S = 10.0
+_LINES_EVERY_S = 60.0
 
 
 class Progress:
@@ -88,6 +89,7 @@ class Progress:
         self._unit = unit
         self._quiet = quiet
         self._done = done
+        self._under_way = 0
         self._at_start = done
         self._tokens = 0
         self._started = self._last_line = time.monotonic()
@@ -101,21 +103,24 @@ class Progress:
         """Adds finished items and their tokens."""
         self._done += items
         self._tokens += tokens
+        self._under_way = 0
+        self._show()
+
+    def under_way(self, items: int) -> None:
+        """Shows items of a part that counts when all of it is finished."""
+        self._under_way += items
+        self._show()
+
+    def _show(self) -> None:
+        if self._quiet:
+            return
+        now = time.monotonic()
+        period = _LINES_EVERY_S if now - self._started > _LINES_EVERY_S else _FIRST_LINES_EVERY_S
         if self._bar is not None:
-            self._bar.update(items)
-        elif not self._quiet and (
-            time.monotonic() - self._last_line >= _LINE_EVERY_S or self._done >= self._total
-        ):
-            self._last_line = time.monotonic()
-            seconds = max(self._last_line - self._started, 1e-9)
-            rate = (self._done - self._at_start) / seconds
-            state = f"took {_duration(seconds)}"
-            if self._done < self._total:
-                state = f"about {_duration((self._total - self._done) / rate if rate else 0.0)} left"
-            if self._tokens:
-                state = f"{self._tokens / seconds:,.0f} tokens/s, {state}"
-            counts = f"{self._done:,} of {self._total:,} {self._unit}"
-            logger.info("%s: %s, %s/s, %s", self._what, counts, f"{rate:,.0f}", state)
+            self._bar.update(min(self._done + self._under_way, self._total) - self._bar.n)
+        elif now - self._last_line >= period or self._done >= self._total:
+            self._last_line = now
+            logger.info("%s", self._line())
 
     def close(self) -> None:
         if self._bar is not None:

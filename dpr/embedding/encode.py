@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,6 +61,7 @@ def encode_tokens(
     batch_tokens: int,
     batch_size: int = 0,
     precision: str = "fp32",
+    on_batch: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """Vectors (N, D) float32 of N sequences, in the order given, by the model's ``question`` or ``ctx``
     tower; dropout is off.
@@ -71,7 +72,11 @@ def encode_tokens(
     """
     with autocast(model.device, precision):
         vectors = model.encode_batch(
-            tokens, encoder_type=encoder_type, batch_tokens=batch_tokens, max_sequences=batch_size
+            tokens,
+            encoder_type=encoder_type,
+            batch_tokens=batch_tokens,
+            max_sequences=batch_size,
+            on_batch=on_batch,
         )
     return vectors.float().cpu().numpy()
 
@@ -84,6 +89,7 @@ def encode_within_memory(
     encoder_type: str = "ctx",
     batch_size: int = 0,
     precision: str = "fp32",
+    on_batch: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """As ``encode_tokens``; when memory runs out, the budget is halved and all sequences are encoded again.
 
@@ -104,6 +110,7 @@ def encode_within_memory(
                 batch_tokens=budget.tokens,
                 batch_size=batch_size,
                 precision=precision,
+                on_batch=on_batch,
             )
             break
         except RuntimeError as error:

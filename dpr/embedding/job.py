@@ -167,7 +167,6 @@ def _embed_chunks(
     # In DPR batch_size is a number of passages, however long they are.
     tokens_of_batch = config.batch_size * model.settings.sequence_length
     budget = TokenBudget(config.batch_tokens or tokens_of_batch or default_batch_tokens(model.device))
-    options = {name: getattr(config, name) for name in ("encoder_type", "batch_size", "precision")}
     empty_ids: list[str] = []
     num_empty = 0
     turns = -(-len(missing) // ranks.world_size)
@@ -184,7 +183,15 @@ def _embed_chunks(
                     chunk = next(prepared)
                     if turn == 0:
                         model.tensorizer.check_known(chunk.tokens.tokens.numpy(), str(corpus.source.file))
-                    vectors = encode_within_memory(model, chunk.tokens, budget, **options)
+                    vectors = encode_within_memory(
+                        model,
+                        chunk.tokens,
+                        budget,
+                        encoder_type=config.encoder_type,
+                        batch_size=config.batch_size,
+                        precision=config.precision,
+                        on_batch=lambda items, _: progress.under_way(items * ranks.world_size),
+                    )
                     ids = [key.decode() for key in chunk.ids.tolist()]
                     empty = [key for key, has_text in zip(ids, chunk.has_text, strict=True) if not has_text]
                     counts = [len(ids), len(chunk.tokens.tokens), len(empty)]

@@ -345,7 +345,7 @@ class BiEncoder(nn.Module):
                 encoder_type=encoder_type,
                 batch_tokens=batch_tokens,
                 max_sequences=batch_size,
-                progress=progress,
+                on_batch=None if progress is None else progress.advance,
             ).float()
         finally:
             if progress is not None:
@@ -360,10 +360,11 @@ class BiEncoder(nn.Module):
         encoder_type: str,
         batch_tokens: int = BATCH_TOKENS,
         max_sequences: int = 0,
-        progress: Progress | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
     ) -> Tensor:
         """Vectors (N, D) of token sequences in the given order, on the model's device, without dropout; of
         similar lengths together, at most ``batch_tokens`` tokens a forward and, above 0, ``max_sequences``.
+        ``on_batch`` is called after each with its sequences and tokens.
         All ranks of a sharded model call it together, with or without texts."""
         tower = self.tower(encoder_type)
         was_training = self.training
@@ -387,8 +388,8 @@ class BiEncoder(nn.Module):
                     index = index.pin_memory()
                     part = part.pin_memory()
                 result[index.to(self.device, non_blocking=True)] = tower(part.to(self.device)).to(dtype)
-                if progress is not None:
-                    progress.advance(len(rows), len(part.tokens))
+                if on_batch is not None:
+                    on_batch(len(rows), len(part.tokens))
             for _ in range(len(batches), most):
                 tower(filler_tokens(self.device))
         finally:
