@@ -12,6 +12,7 @@ import copy
 import inspect
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import CheckpointError, InputError, first_line
+from dpr.core.logs import shows_bars
 from dpr.core.machine import no_downloads, overlapping, reading
 from dpr.data.tokenizer_files import check_files, check_numbers
 from dpr.storage.durable import MANIFEST, read_json, read_manifest
@@ -245,7 +247,7 @@ def _without_adapters() -> Iterator[None]:
 @overlapping
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """A block in which transformers reports only errors, and only the main rank has a progress bar.
+    """A block in which transformers reports only errors, and has a progress bar on the main rank's terminal alone.
 
     Otherwise its report names the pooler, which towers leave out on purpose. ``output_loading_info`` still
     lists missing weights.
@@ -255,7 +257,7 @@ def _quiet_loading() -> Iterator[None]:
     level = logging.get_verbosity()
     has_bar = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    if not current_ranks().is_main:
+    if not (current_ranks().is_main and shows_bars(sys.stderr)):
         logging.disable_progress_bar()
     try:
         yield

@@ -7,6 +7,7 @@ as a debugger would.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -15,7 +16,7 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,32 +213,39 @@ def full_disk(from_save: int, saves: int) -> None:
     """No file may grow beyond 4 KB while the ``from_save``-th and the following saves are written; writing
     more fails as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    real, calls = checkpointing.CheckpointFolder._write, [0]
+    real = checkpointing.durable_folder
+    calls = [0]
 
-    def write(self: Any, *arguments: Any, **options: Any) -> None:
+    @contextlib.contextmanager
+    def limited(*arguments: Any, **options: Any) -> Iterator[Any]:
         calls[0] += 1
-        if not from_save <= calls[0] < from_save + saves:
-            return real(self, *arguments, **options)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        if from_save <= calls[0] < from_save + saves:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         try:
-            real(self, *arguments, **options)
+            with real(*arguments, **options) as folder:
+                yield folder
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    checkpointing.CheckpointFolder._write = write  # type: ignore[method-assign]
+    checkpointing.durable_folder = limited
 
 
 def failing_flush(from_save: int, saves: int) -> None:
     """The disk reports an error when the files of the ``from_save``-th and the following saves are
     flushed."""
-    real_write, real, calls, is_failing = checkpointing.CheckpointFolder._write, os.fsync, [0], [False]
+    real_folder = checkpointing.durable_folder
+    real = os.fsync
+    calls = [0]
+    is_failing = [False]
 
-    def write(self: Any, *arguments: Any, **options: Any) -> None:
+    @contextlib.contextmanager
+    def failing(*arguments: Any, **options: Any) -> Iterator[Any]:
         calls[0] += 1
         is_failing[0] = from_save <= calls[0] < from_save + saves
         try:
-            real_write(self, *arguments, **options)
+            with real_folder(*arguments, **options) as folder:
+                yield folder
         finally:
             is_failing[0] = False
 
@@ -246,7 +254,7 @@ def failing_flush(from_save: int, saves: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(descriptor)
 
-    checkpointing.CheckpointFolder._write = write  # type: ignore[method-assign]
+    checkpointing.durable_folder = failing
     os.fsync = fsync
 
 

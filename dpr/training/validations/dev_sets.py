@@ -43,8 +43,6 @@ class DevSetValidation(Validation):
     kinds: Sequence[str]
     """The last parts of the names of its metrics, in the order of their sums; the first has a value of each
     question."""
-    negatives: Sequence[str]
-    """The settings that say how many hard and how many other negatives a question has."""
 
     def __init__(
         self, dev_sets: OpenedSets, settings: TrainingSettings | None = None, *, candidates: str = ""
@@ -89,10 +87,9 @@ class DevSetValidation(Validation):
             count += self._num_questions(source) * (2 + negatives)
         return count
 
+    @abstractmethod
     def _collator(self, model: BiEncoder) -> Collator:
         """What makes pools of dev questions."""
-        num_hard, num_other = (getattr(self.settings.train, name) for name in self.negatives)
-        return Collator(model.tensorizer, num_hard=num_hard, num_other=num_other)
 
     @abstractmethod
     def _measured(
@@ -133,10 +130,13 @@ class NllValidation(DevSetValidation):
     until ``val_av_rank_start_epoch``."""
 
     kinds = ("nll_loss", "in_batch_acc")
-    negatives = ("hard_negatives", "other_negatives")
 
     def is_due(self, epoch: int) -> bool:
         return not self.settings.uses_average_rank(epoch)
+
+    def _collator(self, model: BiEncoder) -> Collator:
+        train = self.settings.train
+        return Collator(model.tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives)
 
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
@@ -186,10 +186,15 @@ class AverageRankValidation(DevSetValidation):
     """
 
     kinds = ("avg_rank", "avg_rank_low", "avg_rank_high")
-    negatives = ("val_av_rank_hard_neg", "val_av_rank_other_neg")
 
     def is_due(self, epoch: int) -> bool:
         return self.settings.uses_average_rank(epoch)
+
+    def _collator(self, model: BiEncoder) -> Collator:
+        train = self.settings.train
+        return Collator(
+            model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg
+        )
 
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
