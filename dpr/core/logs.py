@@ -115,12 +115,30 @@ class Progress:
         if self._quiet:
             return
         now = time.monotonic()
-        period = _LINES_EVERY_S if now - self._started > _LINES_EVERY_S else _FIRST_LINES_EVERY_S
+        done = min(self._done + self._under_way, self._total)
         if self._bar is not None:
-            self._bar.update(min(self._done + self._under_way, self._total) - self._bar.n)
-        elif now - self._last_line >= period or self._done >= self._total:
-            self._last_line = now
-            logger.info("%s", self._line())
+            self._bar.update(done - self._bar.n)
+            return
+        period = _LINES_EVERY_S if now - self._started > _LINES_EVERY_S else _FIRST_LINES_EVERY_S
+        if now - self._last_line < period and self._done < self._total:
+            return
+        self._last_line = now
+        seconds = max(now - self._started, 1e-9)
+        rate = (done - self._at_start) / seconds
+        remaining = f"took {_duration(seconds)}"
+        if done < self._total:
+            remaining = f"about {_duration((self._total - done) / rate)} left" if rate else "just begun"
+        tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
+        logger.info(
+            "%s: %s of %s %s, %s/s%s, %s",
+            self._what,
+            f"{done:,}",
+            f"{self._total:,}",
+            self._unit,
+            f"{rate:,.0f}",
+            tokens,
+            remaining,
+        )
 
     def close(self) -> None:
         if self._bar is not None:
