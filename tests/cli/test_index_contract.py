@@ -25,6 +25,7 @@ from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.vectors import VectorSource, blocks
 from dpr.models.biencoder import BiEncoder
+from dpr.retriever import Retriever
 from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import sentence, tiny_model
 
@@ -151,7 +152,7 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
     assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, (
         "a file does not make a class run"
     )
-    assert main(["search", str(tmp_path), "anything", "--device", "cpu", "--indexer", VECTORS]) == 0
+    assert Retriever.open(tmp_path, indexer=VECTORS, device="cpu").search("anything", 1)
 
 
 def test_retrieval_searches_texts_with_it(world: Path, tmp_path: Path) -> None:
