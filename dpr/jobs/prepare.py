@@ -39,7 +39,9 @@ def make_encoder(config: NewEncoderSettings) -> None:
         out,
         str(config.corpus),
         config.questions,
-        shape=EncoderShape(config.layers, config.hidden, vocab_size=config.vocab_size),
+        shape=EncoderShape(
+            config.layers, config.hidden, vocab_size=config.vocab_size, lower_case=not config.cased
+        ),
         tokenizer=config.tokenizer,
         overwrite=config.overwrite,
     )

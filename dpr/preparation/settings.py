@@ -278,6 +278,8 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     """Width, also that of the vectors."""
     tokenizer: str | None = setting(None, path="input")
     """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
+    cased: bool = False
+    """Keep upper case and accents apart."""
     overwrite: bool = False
     """Replace what is at out."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import InputError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.retrieval.passages import PassageLookup
 from dpr.retriever import Retriever
@@ -96,18 +96,13 @@ def test_a_corpus_that_changes_or_vanishes_is_no_fault_of_the_request(
             return answer.status_code, answer.json().get("error", "")
 
         assert answered() == (200, "")
-        corpus.write_text((before := corpus.read_text()) + "new\tka ka\troad\n")
+        corpus.write_text(corpus.read_text() + "new\tka ka\troad\n")
         assert answered()[0] == 500 and "corpus.tsv: has changed since it was opened" in answered()[1]
         assert "restart the service" in answered()[1]
         corpus.rename(folder / "away")
         assert answered()[0] == 500 and "corpus.tsv: cannot be read: No such file" in answered()[1]
         (folder / "away").rename(corpus)
     with pytest.raises(InputError, match="vectors of another corpus"):
-        list(open_runs({"run": folder}, ServeSettings(modes="bm25")))
-    corpus.write_text(before)
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(ConfigError, match="read whole for each answer"):
         list(open_runs({"run": folder}, ServeSettings(modes="bm25")))
 
 
