@@ -40,7 +40,11 @@ def make_encoder(config: NewEncoderSettings) -> None:
         str(config.corpus),
         config.questions,
         shape=EncoderShape(
-            config.layers, config.hidden, vocab_size=config.vocab_size, lower_case=not config.cased
+            config.layers,
+            config.hidden,
+            vocab_size=config.vocab_size,
+            max_positions=config.max_positions,
+            lower_case=not config.cased,
         ),
         tokenizer=config.tokenizer,
         overwrite=config.overwrite,

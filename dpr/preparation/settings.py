@@ -276,6 +276,8 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     """Transformer layers; 0 makes a static encoder."""
     hidden: int = setting(256, least=1)
     """Width, also that of the vectors."""
+    max_positions: int = setting(512, unit="tokens", least=1)
+    """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")
     """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
     cased: bool = False
