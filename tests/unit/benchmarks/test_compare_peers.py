@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import compare_peers
 from benchmarks.compare_peers import QUICK, prepare, rows_of, section, train_ours, train_rival, values_of
+from tests.helpers.examples import IS_THOROUGH
 
 pytestmark = pytest.mark.skipif(
     find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed"
@@ -29,6 +30,7 @@ def run_of(out: Path, name: str) -> Path:
     return out / name
 
 
+@pytest.mark.skipif(not IS_THOROUGH, reason="takes long; make fuzz runs it")
 def test_both_trainers_take_the_same_steps_and_find_the_same(out: Path) -> None:
     """Rows, negatives, weights, loss, clipping, optimizer and schedule: else the losses would part."""
     case = QUICK[0]

@@ -22,8 +22,9 @@ def test_a_setting_that_is_gone_says_what_to_do_instead(
     setting: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = setting if "=" in setting else f"{setting}=1"
-    said = []
-    for command in COMMANDS:
+    expected = f"{setting} is gone: {retired.SETTINGS[setting]}"
+    for command in sorted(COMMANDS, key=lambda name: name != "train"):  # which had most of them
         assert main([command, given]) == 2
-        said.append(capsys.readouterr().err)
-    assert any(f"{setting} is gone: {retired.SETTINGS[setting]}" in text for text in said)
+        if expected in capsys.readouterr().err:
+            return
+    pytest.fail("no command says so")

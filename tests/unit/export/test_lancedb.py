@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,15 @@ from tests.helpers.stores import (
     write_inputs,
 )
 
-lancedb = pytest.importorskip("lancedb", reason="lancedb is in the extra stores")
+pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="lancedb is in the extra stores")
+
+
+def connect(address: str) -> Any:
+    """The database; the library takes five seconds to import, which the other tests need not wait for."""
+    import lancedb
+
+    return lancedb.connect(address)
+
 
 COUNT = 300
 LOAD = "dpr.export.vector_stores:load_lance"
@@ -41,7 +51,7 @@ def assert_finds_what_exact_search_finds(address: Path, folder: Path, *, toleran
     _, expected = ExactIndex(list(rows.shards)).search(queries, 100)
     products = vectors(COUNT, 16) @ queries.T
     scores = {str(item.id): products[number] for number, item in enumerate(passages(COUNT))}
-    table = lancedb.connect(str(address)).open_table("passages")
+    table = connect(str(address)).open_table("passages")
     found: list[list[str]] = [[] for _ in queries]
     for row in (
         table.search(list(queries)).distance_type("dot").select(["id", "_distance"]).limit(100).to_list()
@@ -54,7 +64,7 @@ def assert_finds_what_exact_search_finds(address: Path, folder: Path, *, toleran
 def test_200_questions_find_what_exact_search_finds(inputs: Path, tmp_path: Path) -> None:
     assert load_lance(open_rows(inputs), str(tmp_path), "passages")
     assert_finds_what_exact_search_finds(tmp_path, inputs)
-    table = lancedb.connect(str(tmp_path)).open_table("passages")
+    table = connect(str(tmp_path)).open_table("passages")
     expected = []
     for number, passage in enumerate(passages(COUNT)):
         value = record(number, passage)
@@ -65,7 +75,7 @@ def test_200_questions_find_what_exact_search_finds(inputs: Path, tmp_path: Path
     assert table.to_arrow().drop(["vector"]).to_pylist() == expected
     version = table.version
     assert not load_lance(open_rows(inputs), str(tmp_path), "passages")
-    assert lancedb.connect(str(tmp_path)).open_table("passages").version == version
+    assert connect(str(tmp_path)).open_table("passages").version == version
     (row,) = (
         table.search(vectors(COUNT, 16)[7])
         .distance_type("dot")
@@ -79,7 +89,7 @@ def test_200_questions_find_what_exact_search_finds(inputs: Path, tmp_path: Path
 def test_a_killed_load_is_finished_by_the_same_command(inputs: Path, tmp_path: Path) -> None:
     load_and_die(LOAD, inputs, 150, str(tmp_path), "passages")
     assert load_lance(open_rows(inputs), str(tmp_path), "passages")
-    table = lancedb.connect(str(tmp_path)).open_table("passages")
+    table = connect(str(tmp_path)).open_table("passages")
     assert table.count_rows() == len(set(table.to_arrow()["id"].to_pylist())) == COUNT
     assert_finds_what_exact_search_finds(tmp_path, inputs)
 
@@ -87,13 +97,13 @@ def test_a_killed_load_is_finished_by_the_same_command(inputs: Path, tmp_path: P
 def test_half_precision_stays_half(tmp_path: Path) -> None:
     write_inputs(tmp_path / "in", count=COUNT, dtype="float16")
     load_lance(open_rows(tmp_path / "in", sources=(), metadata={}), str(tmp_path / "db"), "passages")
-    table = lancedb.connect(str(tmp_path / "db")).open_table("passages")
+    table = connect(str(tmp_path / "db")).open_table("passages")
     assert str(table.schema.field("vector").type) == "fixed_size_list<item: halffloat>[16]"
     assert_finds_what_exact_search_finds(tmp_path / "db", tmp_path / "in", tolerance=5e-3)
 
 
 def test_a_table_of_something_else_is_left_alone(inputs: Path, tmp_path: Path) -> None:
-    database = lancedb.connect(str(tmp_path))
+    database = connect(str(tmp_path))
     database.create_table("others", [{"id": "a"}])
     with pytest.raises(
         InputError, match="others: exists already, made of something else; choose another table="

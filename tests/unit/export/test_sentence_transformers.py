@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,16 @@ from tests.helpers.jobs import embed, retrieve
 from tests.helpers.jobs import export as main
 from tests.helpers.tiny import sentence
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
+pytestmark = pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="the extra interop has it")
+
+
+def library() -> Any:
+    """sentence-transformers, which takes seconds to import."""
+    import sentence_transformers
+
+    return sentence_transformers
+
+
 FORM = format_of("sentence-transformers")
 MODULE = Path("dpr/export/root_static_embedding.py")
 
@@ -97,9 +107,7 @@ def test_a_folder_with_a_module_of_its_own_is_opened_by_the_library_alone_and_on
         if line.startswith(("import", "from"))
     }
     assert (tmp_path / "out" / MODULE.name).read_bytes() == MODULE.read_bytes()
-    load = partial(
-        sentence_transformers.SentenceTransformer, str(tmp_path / "out"), device="cpu", local_files_only=True
-    )
+    load = partial(library().SentenceTransformer, str(tmp_path / "out"), device="cpu", local_files_only=True)
     np.testing.assert_allclose(
         load(trust_remote_code=True).encode_query(["ba ba be"]),
         model.encode_questions(["ba ba be"]),
@@ -145,9 +153,7 @@ def test_weights_are_there_once_and_plain_transformers_loads_them(name: str, tmp
 def test_the_library_finds_prompts_similarity_and_dimensions(tmp_path: Path) -> None:
     model = bert(tmp_path / "made_of", dimensions=5, **PROMPTS)
     export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
-    loaded = sentence_transformers.SentenceTransformer(
-        str(tmp_path / "out"), device="cpu", local_files_only=True
-    )
+    loaded = library().SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
     assert (loaded.prompts["query"], loaded.prompts["document"], loaded.prompts["web"]) == (
         "be: ",
         "ga: ",

@@ -1,4 +1,4 @@
-"""A real cluster of three nodes on this machine; nodes, workers and drivers are killed in mid-work."""
+"""A real cluster of two nodes on this machine; nodes, workers and drivers are killed in mid-work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers.gate import FOLDER
 from tests.helpers.patience import patient
 from tests.helpers.tiny import sentence, tiny_model
 
-SHARDS, PASSAGES, CHUNK = 3, 150, 2
+SHARDS, PASSAGES, CHUNK = 2, 100, 2
 SMALL = {"object_store_memory": 80_000_000, "num_cpus": 1}
 SOON = {
     "health_check_initial_delay_ms": 0,
@@ -47,7 +47,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster(gate: Path) -> Iterator[Any]:
-    """Three nodes with a CPU each; the second and the third may be killed. Its address is in $RAY_ADDRESS."""
+    """Two nodes with a CPU each; the second may be killed. Its address is in $RAY_ADDRESS."""
     pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {
@@ -63,8 +63,7 @@ def cluster(gate: Path) -> Iterator[Any]:
         made = Cluster(
             initialize_head=True, head_node_args={**SMALL, "include_dashboard": False, "_system_config": SOON}
         )
-        for _ in range(2):
-            made.add_node(**SMALL)
+        made.add_node(**SMALL)
         signal.signal(signal.SIGTERM, handler)  # a node sets its own, for the process that starts it
         patched.setenv("RAY_ADDRESS", made.address)
         session = made.head_node.get_session_dir_path()
@@ -132,13 +131,13 @@ def workers_of(node: Any) -> list[Any]:
 
 
 def at_the_gate(gate: Path, command: list[str], then: Callable[[], None]) -> int:
-    """The exit code of a command of this process, to whose workers ``then`` happens when all three wait;
+    """The exit code of a command of this process, to whose workers ``then`` happens when both wait;
     afterwards the gate is open."""
     ended = threading.Event()
 
     def act() -> None:
         try:
-            wait_for_workers(gate, 3, driver=lambda: not ended.is_set())
+            wait_for_workers(gate, SHARDS, driver=lambda: not ended.is_set())
             then()
         finally:
             (gate / "open").touch()
@@ -161,9 +160,9 @@ def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(
 
     def lose() -> None:
         kept.update({path: path.stat().st_mtime_ns for path in world.glob("lost_*/vectors-00000.npy")})
-        _, second, third = cluster.list_all_nodes()
-        (worker,) = workers_of(second)
-        cluster.remove_node(third, allow_graceful=False)
+        first, second = cluster.list_all_nodes()
+        (worker,) = workers_of(first)
+        cluster.remove_node(second, allow_graceful=False)
         worker.kill()
 
     monkeypatch.chdir(world)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
@@ -21,6 +22,7 @@ from dpr.mining.negatives import mine
 from dpr.mining.search import DenseSearch, MiningCorpus
 from dpr.mining.settings import MiningSettings
 from tests.architecture.source_files import REPOSITORY
+from tests.helpers.examples import IS_THOROUGH
 
 FEW, MANY, DEPTH, DIMENSION, PASSAGES = 250, 2000, 100, 64, 400
 
@@ -78,6 +80,7 @@ def main(folder: Path) -> None:
     print(json.dumps(growth))
 
 
+@pytest.mark.skipif(not IS_THOROUGH, reason="takes long; make fuzz runs it")
 def test_memory_does_not_grow_with_the_number_of_questions(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from tests.unit.mining.test_memory import main;"

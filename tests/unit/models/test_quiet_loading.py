@@ -27,12 +27,13 @@ def test_nothing_is_said_of_the_pooler_and_each_bar_comes_once(
     level, reported = logging.get_verbosity(), []
     logging.add_handler(caplog.handler)  # its own writes to what was the standard error when it was imported
     request.addfinalizer(lambda: logging.remove_handler(caplog.handler))
-    for rank in (0, 1):
+    for rank, is_terminal in ((0, True), (1, True), (0, False)):
         capfd.readouterr()
         monkeypatch.setattr(backbones, "current_ranks", lambda rank=rank: Ranks(rank, 2))
+        monkeypatch.setattr(backbones, "shows_bars", lambda stream, shows=is_terminal: shows)
         load_backbone(str(folder))
         assert logging.is_progress_bar_enabled() and logging.get_verbosity() == level
         reported.append("".join(capfd.readouterr()))
     reported.append(caplog.text)
     assert "pooler" not in "".join(reported) and "REPORT" not in "".join(reported)
-    assert ["Loading weights" in text for text in reported[:2]] == [True, False]
+    assert ["Loading weights" in text for text in reported[:3]] == [True, False, False]

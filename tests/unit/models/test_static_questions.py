@@ -100,12 +100,9 @@ def test_it_needs_a_transformer_of_its_own(tmp_path: Path) -> None:
         lora.use_static_questions()
 
 
-@pytest.mark.parametrize(
-    ("to", "kind"),
-    # A graph takes ten seconds to make, whatever is in it.
-    [("sentence-transformers", "cosine, mean, prompts"), ("onnx", "projection, cut")],
-)
-def test_other_libraries_give_the_same_vectors(to: str, kind: str, tmp_path: Path) -> None:
+def test_another_library_gives_the_same_vectors(tmp_path: Path) -> None:
+    to = "sentence-transformers"
+    kind = "cosine, mean, prompts"
     form = format_of(to)
     pytest.importorskip(form.library)
     model = with_table(tmp_path / "encoder", **KINDS[kind])

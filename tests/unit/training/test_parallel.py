@@ -16,10 +16,8 @@ from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_mo
 from tests.helpers.training import make_trainer
 
 CASES: dict[str, dict[str, Any]] = {
-    "two towers": {},
     "one tower, accumulated": {"settings": {"shared": True}, "gradient_accumulation_steps": 2},
-    "temperature": {"options": TowerOptions(learn_temperature=True)},
-    "cached": {"grad_cache_tokens": 60},
+    "temperature, cached": {"options": TowerOptions(learn_temperature=True), "grad_cache_tokens": 60},
 }
 
 
