@@ -12,7 +12,6 @@ Lists in which all scores are equal get 1.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -156,16 +155,27 @@ def fuse_linear(
     """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 -
     weight`` times the second's. A side of weight 0 gives no passages: they would follow those of the other side
     in an order that means nothing."""
-    fused: list[Ranking] = []
+    return fuse_by_each(first, second, weights=[weight], k=k)[0]
+
+
+def fuse_by_each(
+    first: Sequence[Ranking], second: Sequence[Ranking], *, weights: Sequence[float], k: int
+) -> list[list[Ranking]]:
+    """``fuse_linear`` by each of the weights; the lists of a question are joined once for all of them."""
+    fused: list[list[Ranking]] = [[] for _ in weights]
     for ours, theirs in zip(first, second, strict=True):
-        left = _normalised(ours if weight > 0 else [])
-        right = _normalised(theirs if weight < 1 else [])
-        scores = {
-            passage: weight * left.get(passage, 0.0) + (1.0 - weight) * right.get(passage, 0.0)
-            for passage in left | right
-        }
-        best = heapq.nsmallest(k, scores.items(), key=lambda item: (-item[1], item[0]))
-        fused.append(best)
+        left = _normalised(ours)
+        right = _normalised(theirs)
+        ids = sorted(left | right)  # equal scores stay in this order
+        left_scores = np.array([left.get(passage, 0.0) for passage in ids])
+        right_scores = np.array([right.get(passage, 0.0) for passage in ids])
+        for rankings, weight in zip(fused, weights, strict=True):
+            counted = left | right if 0 < weight < 1 else left if weight > 0 else right
+            scores = weight * left_scores + (1.0 - weight) * right_scores
+            if len(counted) < len(ids):
+                scores[[passage not in counted for passage in ids]] = -np.inf
+            best = np.argsort(-scores, kind="stable")[: min(k, len(counted))].tolist()
+            rankings.append([(ids[place], float(scores[place])) for place in best])
     return fused
 
 

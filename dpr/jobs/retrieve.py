@@ -33,7 +33,7 @@ from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.results import RESULTS, read_metrics, read_trec_run, write_results, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.ranking import Ranking, fuse_linear
+from dpr.indexer.ranking import Ranking, fuse_by_each
 from dpr.jobs.indexes import build_retriever, index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.biencoder import BiEncoder
@@ -57,6 +57,8 @@ from dpr.storage.outputs import output, require_writable
 logger = get_logger(__name__)
 
 WEIGHTS = tuple(step / 20 for step in range(21))
+_TUNED_AT_ONCE = 256
+"""Questions whose lists of all weights are held in memory."""
 TABLE = "results.md"
 
 
@@ -239,13 +241,14 @@ def weight_values(
     else:
         grades = with_relevant(evaluator.qrels)
     name = metric.removeprefix("answer_")
-    values = {}
-    for weight in WEIGHTS:
-        fused = fuse_linear(dense, lexical, weight=weight, k=evaluator.num_docs)
-        run = dict(zip(ids, fused, strict=True))
-        each = values_of(run, grades, [name]).values()
-        values[weight] = sum(of_question[name] for of_question in each) / max(len(each), 1)
-    return values
+    values: dict[float, list[float]] = {weight: [] for weight in WEIGHTS}
+    for start in range(0, len(ids), _TUNED_AT_ONCE):
+        part = slice(start, start + _TUNED_AT_ONCE)
+        by_each = fuse_by_each(dense[part], lexical[part], weights=WEIGHTS, k=evaluator.num_docs)
+        for weight, fused in zip(WEIGHTS, by_each, strict=True):
+            run = dict(zip(ids[part], fused, strict=True))
+            values[weight] += [found[name] for found in values_of(run, grades, [name]).values()]
+    return {weight: sum(each) / max(len(each), 1) for weight, each in values.items()}
 
 
 def _ids(rankings: Sequence[Ranking]) -> set[str]:
