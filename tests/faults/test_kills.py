@@ -106,7 +106,7 @@ def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
 
 @pytest.mark.fault(
     "A26",
-    "SIGKILL of a sharded run (fsdp2, sharded checkpoints) while it saves",
+    "SIGKILL of a sharded run (fsdp2) while it saves",
     "same command again: equal weights, which every command reads",
 )
 def test_a_sharded_run_is_killed(case: Case, workshop: Workshop) -> None:
