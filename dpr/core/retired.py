@@ -156,8 +156,6 @@ SETTINGS = {
     "few": "where there are too few questions, the corpus alone is written",
     "held_back": "a tenth of the documents is held back; datasets.NAME.held_back says another share in training",
     "relabel": "labels on the list are dropped; its field 'instead' says what was found",
-    "weight": "from Python, dpr.Retriever.open(folder, weight=...)",
-    "pooling": "from Python, dpr.Retriever.open(folder, pooling=...)",
     "train.compile": "no gain was measured; leave it out",
     "train.validation.query_prefix": "encoder.query_prompt is stored with the model; prompt names one of its prompts",
     "train.validation.passage_prefix": "encoder.passage_prompt is stored with the model",

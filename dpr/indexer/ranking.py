@@ -170,11 +170,13 @@ def fuse_by_each(
         left_scores = np.array([left.get(passage, 0.0) for passage in ids])
         right_scores = np.array([right.get(passage, 0.0) for passage in ids])
         for rankings, weight in zip(fused, weights, strict=True):
-            counted = left | right if 0 < weight < 1 else left if weight > 0 else right
             scores = weight * left_scores + (1.0 - weight) * right_scores
-            if len(counted) < len(ids):
-                scores[[passage not in counted for passage in ids]] = -np.inf
-            best = np.argsort(-scores, kind="stable")[: min(k, len(counted))].tolist()
+            num_listed = len(ids)
+            if not 0 < weight < 1:
+                listed = left if weight > 0 else right
+                scores[[passage not in listed for passage in ids]] = -np.inf
+                num_listed = len(listed)
+            best = np.argsort(-scores, kind="stable")[: min(k, num_listed)].tolist()
             rankings.append([(ids[place], float(scores[place])) for place in best])
     return fused
 

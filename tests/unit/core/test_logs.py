@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dpr.core.logs import configure_by_default, shows_bars
+from dpr.core.logs import Progress, configure_by_default, shows_bars
 
 
 @contextmanager
@@ -79,3 +79,20 @@ def test_bars_are_drawn_on_a_terminal_and_in_a_notebook() -> None:
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
     assert shows_bars(stream())
     assert not shows_bars(io.StringIO())
+
+
+def test_progress_is_a_line_within_a_part_too_and_then_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dpr.core.logs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dpr.core.logs.shows_bars", lambda stream: False)
+    with caplog.at_level("INFO", logger="dpr"):
+        progress = Progress("embedding", 1_000)
+        for second in range(1, 101):
+            now[0] = float(second)
+            progress.under_way(10) if second <= 99 else progress.advance(1_000, 5_000)
+    lines = [record.getMessage() for record in caplog.records]
+    shown = [line.split(" passages")[0] for line in lines]
+    assert shown == [f"embedding: {done} of 1,000" for done in (100, 200, 300, 400, 500, 600, "1,000")]
+    assert lines[0].endswith("10/s, about 90 s left") and "50 tokens/s, took 100 s" in lines[-1]
