@@ -21,6 +21,7 @@ import torch.distributed as dist
 from dpr.core.errors import ConfigError, DprError, LostRankError, StopRequested, first_line
 
 ROLL_CALL_S = 3.0
+_CONNECTION_ATTEMPTS = 3
 _OF_A_CONNECTION = re.compile(
     r"gloo|connection (closed|reset|refused)|broken pipe|timed out|timeout|nccl|socket|rendezvous|store",
     re.IGNORECASE,
@@ -175,13 +176,22 @@ def _key(rank: int) -> str:
 
 
 def _store(timeout_s: float = ROLL_CALL_S) -> dist.Store | None:
-    try:
-        address = os.environ["MASTER_ADDR"]
+    address = os.environ.get("MASTER_ADDR", "")
+    with suppress(KeyError, ValueError, OSError, RuntimeError):
         port = int(os.environ["MASTER_PORT"])
-        with suppress(TimeoutError), socket.create_connection((address, port), timeout=timeout_s):
-            pass  # fails at once where nothing listens; the store itself would retry for twice the timeout
-        return dist.TCPStore(
-            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-        )
-    except (KeyError, ValueError, OSError, RuntimeError):
-        return None
+        for attempt in range(_CONNECTION_ATTEMPTS):
+            try:
+                # Fails at once where nothing listens; the store itself would retry for twice the timeout.
+                socket.create_connection((address, port), timeout=timeout_s).close()
+                return dist.TCPStore(
+                    address,
+                    port,
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=timeout_s),
+                )
+            except (TimeoutError, dist.DistNetworkError):
+                # A machine that is busy may answer the second time.
+                if attempt == _CONNECTION_ATTEMPTS - 1:
+                    raise
+    return None
