@@ -46,7 +46,8 @@ test: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/security tests/unit/formats tests/unit/data/test_joining.py \
-		tests/unit/data/test_token_texts.py tests/unit/mining/test_memory.py tests/unit/benchmarks $(PYTEST_ARGS)
+		tests/unit/data/test_token_texts.py tests/unit/mining/test_memory.py tests/unit/benchmarks \
+		tests/unit/export/test_onnx.py $(PYTEST_ARGS)
 
 faults: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/reliability.md $(PYTEST_ARGS)

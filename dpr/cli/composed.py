@@ -161,12 +161,13 @@ def _quoted_items(value: str, *, resolves: bool, is_text: bool) -> list[str]:
 def _compose(name: str, folder: Path | None, overrides: list[str]) -> Any:
     """A plain run: only the configuration is Hydra's. Without a folder no setting can be taken for a group."""
     import hydra
-    from hydra import compose, initialize, initialize_config_dir
+    from hydra import compose, initialize_config_dir
 
     # Hydra 1.3 warns without version_base, 1.4 warns with it
     is_newer = int(hydra.__version__.split(".")[1]) >= 4
     version: dict[str, Any] = {} if is_newer else {"version_base": "1.3"}
-    with initialize(None, **version) if folder is None else initialize_config_dir(str(folder), **version):
+    # The folder of this module has no files of settings.
+    with initialize_config_dir(str(folder or Path(__file__).parent), **version):
         try:
             return compose(name, overrides=overrides)
         except InputError:

@@ -60,7 +60,7 @@ class CheckpointEncoderConfig(GivenTextSettings):
 class ModelSettings(Settings):
     """The model that a command opens."""
 
-    model_file: str | None = setting(None, path="input")
+    model_file: str | None = setting(None, also=("model",), path="input")
     """Checkpoint folder, run folder (its best checkpoint is taken), folder of sentence-transformers, Hugging
     Face or peft, or a checkpoint file of the original DPR."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
@@ -87,9 +87,9 @@ class CorpusCatalogue(Settings):
 class EmbedConfig(CorpusCatalogue, ForwardSettings, CudaSettings, VectorModelSettings):
     """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
 
-    ctx_src: str | None = setting(None, path="input")
+    ctx_src: str | None = setting(None, also=("corpus",), path="input")
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
-    out_file: str | None = setting(None, path="beginning")
+    out_file: str | None = setting(None, also=("out",), path="beginning")
     """Beginning of the output folder's name; ``_<shard_id>`` is added."""
     encoder_type: str = setting("ctx", choices=("ctx", "question"))
     """ctx, or question to embed the passages with the question tower."""

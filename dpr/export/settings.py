@@ -31,7 +31,7 @@ class StoreSettings(CorpusCatalogue):
     vectors: Any = setting(None, also=("encoded_ctx_files",), path="input")
     """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*. For
     to=vectors the original's embedding files; that ``model_file`` made them is your word."""
-    ctx_datasets: Any = setting(None, path="input")
+    ctx_datasets: Any = setting(None, also=("corpus",), path="input")
     """For a vector store: the passages that were embedded, whose titles and texts it gets too: names of
     ``ctx_sources`` or paths. Absent = ids and vectors alone."""
     metadata: Any = None

@@ -36,7 +36,7 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
     """Passages to show."""
     mode: str | None = setting(None, choices=("dense", "bm25", "hybrid"))
     """How to search; absent = as the folder says."""
-    model: str | None = setting(None, path="input")
+    model: str | None = setting(None, also=("model_file",), path="input")
     """Checkpoint or run folder."""
     vectors: list[str] = setting(list, takes_words=True, path="input")
     """Vectors of the corpus: folders or globs."""

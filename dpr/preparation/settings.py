@@ -111,7 +111,7 @@ class DownloadConfig(Settings):
 
     resource: Any = setting(None, operand="[KEY ...]")
     """Keys of ``resources``; the start of a key stands for all keys below it. Absent: the keys are listed."""
-    output_dir: str = setting("downloads", path="folder")
+    output_dir: str = setting("downloads", also=("out",), path="folder")
     """Folder to write; the parts of a key are folders in it, where the settings of data sets look for
     them."""
     resources: dict[str, Any] = field(default_factory=dict)
@@ -305,7 +305,7 @@ dpr adapt corpus.jsonl teacher=models/cross-encoder processes=4
     """Passages, in any format that dpr embed reads."""
     out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of CORPUS>."""
-    model_file: str | None = setting(None, path="input")
+    model_file: str | None = setting(None, also=("model",), path="input")
     """Folder or name of a model to train on; absent = a static encoder, trained from nothing."""
     teacher: str | None = setting(None, path="input")
     """Folder of a cross-encoder, or of another bi-encoder: the trained encoder then learns its scores of

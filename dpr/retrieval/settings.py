@@ -102,16 +102,16 @@ class QuestionSetConfig(Settings):
 class RetrievalConfig(CorpusCatalogue, CudaSettings, ModelSettings):
     """Searches a set of questions and evaluates what is found."""
 
-    qa_dataset: str | None = setting(None, path="input")
+    qa_dataset: str | None = setting(None, also=("questions",), path="input")
     """A name of ``datasets``, or the path of a question file."""
-    ctx_datasets: Any = setting(None, path="input")
+    ctx_datasets: Any = setting(None, also=("corpus",), path="input")
     """The passages that were embedded: names of ``ctx_sources`` or paths of corpora."""
     ctx_datatsets: Any = setting(None, path="input")
     """DPR's spelling of ctx_datasets."""
-    encoded_ctx_files: Any = setting(None, path="input")
+    encoded_ctx_files: Any = setting(None, also=("vectors",), path="input")
     """Vectors of the passages: folders, globs, or a list of them, e.g.
     encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the original DPR are read too."""
-    out_file: str | None = setting(None, path="output")
+    out_file: str | None = setting(None, also=("out",), path="output")
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
     out_texts: bool = True
     """Write title and text of every hit to out_file; without them it takes about a tenth of the space and
@@ -268,7 +268,7 @@ class SuiteSetConfig(Settings):
 class SuiteSettings(ForwardSettings, CudaSettings, VectorModelSettings):
     """How the test sets of a suite are evaluated."""
 
-    output_dir: str | None = setting(None, path="folder")
+    output_dir: str | None = setting(None, also=("out",), path="folder")
     """Where results.json, results.md and a folder for each test set are written. The same command again
     keeps sets that are complete."""
     systems: list[str] = setting(list, choices=SYSTEMS)

@@ -260,7 +260,7 @@ class TrainSettings(
 class TrainingSettings(Settings):
     """The settings of a trainer."""
 
-    model_file: str | None = setting(None, on_resume=MODEL, path="input")
+    model_file: str | None = setting(None, also=("model",), on_resume=MODEL, path="input")
     """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers;
     original DPR checkpoint."""
     resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
@@ -391,7 +391,7 @@ class RunConfig(Settings):
     is a key of ``datasets``."""
     dev_datasets: Any = setting(None, on_resume=CONTENT, path="input")
     """The sets to validate on, in the same way."""
-    output_dir: str | None = setting(None, on_resume=NO_EFFECT, path="folder")
+    output_dir: str | None = setting(None, also=("out",), on_resume=NO_EFFECT, path="folder")
     """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
 
 

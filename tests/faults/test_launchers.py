@@ -87,7 +87,7 @@ def test_a_launcher_is_asked_to_stop(case: Case, workshop: Workshop, undisturbed
         for number in (signal.SIGTERM, signal.SIGINT)
     ]
     ways += [(torchrun(wants), signal.SIGTERM)]
-    for trial in case.trials(len(ways), fast=1):
+    for trial in case.trials(len(ways), fast=0):
         with trial:
             launcher, number = ways[trial.number]
             slow = json.dumps([["slow_steps", {"seconds": 0.3}]])

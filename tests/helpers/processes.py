@@ -25,7 +25,7 @@ _IMPORTED = (
     "hydra",
     "dpr.jobs.train",
     "dpr.training.assembly",
-    "tests.helpers.composed_once",
+    "tests.helpers.warmed_up",
     "tests.helpers.quick",
     "tests.helpers.tiny",
 )

@@ -69,9 +69,8 @@ def stored(run: Path, step: int = STEPS) -> tuple[dict[str, Tensor], dict[str, T
 
 def on_ranks(folder: Path, runs: Path) -> None:
     train(folder, runs / "2")
+    train(folder, runs / "sharded", sharding="fsdp2", stop_after=STOP_AT)
     train(folder, runs / "sharded", sharding="fsdp2")
-    train(folder, runs / "half-sharded", sharding="fsdp2", stop_after=STOP_AT)
-    train(folder, runs / "half-sharded", sharding="fsdp2")
     barrier()
 
 
@@ -168,16 +167,14 @@ def test_it_can_be_switched_off_and_on_while_a_run_is_under_way(
     )
 
 
-def test_the_mean_is_the_same_on_any_ranks_and_sharded(tmp_path: Path) -> None:
+def test_the_mean_is_the_same_on_any_ranks_and_sharded_and_resumed(tmp_path: Path) -> None:
     folder, out = tmp_path / "encoder", tmp_path / "runs"
     train(folder, out / "1")
     run_on_ranks(on_ranks, 2, folder, out)
     expected = stored(out / "1")
-    for name in ("2", "sharded", "half-sharded"):
+    for name in ("2", "sharded"):
         for found, other in zip(stored(out / name), expected, strict=True):
             assert found.keys() == other.keys()
             for key, tensor in other.items():
                 torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-9, msg=f"{name}: {key}")
-    for found, other in zip(stored(out / "half-sharded"), stored(out / "sharded"), strict=True):
-        assert all(torch.equal(found[key], tensor) for key, tensor in other.items())
     shutil.rmtree(out)

@@ -339,6 +339,12 @@ def register() -> None:
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
+def use_packing(backbone: Any) -> None:
+    """Switches a backbone to ``packed_attention``."""
+    register()
+    backbone.set_attn_implementation(ATTENTION)
+
+
 def enable_packing(backbone: Any) -> int | None:
     """Switches a backbone to ``packed_attention`` if its output stays the same; returns the number of its
     first position.

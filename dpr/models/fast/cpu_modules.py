@@ -100,9 +100,9 @@ class Gelu(nn.Module):
         return states
 
 
-def replace_gelu(backbone: Any) -> None:
-    """Replaces every exact GELU inside a backbone by ``Gelu``, if its output stays the same: it could use the
-    argument once more."""
+def put_gelu(backbone: Any) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Replaces every exact GELU inside a backbone by ``Gelu``; returns each that was replaced, after the module that
+    held it and its name there."""
     from transformers.activations import GELUActivation
 
     exact = [
@@ -112,12 +112,21 @@ def replace_gelu(backbone: Any) -> None:
         if (type(child) is GELUActivation and child.act is nn.functional.gelu)
         or (type(child) is nn.GELU and child.approximate == "none")
     ]
+    for parent, name, _ in exact:
+        setattr(parent, name, Gelu())
+    return exact
+
+
+def replace_gelu(backbone: Any) -> bool:
+    """``put_gelu`` if the backbone's output stays the same, which could use the argument once more. Returns whether it
+    does."""
     batch = sample_batch(backbone)
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
     with suppress(*FAILURES), trial(backbone):
         expected = padded_states(backbone, batch)
-        for parent, name, _ in exact:
-            setattr(parent, name, Gelu())
+        replaced = put_gelu(backbone)
         if agree(padded_states(backbone, batch), expected):
-            return
-    for parent, name, child in exact:
+            return True
+    for parent, name, child in replaced:
         setattr(parent, name, child)
+    return False

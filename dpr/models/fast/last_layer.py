@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from dpr.models.fast.attention import AttentionOptions, Layout, PackedLayout, packed_states, past_the_windows
 from dpr.models.trials import FAILURES, LENGTHS, agree, layers_of, sample_batch, trial
@@ -44,6 +45,11 @@ class _Reached(Exception):
     """
 
 
+def prune(backbone: Any) -> RemovableHandle:
+    """Hooks the last layer; the handle undoes it."""
+    return layers_of(backbone)[-1].register_forward_pre_hook(_read_tokens, with_kwargs=True)
+
+
 def enable_pruning(backbone: Any, first_position: int) -> bool:
     """Makes a packed backbone return, for a ``ReadLayout``, the last hidden states of the tokens read, (1, n,
     D); returns whether it does.
@@ -51,10 +57,9 @@ def enable_pruning(backbone: Any, first_position: int) -> bool:
     Tried on random sequences, two of them longer than any window, read at their ends and within, with and
     without. A backbone whose output differs is left as it was.
     """
-    layers = layers_of(backbone)
-    if not layers:
+    if not layers_of(backbone):
         return False
-    hook = layers[-1].register_forward_pre_hook(_read_tokens, with_kwargs=True)
+    hook = prune(backbone)
     longest = past_the_windows(backbone)
     batch = sample_batch(backbone, (longest, longest, *LENGTHS[1:]))
     whole = PackedLayout.build(batch.lengths.tolist(), batch.tokens.device)

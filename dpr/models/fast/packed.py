@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from dpr.core.batch import TokenBatch, plan_packs, spread
 from dpr.core.errors import ConfigError
 from dpr.models.fast import varlen
-from dpr.models.fast.attention import Layout, PackedLayout, enable_packing, packed_states
-from dpr.models.fast.cpu_modules import replace_dropout, replace_gelu
-from dpr.models.fast.last_layer import ReadLayout, enable_pruning
+from dpr.models.fast.attention import Layout, PackedLayout, enable_packing, packed_states, use_packing
+from dpr.models.fast.cpu_modules import put_gelu, replace_dropout, replace_gelu
+from dpr.models.fast.last_layer import ReadLayout, enable_pruning, prune
 from dpr.models.pooling import IdfPooling, MeanPooling, Pooling, RootIdfPooling, repeats
 from dpr.models.trials import is_static
 
@@ -44,6 +44,11 @@ class Capabilities:
     in_one_pack: bool = False
 
 
+_tried: dict[str, tuple[bool, Capabilities]] = {}
+"""What the trials of a backbone have shown, the GELU's first: others of the same modules and configuration, such
+as the second tower, need none."""
+
+
 def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: bool) -> Capabilities:
     """Makes a backbone fast in place: cheaper dropout and GELU on a CPU, packing if ``packed``, a last layer
     for the tokens read only.
@@ -59,10 +64,42 @@ def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: 
     if packed and is_static(backbone):
         return Capabilities(0, prunes_last_layer=False, attention=attention, has_layers=False)
     replace_dropout(backbone)
-    replace_gelu(backbone)
+    # All that decides what its code does: classes, plain attributes, and how many hooks and parts each module has.
+    modules = [
+        (
+            type(module),
+            {
+                name: len(value) if isinstance(value, dict) else value
+                for name, value in vars(module).items()
+                if isinstance(value, str | int | float | dict | None)
+            },
+        )
+        for module in backbone.modules()
+    ]
+    how = (
+        backbone.config._attn_implementation,
+        backbone.dtype,
+        backbone.device,
+        packed,
+        attention,
+        reads_one_token,
+    )
+    kind = f"{modules} {backbone.config} {how}"
+    if kind in _tried:
+        has_gelu, able = _tried[kind]
+        if has_gelu:
+            put_gelu(backbone)
+        if able.first_position is not None:
+            use_packing(backbone)
+        if able.prunes_last_layer:
+            prune(backbone)
+        return able
+    has_gelu = replace_gelu(backbone)
     first_position = enable_packing(backbone) if packed else None
     prunes = reads_one_token and first_position is not None and enable_pruning(backbone, first_position)
-    return Capabilities(first_position, prunes, attention)
+    able = Capabilities(first_position, prunes, attention)
+    _tried[kind] = (has_gelu, able)
+    return able
 
 
 def packed_vectors(

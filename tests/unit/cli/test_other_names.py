@@ -10,6 +10,7 @@ import pytest
 from dpr.cli.launch import launch
 from dpr.training.settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
+from tests.helpers.command_lines import check_keys_of
 
 
 def run(*argv: str) -> tuple[int, Seen]:
@@ -36,6 +37,25 @@ def test_keys_of_other_trainers_get_the_right_suggestion(
 ) -> None:
     assert run(typed)[0] == 2
     assert f"unknown setting {typed.partition('=')[0]}; did you mean {answer}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", "out=runs/a model=runs/b"),
+        ("embed", "out=runs/a/vectors model=runs/b corpus=c.tsv"),
+        ("retrieve", "out=hits.jsonl model=runs/b corpus=c.tsv questions=q.jsonl vectors=[v_*]"),
+        ("evaluate", "out=runs/a model=runs/b set=scifact"),
+        ("export", "out=runs/a model=runs/b corpus=c.tsv vectors=[v_*]"),
+        ("mine", "out=a.jsonl model=runs/b corpus=c.tsv vectors=[v_*]"),
+        ("score", "out=a.jsonl model=runs/b corpus=c.tsv"),
+        ("search", "model_file=runs/b corpus=c.tsv vectors=v_*"),
+        ("adapt", "out=runs/a model=runs/b corpus=c.tsv"),
+        ("download", "out=data"),
+    ],
+)
+def test_the_same_things_have_the_same_names_everywhere(command: str, words: str) -> None:
+    check_keys_of([command, *words.split()])
 
 
 def test_flags_of_the_first_version_are_answered_with_the_key(capsys: pytest.CaptureFixture[str]) -> None:

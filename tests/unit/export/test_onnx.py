@@ -17,6 +17,7 @@ from dpr.export.folders import check, edge_cases
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from tests.architecture.source_files import REPOSITORY
+from tests.helpers.examples import some
 from tests.helpers.exports import MODELS, PROMPTS, shared, static
 from tests.helpers.jobs import export as main
 from tests.helpers.patience import patient
@@ -32,7 +33,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", some(list(MADE), "roots of repeats, cut"))
 def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     model, folder = MADE[name](tmp_path / "made_of"), tmp_path / "onnx"
     folder.mkdir()

@@ -20,6 +20,7 @@ from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
 from dpr.storage.durable import durable_folder
 from tests.architecture.source_files import REPOSITORY
+from tests.faults.conftest import Case
 from tests.helpers.gate import FOLDER
 from tests.helpers.patience import patient
 from tests.helpers.tiny import sentence, tiny_model
@@ -152,10 +153,22 @@ def at_the_gate(gate: Path, command: list[str], then: Callable[[], None]) -> int
         thread.join()
 
 
+@pytest.mark.fault(
+    "B8",
+    "a node of a Ray cluster and a worker of another die while they embed",
+    "exit 0; finished chunks are kept; bytes of an undisturbed run",
+)
 def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(
-    cluster: Any, world: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    case: Case,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Files are named from the folder where the command starts."""
+    (trial,) = case.trials(1, fast=0)  # before a cluster is started, which takes half a minute
+    cluster: Any = request.getfixturevalue("cluster")
+    world: Path = request.getfixturevalue("world")
+    gate: Path = request.getfixturevalue("gate")
     kept: dict[Path, int] = {}
 
     def lose() -> None:
@@ -166,12 +179,13 @@ def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(
         worker.kill()
 
     monkeypatch.chdir(world)
-    assert at_the_gate(gate, [*embedding(Path(), "lost"), "cluster=ray"], lose) == 0
-    assert f"lost_*: {PASSAGES} vectors in {SHARDS} shards" in capfd.readouterr().err
-    assert len(kept) == SHARDS
-    assert kept == {path: path.stat().st_mtime_ns for path in kept}, "finished chunks are not embedded again"
-    for shard in range(SHARDS):
-        assert contents(world / f"lost_{shard}") == contents(world / f"vectors_{shard}")
+    with trial:
+        assert at_the_gate(gate, [*embedding(Path(), "lost"), "cluster=ray"], lose) == 0
+        assert f"lost_*: {PASSAGES} vectors in {SHARDS} shards" in capfd.readouterr().err
+        assert len(kept) == SHARDS
+        assert kept == {path: path.stat().st_mtime_ns for path in kept}, "chunks are not embedded again"
+        for shard in range(SHARDS):
+            assert contents(world / f"lost_{shard}") == contents(world / f"vectors_{shard}")
 
 
 @pytest.mark.parametrize(
