@@ -188,7 +188,7 @@ def test_cosine_scores_are_products_of_vectors(tmp_path: Path, scaled: bool) -> 
     parts = [body(tmp_path), pooling("mean"), *([modules.Normalize()] if scaled else [])]
     theirs, folder = saved(tmp_path, parts, similarity=None, truncate_dim=7)
     model = BiEncoder.load(folder)
-    assert model.similarity == theirs.similarity_fn_name == "cosine"
+    assert model.similarity_fn_name == theirs.similarity_fn_name == "cosine"
     expected = theirs.similarity(theirs.encode_query(TEXTS), theirs.encode_document(TEXTS))
     np.testing.assert_allclose(
         model.encode_questions(TEXTS) @ model.encode_passages(TEXTS).T, expected, atol=1e-6
