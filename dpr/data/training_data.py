@@ -118,7 +118,9 @@ def _is_row(item: Any) -> bool:
     texts that look like files are these."""
     if isinstance(item, list | tuple) and len(item) > 1 and all(isinstance(text, str) for text in item):
         return not any(re.fullmatch(r"\S*[./*]\S*", text) or os.path.exists(text) for text in item)
-    return hasattr(item, "texts") or (isinstance(item, Mapping) and not hasattr(item, "column_names"))
+    if isinstance(item, Mapping):
+        return not hasattr(item, "column_names")
+    return hasattr(item, "texts") and not hasattr(item, "fingerprint")
 
 
 def _is_pair(item: tuple[Any, ...]) -> bool:
