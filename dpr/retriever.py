@@ -45,7 +45,7 @@ class Retriever:
         folder: Path | None = None,
     ) -> None:
         if others or not isinstance(corpus, StoredCorpus | MemoryCorpus):
-            raise ConfigError(f"Retriever() is not called with these{hint('load')}")
+            raise ConfigError(f"Retriever() takes no model and no passages{hint('load')}")
         self.corpus = corpus
         self.modes = corpus.modes
         self.folder = folder
