@@ -8,6 +8,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpr.core.other_names import hint
 from dpr.core.version import __version__ as __version__
 
 # onnxruntime asks once, when it is imported, by whomever: otherwise it notes what it runs on in the home
@@ -108,6 +109,8 @@ if not TYPE_CHECKING:  # type checkers would take any name for one that is there
                 "SetOptions is dpr.DataSetSettings; it takes no namespace, and query_suffix is"
                 " query_special_suffix"
             )
+        if name != "export" and (line := hint(name)):
+            raise ImportError(f"dpr has no {name}{line}")
         if name not in _HOME:
             raise AttributeError(f"module 'dpr' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_HOME[name]), name)

@@ -9,12 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
+from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.indexer.ranking import encode_ids, is_among
@@ -37,8 +38,14 @@ class Retriever:
     """
 
     def __init__(
-        self, corpus: StoredCorpus | MemoryCorpus, *, mode: str | None = None, folder: Path | None = None
+        self,
+        corpus: StoredCorpus | MemoryCorpus,
+        *others: Any,
+        mode: str | None = None,
+        folder: Path | None = None,
     ) -> None:
+        if others or not isinstance(corpus, StoredCorpus | MemoryCorpus):
+            raise ConfigError(f"Retriever() takes no model and no passages{hint('load')}")
         self.corpus = corpus
         self.modes = corpus.modes
         self.folder = folder
@@ -182,6 +189,7 @@ class Retriever:
         where: Mapping[str, Any] | None = None,
         ids: Iterable[str] | np.ndarray | None = None,
         texts: bool = True,
+        **others: Any,
     ) -> Hits | list[Hits]:
         """The ``k`` best passages of a question; of a list of questions, a list of these. An empty question
         finds nothing.
@@ -196,6 +204,7 @@ class Retriever:
         Raises:
             ConfigError, InputError: a mode or field that there is not, files that have changed.
         """
+        refuse(others, "search()")
         is_list = isinstance(question, Iterable) and not isinstance(question, str)
         questions: list[Any] = list(question) if is_list else [question]
         if not all(isinstance(item, str) for item in questions):
@@ -250,6 +259,11 @@ class Retriever:
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out."""
         return self.corpus.get(ids)
+
+    if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"Retriever has no attribute {name!r}{hint(name)}")
 
     def __len__(self) -> int:
         side: Any = self.side(self.mode)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -74,16 +76,16 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
     """One data set, or each of a list of them, as a ``SampleSource``, or as a pair of that and the options
     that were given with it.
 
-    What ``open_training_set`` takes is opened, named after its file, else ``name``; a list of dictionaries is
-    one data set.
+    What ``open_training_set`` takes is opened, named after its file, else ``name``; a list of dictionaries, or
+    of questions with their passages, is one data set. A dictionary names several.
 
     Raises:
         InputError: as ``open_training_set``.
         ConfigError: something else was given.
     """
-    is_one = not isinstance(sets, list | tuple) or any(
-        isinstance(item, Mapping) and not hasattr(item, "column_names") for item in sets
-    )
+    if type(sets) is dict:
+        return [each for key, part in sets.items() for each in opened_sets([part], key)]
+    is_one = not isinstance(sets, list | tuple) or any(map(_is_row, sets))
     opened: list[Any] = []
     taken: set[str] = set()
     for item in [sets] if is_one or (isinstance(sets, tuple) and _is_pair(sets)) else sets:
@@ -109,6 +111,16 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
             )
         opened.append((source, *options) if options else source)
     return opened
+
+
+def _is_row(item: Any) -> bool:
+    """Whether this is a dictionary, an InputExample of sentence-transformers, or a question and its passages;
+    texts that look like files are these."""
+    if isinstance(item, list | tuple) and len(item) > 1 and all(isinstance(text, str) for text in item):
+        return not any(re.fullmatch(r"\S*[./*]\S*", text) or os.path.exists(text) for text in item)
+    if isinstance(item, Mapping):
+        return not hasattr(item, "column_names")
+    return hasattr(item, "texts") and not hasattr(item, "fingerprint")
 
 
 def _is_pair(item: tuple[Any, ...]) -> bool:

@@ -57,7 +57,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     serving: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "dimension": model.dimension,
-        "similarity": model.similarity,
+        "similarity": model.similarity_fn_name,
         "pad_id": pad_id(model.question_model.config),
         "empty": tensorizer.empty_tokens,
     }

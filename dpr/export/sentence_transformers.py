@@ -106,7 +106,9 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
             }
         }
     width = model.dimension if _truncates(model) else None
-    write_library_settings(folder, model.settings, similarity=model.similarity, width=width, others=others)
+    write_library_settings(
+        folder, model.settings, similarity=model.similarity_fn_name, width=width, others=others
+    )
 
 
 def needs_own_code(model: BiEncoder) -> bool:

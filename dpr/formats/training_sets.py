@@ -68,8 +68,8 @@ _SCHEMA = pa.schema(
     {"question": pa.string(), "answers": pa.list_(pa.string()), **dict.fromkeys(_LISTS, _PASSAGES)}
 )
 _EXPECTED = (
-    "a path, a pattern, a list of these, a list of dictionaries, a data set of the package datasets, or"
-    " hf://user/name"
+    "a path, a pattern, a list of these, a list of dictionaries or of (question, passage), a frame of pandas, a"
+    " data set of the package datasets, or hf://user/name"
 )
 
 
@@ -150,8 +150,8 @@ def open_training_set(
 
     Args:
         data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may
-            have; a ``datasets.Dataset`` or ``DatasetDict``; or ``hf://user/name``, which ``datasets``
-            fetches.
+            have, or of texts: a question, its passage, and negatives; a frame of pandas; a
+            ``datasets.Dataset`` or ``DatasetDict``; or ``hf://user/name``, which ``datasets`` fetches.
         split: which part of a folder or ``DatasetDict``; empty = train, or the only one.
         columns: names of columns by role: question, positive, negative, title, answers, label.
 
@@ -330,10 +330,11 @@ def _rows(data: Any, split: str) -> Iterable[Any]:
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         rows: Iterable[Any] = data.with_format(None)  # otherwise values may be tensors
         return rows
-    is_frame = hasattr(data, "columns")
-    if is_frame or isinstance(data, str | bytes | Path | Mapping) or not isinstance(data, Iterable):
-        hint = "; give a list of dictionaries, such as frame.to_dict('records')" if is_frame else ""
-        raise ConfigError(f"training data of type {type(data).__name__}, expected {_EXPECTED}{hint}")
+    if hasattr(data, "columns") and hasattr(data, "to_dict"):
+        frame: list[Any] = data.to_dict("records")
+        return frame
+    if isinstance(data, str | bytes | Path | Mapping) or not isinstance(data, Iterable):
+        raise ConfigError(f"training data of type {type(data).__name__}, expected {_EXPECTED}")
     return data
 
 
@@ -354,8 +355,11 @@ def _hub_rows(name: str, split: str) -> Iterable[Any]:
 
 
 def _line(number: int, row: Any) -> bytes:
+    texts = getattr(row, "texts", row)  # of an InputExample
+    if isinstance(texts, list | tuple) and len(texts) > 1 and all(isinstance(text, str) for text in texts):
+        row = {"question": texts[0], "positive": texts[1], "negative": texts[2:]}
     if not isinstance(row, Mapping):
-        expected = "a dictionary, such as {'question': ..., 'positive': ...}"
+        expected = "a dictionary, such as {'question': ..., 'positive': ...}, or (question, passage)"
         raise InputError(f"row {number}: of type {type(row).__name__}", expected=expected)
     try:
         # values of numpy and the like have tolist

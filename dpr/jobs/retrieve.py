@@ -36,6 +36,7 @@ from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, fuse_by_each
 from dpr.jobs.indexes import build_retriever, index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
+from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.passages import require_passages
@@ -182,7 +183,7 @@ def run(config: RetrievalConfig) -> float | None:
         is_kept = reads_texts or config.index_path is not None
         name = config.encoder.pretrained_model_cfg
         search = SearchSettings(
-            model_file=None if reads_texts else config.model_file,
+            model_file=None if reads_texts else str(local_model(str(config.model_file))),
             encoded_ctx_files=config.vector_patterns(),
             passages=sources,
             indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),

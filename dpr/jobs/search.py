@@ -45,6 +45,7 @@ from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.vectors import ArraySource
 from dpr.jobs.indexes import index_choice, open_dense, open_text_index, open_vector_index
 from dpr.jobs.sources import resolve_passage_sources
+from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import PassageFields, PassageLookup
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever
@@ -92,7 +93,7 @@ def search_settings(
     if corpus:
         settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
     if model:
-        settings = replace(settings, model_file=model)
+        settings = replace(settings, model_file=str(local_model(model)))
     if vectors:
         settings = replace(settings, encoded_ctx_files=list(vectors), index_path=None, indexer=_EXACT)
     if indexer is not None and indexer != settings.indexer.get("kind"):
@@ -412,8 +413,8 @@ def build_in(
                 hint = "choose another folder"
                 raise InputError(f"holds another model ({found!r})", file=file, expected=expected, hint=hint)
         else:
-            loaded = BiEncoder.load(model, device=resolve_device(device))
-            file = Path(model)
+            file = local_model(model)
+            loaded = BiEncoder.load(file, device=resolve_device(device))
         embed_shard(loaded, source, EmbedConfig(out_file=str(folder / "vectors")))
         path = str(folder / "index") if kind.is_saved and mode != "bm25" else None
         vectors = [str(folder / "vectors_0")]

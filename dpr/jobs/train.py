@@ -20,7 +20,6 @@ from dpr.jobs.sources import NamedSource, resolve_training_files
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.sentence_transformers import MODULES
 from dpr.models.settings import (
     EncoderSettings,
     RunningSettings,
@@ -176,15 +175,6 @@ def _check_kind(encoder: TowerSettings) -> None:
             f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static"
             " encoder; make one with dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=1024"
             f" (tokenizer={folder} takes the tokenizer of a model)"
-        )
-    if (folder / MODULES).is_file():
-        found = f"encoder.pretrained_model_cfg={folder} is a folder of sentence-transformers"
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{found} whose encoder lies deeper; set model_file={folder} in its place")
-        logger.warning(
-            "%s: its encoder alone is used; model_file=%s takes its pooling, prompts and lengths too",
-            found,
-            folder,
         )
 
 

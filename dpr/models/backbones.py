@@ -25,6 +25,7 @@ from dpr.core.distributed import current_ranks
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.logs import shows_bars
 from dpr.core.machine import no_downloads, overlapping, reading
+from dpr.core.paths import user_path
 from dpr.data.tokenizer_files import check_files, check_numbers
 from dpr.storage.durable import MANIFEST, read_json, read_manifest
 from dpr.storage.untrusted import describe
@@ -40,6 +41,8 @@ _RUNNING = re.compile(
     r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
     r"|transformers_weights|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
 )
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_FETCHED = ("*.safetensors", "*.json", "*.txt", "*.model")
 _MAX_SIZE = {
     "num_attention_heads": 1 << 12,
     "hidden_size": 1 << 17,
@@ -55,6 +58,36 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
     return found
+
+
+def local_model(name: str | Path) -> Path:
+    """The file or folder of a model that a person named; of a name that is none here, the snapshot of the
+    hub's model, fetched or in the cache, without pickles and code. A name without a slash is tried among
+    those of sentence-transformers first, as that library does.
+
+    Raises:
+        CheckpointError: there is neither.
+    """
+    path = user_path(name)
+    is_below_here = "/" in str(name) and path.parent.is_dir()
+    if os.path.lexists(path) or is_below_here or not _HUB_NAME.fullmatch(str(name)):
+        return path
+    from huggingface_hub import constants, snapshot_download
+
+    with reading(path):
+        for repository in [str(name)] if "/" in str(name) else [f"sentence-transformers/{name}", str(name)]:
+            try:
+                return Path(snapshot_download(repository, allow_patterns=_FETCHED))
+            except Exception as error:  # of the client: no such model, no right to it, no network, no room
+                reason = first_line(error)
+        found = f"there is no such file or folder here, and the hub gives no such model ({reason})"
+        hint = "is the name right?"
+        if constants.HF_HUB_OFFLINE:
+            found = (
+                "there is no such file or folder here, no such model in the cache of the hub, and no network"
+            )
+            hint = f"fetch it where there is one (hf download {repository}), or name a folder"
+    raise CheckpointError(found, file=name, hint=hint)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from dpr.core.batch import Temperature, TokenBatch, plan_token_batches
 from dpr.core.distributed import full_tensor, largest_over_ranks, local_shard, placed_like
 from dpr.core.errors import CheckpointError, ConfigError, DprError
 from dpr.core.logs import Progress
+from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path, with_home
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
@@ -34,6 +35,7 @@ from dpr.models.backbones import (
     distinct_weights,
     is_without_weights,
     load_backbone,
+    local_model,
 )
 from dpr.models.encoder import (
     Encoder,
@@ -43,6 +45,7 @@ from dpr.models.encoder import (
     present,
     table_beside,
 )
+from dpr.models.sentence_transformers import described_model, described_towers, prompts_of
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 from dpr.models.trials import is_static
@@ -64,17 +67,28 @@ class BiEncoderVectors(NamedTuple):
 
 class BiEncoder(nn.Module):
     """A question tower and a context tower (the same module when shared), with the tokenizer they belong
-    to."""
+    to. ``BiEncoder(name_or_folder, ...)`` is ``BiEncoder.load(name_or_folder, ...)``."""
+
+    question_model: Encoder
+    ctx_model: Encoder
+    tensorizer: Tensorizer
+    settings: EncoderSettings
 
     def __init__(
         self,
-        question_model: Encoder,
-        ctx_model: Encoder,
-        tensorizer: Tensorizer,
-        settings: EncoderSettings,
+        question_model: Encoder | str | Path,
+        ctx_model: Any = None,
+        tensorizer: Any = None,
+        settings: Any = None,
         options: TowerOptions | None = None,
+        **arguments: Any,
     ) -> None:
         super().__init__()
+        if isinstance(question_model, str | Path):
+            loaded = self.load(question_model, settings=settings, options=options, **arguments)
+            self.__dict__.update(loaded.__dict__)
+            return
+        refuse(arguments, "BiEncoder(towers)")
         self.question_model = question_model
         self.ctx_model = ctx_model
         self.tensorizer = tensorizer
@@ -188,10 +202,55 @@ class BiEncoder(nn.Module):
         return Temperature() if self.options.temperature is None else Temperature(self.options.temperature)
 
     @property
-    def similarity(self) -> str:
+    def similarity_fn_name(self) -> str:
         """``cosine`` where vectors have length 1, else ``dot``; in both cases the product of two vectors is
         their score."""
         return "cosine" if self.settings.normalize else "dot"
+
+    def similarity(self, questions: Any, passages: Any) -> Tensor:
+        """Scores (Q, P) of vectors (Q, D) and (P, D), arrays or tensors, by ``similarity_fn_name``."""
+        return self._compared(questions) @ self._compared(passages).T
+
+    def similarity_pairwise(self, questions: Any, passages: Any) -> Tensor:
+        """Scores (N,) of each of the vectors (N, D) with the one in its place."""
+        return (self._compared(questions) * self._compared(passages)).sum(-1)
+
+    def _compared(self, vectors: Any) -> Tensor:
+        tensor = torch.atleast_2d(torch.as_tensor(vectors))
+        return nn.functional.normalize(tensor, dim=-1) if self.settings.normalize else tensor
+
+    @property
+    def max_seq_length(self) -> int:
+        """The longest text in tokens, special tokens included; set, it holds for both sides.
+
+        Raises:
+            ConfigError: the backbone has fewer positions, or the model has the original's stray [SEP].
+        """
+        return self.settings.sequence_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, length: int) -> None:
+        if self.settings.dpr_trailing_sep:
+            raise ConfigError("the stray [SEP] of this model stands at a fixed position; its length stays")
+        for tower in self.towers:
+            tower.check_length(length, "max_seq_length")
+        self.settings = replace(self.settings, sequence_length=length, question_length=0)
+        self.tensorizer.sequence_length = self.tensorizer.question_length = length
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of transformers that texts go through."""
+        return self.tensorizer.tokenizer
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """``dimension``, under the name of sentence-transformers."""
+        return self.dimension
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise AttributeError(f"{error}{hint(name)}") from None
 
     @property
     def fingerprint(self) -> str:
@@ -281,10 +340,15 @@ class BiEncoder(nn.Module):
         self.load_state_dict(placed, strict=False)  # of names that share a tensor only the first is there
 
     def encode_questions(
-        self, texts: str | Sequence[str], *, prompt: str | None = None, **options: Any
+        self,
+        texts: str | Sequence[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        **options: Any,
     ) -> Any:
         """Vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. Before them comes
-        the model's ``query_prompt``, or the one of its ``prompts`` that ``prompt`` names.
+        the model's ``query_prompt``, or the one of its ``prompts`` that ``prompt`` or ``prompt_name`` names.
 
         Options, as of ``encode_passages``:
             batch_tokens: tokens of a forward pass at most; texts of similar length are encoded together.
@@ -292,12 +356,14 @@ class BiEncoder(nn.Module):
             show_progress_bar: a bar on a terminal, lines in the log elsewhere.
             convert_to_tensor: a tensor on the model's device, in place of an array.
             convert_to_numpy: the default; False needs ``convert_to_tensor``.
+            normalize_embeddings: scales vectors to length 1, whatever the model does.
+            device: moves the model there first.
 
         Raises:
             TypeError: something else than texts is given.
         """
         questions = checked_items(texts, (str,), "encode_questions", "a text")
-        sequences = self.tensorizer.question_tokens(questions, prompt=prompt)
+        sequences = self.tensorizer.question_tokens(questions, prompt=prompt or prompt_name)
         vectors = self._encoded("questions", sequences, "question", **options)
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -313,9 +379,26 @@ class BiEncoder(nn.Module):
         vectors = self._encoded("passages", self.tensorizer.passage_tokens(records), "ctx", **options)
         return vectors[0] if isinstance(passages, str | Passage) else vectors
 
-    def encode(self, texts: PassageLike | Sequence[PassageLike], **options: Any) -> Any:
-        """``encode_passages`` under the name of sentence-transformers; ConfigError where ``sides_differ``."""
-        if self.sides_differ:
+    encode_query = encode_questions
+    encode_document = encode_passages
+
+    def encode(
+        self,
+        texts: PassageLike | Sequence[PassageLike],
+        *,
+        prompt_name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """``encode_passages`` under the name of sentence-transformers, where the sides do not differ.
+        ``prompt_name`` chooses one: ``document``, ``query``, or the name of another prompt of questions.
+
+        Raises:
+            ConfigError: ``sides_differ``, and no ``prompt_name`` says which one.
+        """
+        if prompt_name not in (None, "document"):
+            name = None if prompt_name == "query" else prompt_name
+            return self.encode_questions(texts, prompt=name, **options)
+        if prompt_name is None and self.sides_differ:
             raise ConfigError(
                 "this model encodes questions and passages differently; call encode_questions or"
                 " encode_passages"
@@ -333,7 +416,14 @@ class BiEncoder(nn.Module):
         show_progress_bar: bool = False,
         convert_to_tensor: bool = False,
         convert_to_numpy: bool = True,
+        normalize_embeddings: bool = False,
+        precision: str | None = "float32",
+        device: str | torch.device | None = None,
+        **others: Any,
     ) -> np.ndarray | Tensor:
+        refuse(others | {"precision": None if precision == "float32" else precision}, "encode()")
+        if device is not None:
+            self.to(device)
         if not (convert_to_tensor or convert_to_numpy):
             raise ConfigError(
                 "convert_to_numpy=False needs convert_to_tensor=True; vectors come as one array or one tensor"
@@ -350,6 +440,8 @@ class BiEncoder(nn.Module):
         finally:
             if progress is not None:
                 progress.close()
+        if normalize_embeddings:
+            vectors = nn.functional.normalize(vectors, dim=-1)
         return vectors if convert_to_tensor else vectors.cpu().numpy()
 
     @torch.no_grad()
@@ -439,13 +531,17 @@ class BiEncoder(nn.Module):
         trailing_sep: bool = True,
         settings: EncoderSettings | None = None,
         text: GivenTextSettings | None = None,
+        prompts: Mapping[str, str] | None = None,
+        **others: Any,
     ) -> BiEncoder:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers,
         Hugging Face or peft, or a checkpoint file of the original DPR. In evaluation mode; needs no network.
+        A name that is none of these here is one of the hub (``local_model``).
 
         ``settings`` are for third-party folders, which state less; what they do state (pooling, length,
         prompt) takes precedence. ``text`` names prompts, title template and apostrophe rule of a model that
-        states none or, with ``allow_other_prompts``, in place of its own. The three arguments before them are
+        states none or, with ``allow_other_prompts``, in place of its own; ``prompts``, as in sentence-transformers,
+        do so by the names query and document. The three arguments before them are
         for files of the original, which have no config, no tokenizer, and need its stray [SEP];
         ``pretrained_model_cfg`` names the model to take both from, instead of the name in the file, or the
         model that adapters belong to. The temperature is that of the checkpoint unless ``options`` state one.
@@ -456,9 +552,14 @@ class BiEncoder(nn.Module):
         """
         from dpr.models.model_folders import read_model  # readers of every library's folders
 
+        refuse(others, "BiEncoder.load()")
         options = options or TowerOptions()
+        if prompts is not None:
+            text = GivenTextSettings(
+                allow_other_prompts=True, **prompts_of({"prompts": prompts}, Path(path, "prompts"))
+            )
         parts, source = read_model(
-            user_path(path),
+            local_model(path),
             settings or EncoderSettings(),
             base=pretrained_model_cfg,
             special_tokens=special_tokens,
@@ -516,13 +617,22 @@ class BiEncoder(nn.Module):
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
+        **others: Any,
     ) -> BiEncoder:
         """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
         weights. The weights of ``idf`` pooling begin with the frequencies in the encoder's folder.
+
+        A model of sentence-transformers comes as ``load`` opens it where ``settings`` are left out; else
+        towers are made of its encoder, with its pooling, normalisation, prompts and lengths where
+        ``settings`` have the defaults.
         """
-        name_or_folder = with_home(name_or_folder)
-        settings = settings or EncoderSettings()
+        refuse(others, "BiEncoder.from_pretrained()")
+        name_or_folder = with_home(str(name_or_folder))
         options = options or TowerOptions()
+        described = described_model(name_or_folder) if pretrained else None
+        if described is not None and settings is None:
+            return cls.load(described, options=options, dropout=dropout, special_tokens=special_tokens)
+        settings = settings or EncoderSettings()
         for name, given, kind in (
             ("settings", settings, EncoderSettings),
             ("options", options, TowerOptions),
@@ -530,6 +640,8 @@ class BiEncoder(nn.Module):
             if not isinstance(given, kind):
                 raise ConfigError(f"{name} is of type {type(given).__name__}; give dpr.{kind.__name__}")
         settings.check_values("encoder.")
+        if described is not None:
+            settings = described_towers(described, settings)
         has_table = settings.static_questions
         settings = replace(settings, static_questions=False)
         # one tower, which the table begins as

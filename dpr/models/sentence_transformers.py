@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
+from dpr.core.machine import reading
 from dpr.data.settings import TextSettings
 from dpr.data.tokenizer_files import check_files
 from dpr.formats.checkpoints import write_json_file
-from dpr.models.backbones import CONFIG, read_object
+from dpr.models.backbones import CONFIG, local_model, read_object
 from dpr.models.settings import POOLINGS, EncoderSettings
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import describe, inside
@@ -174,7 +176,7 @@ def described_settings(
         raise CheckpointError(
             found, file=folder, expected="the same on both sides; the toolkit's towers share these settings"
         )
-    text: dict[str, Any] = _prompts(library, file) | own_text(folder)
+    text: dict[str, Any] = prompts_of(library, file) | own_text(folder)
     try:
         TextSettings(**text).check()
     except ConfigError as error:
@@ -209,6 +211,51 @@ def described_settings(
         **text,
     )
     return settings, frozenset(text)
+
+
+def described_model(name: str) -> Path | None:
+    """The folder of sentence-transformers that this names, here or on the hub; None for any other model."""
+    from huggingface_hub import hf_hub_download
+
+    folder = Path(name)
+    if not folder.exists():
+        with suppress(Exception), reading(name):  # of the client, where there is no such model or file
+            hf_hub_download(name, MODULES)
+            folder = local_model(name)
+    return folder if (folder / MODULES).is_file() else None
+
+
+def described_towers(folder: Path, settings: EncoderSettings) -> EncoderSettings:
+    """The settings of new towers over the encoder of a folder: where they have the defaults, with the
+    folder's pooling, normalisation, prompts and lengths.
+
+    Raises:
+        CheckpointError: it states what the toolkit's towers cannot do.
+        ConfigError: there is no encoder beside its list of modules.
+    """
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(
+            f"encoder.pretrained_model_cfg={folder} is a folder of sentence-transformers whose encoder lies"
+            f" deeper; set model_file={folder} in its place (BiEncoder.load)"
+        )
+    sides = read_modules(folder)
+    own, _ = described_settings(folder, sides, settings)
+    default = EncoderSettings()
+    if settings.sequence_length == default.sequence_length:
+        of_questions, longest = (
+            stated_length(modules.body, side) for modules, side in zip(sides, SIDES, strict=True)
+        )
+        own = replace(
+            own, question_length=of_questions or 0, sequence_length=longest or default.sequence_length
+        )
+    taken = {
+        name: value
+        for name, value in vars(own).items()
+        if getattr(settings, name) == getattr(default, name) != value
+    }
+    shown = ", ".join(f"encoder.{name}={value}" for name, value in taken.items()) or "nothing"
+    logger.info("%s: taken from its settings: %s; model_file= opens the whole model", folder, shown)
+    return replace(settings, **taken)
 
 
 def own_text(folder: Path) -> dict[str, Any]:
@@ -246,7 +293,7 @@ def body_settings(body: Path) -> dict[str, Any]:
     return next((found for file in files if (found := read_object(file))), {})
 
 
-def _prompts(library: dict[str, Any], file: Path) -> dict[str, Any]:
+def prompts_of(library: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """``query_prompt``, ``passage_prompt`` and ``prompts``, as far as the folder states them.
 
     They are what ``encode_query`` and ``encode_document`` apply: the prompts named query and document, and

@@ -98,7 +98,7 @@ class SearchSettings:
             check_type("indexer.kind", stored.indexer.get("kind"), str)
             for key in ("encoded_ctx_files", "fingerprints"):
                 _list({key: getattr(stored, key)}, key, str)
-            return stored._with_paths(lambda path: os.path.normpath(folder / path))
+            return stored._with_paths(lambda path: os.path.abspath(folder / path))
         except (ConfigError, TypeError, ValueError) as error:  # TypeError: a passage source without a file
             raise InputError(f"not search settings: {error}", file=file, hint=retired.FILES) from None
 

@@ -282,7 +282,7 @@ def make_app(
                 said = f"dimensions={width}, but the vectors have {vectors.shape[1]}"
                 raise HTTPException(422, said)
             vectors = vectors[:, :width]
-            if index.model.similarity == "cosine":
+            if index.model.similarity_fn_name == "cosine":
                 vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
             rows: list[Any] = vectors.tolist()
             if body.encoding_format == "base64":

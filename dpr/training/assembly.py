@@ -4,7 +4,7 @@ paths that settings name and from what is given, around the loop of trainer.py."
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ class BiEncoderTrainer(Trainer):
 
     ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files,
     rows in memory, data sets), or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr
-    train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks`` and
+    train``; each can also be given by its name alone, as ``batch_size=16``, ``seed=1`` or, with which the
+    model's is replaced, ``temperature=0.05``. ``callbacks`` and
     ``validations`` are added to the default ones and to those that settings name; with ``defaults=False`` they are
     all that there are besides the validations over dev sets, and nothing validates or saves without a
     callback that does, as those of ``default_callbacks``. ``loss`` takes the place of ``loss.name``, ``named``
@@ -116,10 +117,10 @@ class BiEncoderTrainer(Trainer):
     def __init__(
         self,
         model: BiEncoder,
-        train_sets: DataSets,
+        train_sets: DataSets = (),
         dev_sets: DataSets = (),
         *,
-        output_dir: str | Path,
+        output_dir: str | Path | None = None,
         settings: TrainingSettings | None = None,
         loss: Loss | None = None,
         validations: Sequence[Validation] = (),
@@ -136,20 +137,27 @@ class BiEncoderTrainer(Trainer):
         _require("model", model, BiEncoder, f"a BiEncoder, e.g. BiEncoder.load({str(model)[:80]!r})")
         _require("output_dir", output_dir, str | Path, "the folder of the run, e.g. output_dir='runs/first'")
         if loss is not None:
-            _require("loss", loss, Loss, "an object of a class that implements dpr.Loss")
+            wanted = "an object of a class that implements dpr.Loss, or leave it out, for in-batch negatives"
+            _require("loss", loss, Loss, f"{wanted}; temperature=0.05 is a scale of 20")
         for each in listed(callbacks):
             _require("one of callbacks", each, Callback, "an object of a subclass of dpr.Callback")
         for each in listed(validations):
             _require("one of validations", each, Validation, "an object of a subclass of dpr.Validation")
-        for key in ("temperature", "learn_temperature"):
-            given = getattr(settings.loss, key)
-            own = getattr(model.options, key)
-            if given and given != own:
+        temperature = settings.loss.temperature
+        if settings.loss.learn_temperature and model.log_temperature is None:
+            raise ConfigError(
+                "learn_temperature=True, but the model's is fixed; make the model with"
+                " options=dpr.TowerOptions(learn_temperature=True)"
+            )
+        if temperature is not None and temperature != model.options.temperature:
+            if model.log_temperature is not None:
                 raise ConfigError(
-                    f"loss.{key}={given}, but the model's is {own}; make the model with"
-                    f" options=dpr.TowerOptions({key}={given})"
+                    f"temperature={temperature}, but the model learns its own from {model.options.temperature};"
+                    f" make the model with options=dpr.TowerOptions(temperature={temperature},"
+                    " learn_temperature=True)"
                 )
-        folder = user_path(output_dir)
+            model.options = replace(model.options, temperature=temperature)
+        folder = user_path(str(output_dir))
 
         opened = opened_for_run(train_sets, "train", settings, model)
         if loss is None:

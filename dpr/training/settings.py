@@ -11,6 +11,7 @@ from typing import Any
 from dpr.core import retired
 from dpr.core.compute_settings import PRECISIONS, CudaSettings
 from dpr.core.errors import ConfigError
+from dpr.core.other_names import hint
 from dpr.core.settings import (
     CONTENT,
     IDENTITY,
@@ -287,7 +288,7 @@ class TrainingSettings(Settings):
     @classmethod
     def of(cls, base: TrainingSettings | None = None, **values: Any) -> TrainingSettings:
         """``base``, or the defaults, with ``values`` for settings by their names alone, those of ``train``
-        among them.
+        and ``loss`` among them.
 
         Raises:
             ConfigError: there is no such setting, or ``base`` is none.
@@ -299,19 +300,19 @@ class TrainingSettings(Settings):
             )
         base = cls() if base is None else deepcopy(base)
         own = {item.name for item in fields(base)}
-        known = {*own, *_ARGUMENTS, *(f"train.{item.name}" for item in fields(base.train))}
+        of_loss = {item.name for item in fields(base.loss)}
+        known = {*own, *_ARGUMENTS, *of_loss, *(f"train.{item.name}" for item in fields(base.train))}
         for name in values.keys() - {key.removeprefix("train.") for key in known}:
             if sentence := retired.SETTINGS.get(f"train.{name}"):
                 raise ConfigError(f"{name} is gone: {sentence}")
             here = name_here_of(name, known)
-            hint = f"; did you mean {here}?" if here else suggestion(name, known)
-            if name in {item.name for item in fields(base.loss)}:
-                hint = f"; it is one of loss: loss=LossSettings({name}=...)"
-            raise ConfigError(f"there is no setting {name}{hint.replace('train.', '')}")
-        train = replace(base.train, **{name: value for name, value in values.items() if name not in own})
-        return replace(
-            base, **{"train": train, **{name: value for name, value in values.items() if name in own}}
-        )
+            near = f"; did you mean {here}?" if here else hint(name) or suggestion(name, known)
+            raise ConfigError(f"there is no setting {name}{near.replace('train.', '')}")
+        loss = replace(base.loss, **{name: value for name, value in values.items() if name in of_loss})
+        others = own | of_loss
+        train = replace(base.train, **{name: value for name, value in values.items() if name not in others})
+        given = {name: value for name, value in values.items() if name in own}
+        return replace(base, **{"train": train, "loss": loss, **given})
 
     @property
     def as_dpr(self) -> bool:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, current_ranks, from_main, on_main
 from dpr.core.errors import StopRequested
 from dpr.core.logs import configure_by_default, get_logger
+from dpr.core.other_names import hint, refuse
 from dpr.core.seeding import seed_torch
 from dpr.core.stopping import describe
 from dpr.data.loader import pool_loader
@@ -129,7 +130,7 @@ class Trainer(Run):
         self._better: dict[str, Any] = {}
         self._stopping = StopAgreement()
 
-    def train(self) -> float | None:
+    def train(self, **others: Any) -> float | None:
         """Runs to the end; returns the best validation value, None without dev sets. A finished run returns
         at once.
 
@@ -140,6 +141,7 @@ class Trainer(Run):
             StopRequested: a signal ended the run before its last step.
             DivergedError: the gradient was NaN or infinite in too many updates in a row.
         """
+        refuse(others, "train()")
         configure_by_default(rank=self.ranks.rank)
         try:
             self.resume()
@@ -163,6 +165,15 @@ class Trainer(Run):
             self.checkpoints.lock.release()
             self._is_open = False
         return self.progress.best_value
+
+    def evaluate(self) -> Metrics:
+        """The metrics of all validations, for the weights as they are now."""
+        return run_validations(self.validations, self.model)
+
+    if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint(name)}")
 
     def resume(self) -> Progress:
         """Takes the lock of ``output_dir`` and restores the run found there, if any. ``train`` begins with it

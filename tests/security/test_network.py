@@ -87,6 +87,28 @@ def test_models_that_a_search_folder_names_are_not(tmp_path: Path, asked: list[A
     assert not asked
 
 
+def test_a_path_that_a_search_folder_names_is_not_a_name_of_the_hub(
+    tmp_path: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_passages(Path("c.tsv"), [Passage("a", "b", "1")])
+    Path("x").mkdir()
+    stored = {
+        "schema": 1,
+        "model_file": "../org/from-the-file",
+        "encoded_ctx_files": ["v_*"],
+        "indexer": {"kind": "exact"},
+        "passages": [passage_source(tmp_path / "c.tsv")],
+    }
+    Path("x", "search.json").write_text(json.dumps(stored))
+    with pytest.raises(InputError, match="org/from-the-file: is not a checkpoint"):
+        Retriever.open("x", corpus="c.tsv")
+    assert not asked
+    with pytest.raises(InputError, match="no such file or folder here"):
+        Retriever.open("x", corpus="c.tsv", model="org/typed-name")
+    assert asked
+
+
 def passage_source(file: Path) -> dict[str, Any]:
     return {
         "file": str(file),

@@ -130,7 +130,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     assert same(opened(rows, tmp_path), opened(ROWS["labels"], tmp_path))
 
 
-@pytest.mark.parametrize("data", [3, {"question": "q"}, b"x", None, SimpleNamespace(to_dict=1, columns=1)])
+@pytest.mark.parametrize("data", [3, {"question": "q"}, b"x", None])
 def test_another_type_is_one_sentence(tmp_path: Path, data: Any) -> None:
     with pytest.raises(ConfigError, match=f"training data of type {type(data).__name__}, expected a path"):
         opened(data, tmp_path)
@@ -197,3 +197,27 @@ def test_sets_are_given_alone_or_in_a_list_with_options_or_without(
         opened_sets([7], "train")
     with pytest.raises(ConfigError, match="a data set of type SimpleNamespace has no name"):
         opened_sets([SimpleNamespace(fingerprint="x")], "train")
+
+
+def test_pairs_frames_and_examples_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pandas
+
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    rows = [
+        {"question": "who is it?", "positive": "p 1", "negative": ["n"]},
+        {"question": "b", "positive": "q"},
+    ]
+    expected = [opened(rows, tmp_path)[row] for row in range(2)]
+    texts = [("who is it?", "p 1", "n"), ["b", "q"]]
+    frame = pandas.DataFrame({"question": ["who is it?", "b"], "positive": ["p 1", "q"]})
+    for given in (texts, tuple(texts), [SimpleNamespace(texts=list(each), label=0) for each in texts]):
+        ((source),) = opened_sets(given, "train")
+        assert [source[row] for row in range(len(source))] == expected
+    (source,) = opened_sets(frame, "train")
+    assert [source[row].positives for row in range(2)] == [sample.positives for sample in expected]
+    named = opened_sets({"one": frame, "two": texts}, "train")
+    assert [source.name for source in named] == ["one", "two"] and named[1][0] == expected[0]
+
+    # two names of files are no question and passage
+    with pytest.raises(InputError, match=r"missing.jsonl: no such file"):
+        opened_sets([("missing.jsonl", "other.jsonl")], "train")

@@ -290,7 +290,7 @@ def test_encoding_takes_the_options_of_sentence_transformers(
         assert encode("ba", convert_to_tensor=True).shape == (model.dimension,)
         with pytest.raises(ConfigError, match="convert_to_numpy=False needs convert_to_tensor=True"):
             encode(texts, convert_to_numpy=False)
-        with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+        with pytest.raises(TypeError, match=r"encode\(\) has no argument 'batchsize'"):
             encode(texts, batchsize=3)
 
 

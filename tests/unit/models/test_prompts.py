@@ -138,8 +138,8 @@ def test_damaged_prompts_are_refused(tmp_path: Path, damage: dict[str, Any]) -> 
 
 
 def test_similarity_is_a_property_of_the_model(tmp_path: Path) -> None:
-    assert tiny_model(tmp_path, normalize=True).similarity == "cosine"
-    assert tiny_model(tmp_path).similarity == "dot"
+    assert tiny_model(tmp_path, normalize=True).similarity_fn_name == "cosine"
+    assert tiny_model(tmp_path).similarity_fn_name == "dot"
 
 
 def test_a_tokenizer_without_a_separator_has_a_stored_template(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_cosine_scores_are_products_of_vectors(tmp_path: Path, scaled: bool) -> 
     parts = [body(tmp_path), pooling("mean"), *([modules.Normalize()] if scaled else [])]
     theirs, folder = saved(tmp_path, parts, similarity=None, truncate_dim=7)
     model = BiEncoder.load(folder)
-    assert model.similarity == theirs.similarity_fn_name == "cosine"
+    assert model.similarity_fn_name == theirs.similarity_fn_name == "cosine"
     expected = theirs.similarity(theirs.encode_query(TEXTS), theirs.encode_document(TEXTS))
     np.testing.assert_allclose(
         model.encode_questions(TEXTS) @ model.encode_passages(TEXTS).T, expected, atol=1e-6
@@ -404,7 +404,7 @@ def test_a_table_of_model2vec_is_read_and_a_quantized_vocabulary_refused(tmp_pat
         BiEncoder.load(folder)
 
 
-def test_an_encoder_taken_out_of_its_folder_is_pointed_out(
+def test_new_towers_take_what_the_folder_of_their_encoder_states(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from dpr.jobs.train import build_model
@@ -419,8 +419,18 @@ def test_an_encoder_taken_out_of_its_folder_is_pointed_out(
         (tmp_path / kind).mkdir()
         parts, options = MODELS[kind](tmp_path / kind)
         saved(tmp_path / kind, parts, **options)
-    assert build(tmp_path / "prompts" / "st").settings.query_prompt == ""
-    assert "its encoder alone is used; model_file=" in caplog.text
+    opened = BiEncoder.load(tmp_path / "prompts" / "st").settings
+    with caplog.at_level("INFO"):
+        taken = build(tmp_path / "prompts" / "st").settings
+    assert taken.query_prompt == opened.query_prompt != ""
+    assert taken.pooling == opened.pooling == "mean"
+    assert (taken.sequence_length, taken.shared) == (24, False)  # what was said, and the default
+    assert "taken from its settings: encoder.query_prompt=ba be: " in caplog.text
+    given = EncoderSettings(pooling="last", query_prompt="bo ", sequence_length=24)
+    towers = BiEncoder.from_pretrained(str(tmp_path / "prompts" / "st"), given)
+    assert (towers.settings.pooling, towers.settings.query_prompt) == ("last", "bo ")
+    whole = BiEncoder.from_pretrained(str(tmp_path / "prompts" / "st"))
+    assert whole.fingerprint == BiEncoder.load(tmp_path / "prompts" / "st").fingerprint
     with pytest.raises(ConfigError, match=r"whose encoder lies deeper; set model_file=.* in its place"):
         build(tmp_path / "two towers" / "st")
 

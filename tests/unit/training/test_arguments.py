@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpr import BiEncoder, BiEncoderTrainer, Callback, ConfigError
+from dpr import BiEncoder, BiEncoderTrainer, Callback, ConfigError, TowerOptions
 from dpr.formats.training_sets import open_training_set, write_training_set
-from dpr.training.settings import LossSettings, TrainingSettings
 from tests.helpers.tiny import make_samples, tiny_model
 
 
@@ -33,7 +32,10 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ({"lr": 1e-5}, "there is no setting lr; did you mean learning_rate?"),
         ({"device": "cuda"}, "there is no setting device; did you mean model=model.to(device)?"),
         ({"batchsize": 8}, "there is no setting batchsize; did you mean batch_size"),
-        ({"symmetric_weight": 0.5}, "it is one of loss: loss=LossSettings(symmetric_weight=...)"),
+        ({"train_dataset": []}, "there is no setting train_dataset; did you mean train_sets?"),
+        ({"early_stopping_patience": 2}, "callbacks=[dpr.EarlyStopping(patience=3)]"),
+        ({"symmetric_weight": -1}, "loss.symmetric_weight=-1 is out of range"),
+        ({"learn_temperature": True}, "make the model with options=dpr.TowerOptions(learn_temperature=True)"),
         (
             {"callbacks": [Callback]},
             "one of callbacks is of type type; give an object of a subclass of dpr.Callback",
@@ -42,10 +44,6 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ({"train_sets": []}, "train_sets is empty; give a file, a list of dictionaries, or a data set"),
         ({"loss": "nll"}, "loss is of type str; give an object of a class that implements dpr.Loss"),
         ({"model": "bert-base-uncased"}, "give a BiEncoder, e.g. BiEncoder.load('bert-base-uncased')"),
-        (
-            {"settings": TrainingSettings(loss=LossSettings(temperature=0.05))},
-            "loss.temperature=0.05, but the model's is 1.0; make the model with",
-        ),
         ({"settings": {"batch_size": 8}}, "settings is of type dict; give TrainingSettings"),
     ],
 )
@@ -54,3 +52,26 @@ def test_a_wrong_argument_is_one_sentence(parts: dict[str, Any], given: dict[str
         BiEncoderTrainer(**{**parts, **given})
     assert message in str(error.value) and "\n" not in str(error.value)
     assert not Path(parts["output_dir"]).exists()
+
+
+def test_settings_of_the_loss_are_given_by_name_and_a_temperature_is_the_models(
+    parts: dict[str, Any],
+) -> None:
+    model = parts["model"]
+    trainer = BiEncoderTrainer(**parts, batch_size=4, temperature=0.05, dimensions=[16, 8])
+    assert float(model.temperature) == pytest.approx(0.05)
+    assert trainer.settings.loss.dimensions == [16, 8]
+    with pytest.raises(
+        TypeError, match=r"train\(\) has no argument 'resume_from_checkpoint': train\(\) goes on"
+    ):
+        trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(AttributeError, match=r"no attribute 'save_model': trainer.model.save\(folder\)"):
+        trainer.save_model("folder")
+
+    learning = tiny_model(
+        Path(parts["output_dir"]).parent / "encoder",
+        dtype=torch.float32,
+        options=TowerOptions(temperature=0.1, learn_temperature=True),
+    )
+    with pytest.raises(ConfigError, match=r"temperature=0\.05, but the model learns its own from 0\.1"):
+        BiEncoderTrainer(**parts | {"model": learning}, batch_size=4, temperature=0.05)

@@ -1,0 +1,111 @@
+"""What people who know sentence-transformers write works here, or is answered by the line to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dpr
+from dpr import BiEncoder, ConfigError, EncoderSettings, Retriever, TowerOptions
+from tests.helpers.tiny import tiny_model
+
+TEXTS = ["ba be", "bi bo bu", "ca"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with one tower whose vectors are scaled."""
+    path = tmp_path_factory.mktemp("model")
+    model = tiny_model(path / "encoder", dtype=torch.float32, shared=True, pooling="mean", normalize=True)
+    model.save(path / "saved")
+    return path / "saved"
+
+
+def test_a_model_is_made_by_its_folder(folder: Path) -> None:
+    loaded = BiEncoder.load(folder)
+    for model in (BiEncoder(str(folder)), BiEncoder(folder, device="cpu", options=TowerOptions())):
+        assert model.fingerprint == loaded.fingerprint and not model.training
+        assert list(model.state_dict()) == list(loaded.state_dict())
+    towers = BiEncoder(loaded.question_model, loaded.ctx_model, loaded.tensorizer, loaded.settings)
+    assert towers.fingerprint == loaded.fingerprint
+    prompted = BiEncoder(folder, prompts={"query": "ba: ", "document": "be: ", "web": "bi: "})
+    assert prompted.settings.passage_prompt == "be: " and prompted.settings.prompts == {"web": "bi: "}
+    for name, text in (("query", "ba: "), ("document", "be: "), ("web", "bi: ")):
+        found = prompted.encode("ca", prompt_name=name)
+        np.testing.assert_allclose(found, loaded.encode(f"{text}ca"), atol=1e-6)
+    with pytest.raises(ConfigError, match="encodes questions and passages differently"):
+        prompted.encode("ca")
+
+
+def test_similarity_and_names_of_encoding(folder: Path) -> None:
+    model = BiEncoder(folder)
+    questions = model.encode_query(TEXTS, prompt=None, prompt_name=None, truncate_dim=None, batch_size=2)
+    passages = model.encode_document(TEXTS, convert_to_tensor=True, device="cpu", precision="float32")
+    scores = model.similarity(questions, passages)
+    np.testing.assert_allclose(scores, questions @ passages.numpy().T, atol=1e-6)
+    np.testing.assert_allclose(
+        model.similarity_pairwise(3 * questions, passages), scores.diagonal(), atol=1e-6
+    )
+    assert model.similarity(questions[0], passages).shape == (1, 3)
+
+    plain = tiny_model(folder.parent / "encoder", dtype=torch.float32, shared=True)
+    vectors = plain.encode(TEXTS)
+    assert (plain.similarity_fn_name, model.similarity_fn_name) == ("dot", "cosine")
+    np.testing.assert_allclose(plain.similarity(vectors, vectors), vectors @ vectors.T, rtol=1e-5)
+    scaled = plain.encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(np.linalg.norm(scaled, axis=1), 1, atol=1e-6)
+
+
+def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) -> None:
+    model = BiEncoder(folder)
+    assert model.max_seq_length == 24 and model.get_sentence_embedding_dimension() == 16
+    long = "ba be bi bo bu ca ce ci co cu"
+    model.max_seq_length = 6
+    for encode in (model.encode_questions, model.encode_passages):
+        np.testing.assert_array_equal(encode(long), encode("ba be bi bo"))
+    assert len(model.tokenizer(long)["input_ids"]) == 12
+    model.save(tmp_path / "short")
+    assert BiEncoder(tmp_path / "short").max_seq_length == 6
+    with pytest.raises(ConfigError, match="max_seq_length=1000, but a BertModel has 64 positions"):
+        model.max_seq_length = 1000
+
+
+@pytest.mark.parametrize(
+    ("asks", "line"),
+    [
+        (lambda model, _: model.save_pretrained("a"), "dpr.to_sentence_transformer(model).save_pretrained"),
+        (lambda model, _: model.push_to_hub("a/b"), "hf upload USER/NAME FOLDER"),
+        (lambda model, _: model.tokenize(["a"]), "model.tokenizer(texts)"),
+        (lambda model, _: model.encode("ba", precision="int8"), "quantize_embeddings(vectors, 'int8')"),
+        (lambda model, _: model.encode("ba", truncate_dim=8), "model.keep_dimensions(256)"),
+        (lambda model, _: model.encode("ba", prompt="query: "), "put it before the texts"),
+        (lambda _, folder: BiEncoder(folder, trust_remote_code=True), "code in model folders is never run"),
+        (lambda _, folder: BiEncoder(folder, pooling="mean"), "settings=EncoderSettings(pooling=...)"),
+        (lambda model, _: Retriever(model, ["ba"]), "Retriever.build(model, passages) makes one"),
+        (lambda model, _: Retriever.build(model, ["ba"]).search("ba", top_k=2), "'top_k': k=5"),
+        (lambda model, _: Retriever.build(model, ["ba"]).remove(["0"]), "search(question, ids=[...])"),
+        (lambda model, _: Retriever.build(model, ["ba"]).save("a"), "folder=FOLDER) keeps it"),
+        (lambda *_: dpr.mine_hard_negatives, "dpr mine train.jsonl"),
+    ],
+)
+def test_a_name_of_sentence_transformers_is_answered(folder: Path, asks: Any, line: str) -> None:
+    with pytest.raises((AttributeError, ConfigError, ImportError, TypeError)) as error:
+        asks(BiEncoder(folder), folder)
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_answered_is_there(folder: Path) -> None:
+    """Other names are missing as ever, and those that are answered are not seen by hasattr."""
+    model = BiEncoder(folder)
+    assert not hasattr(model, "save_pretrained") and not hasattr(model, "nothing")
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        _ = model.nothing
+    with pytest.raises(AttributeError, match=r"module 'dpr' has no attribute 'nothing'$"):
+        _ = dpr.nothing
+    assert BiEncoder.from_pretrained(
+        str(folder.parent / "encoder"), EncoderSettings(sequence_length=24), pretrained=False
+    )
