@@ -259,7 +259,17 @@ def _hydra_message(error: Exception) -> str | None:
     text = [
         line
         for line in lines
-        if not line.startswith(("full_key:", "object_type=", "reference_type=", "See https", "Set the env"))
+        if not line.startswith(
+            (
+                "full_key:",
+                "object_type=",
+                "reference_type=",
+                "See https",
+                "Set the env",
+                "Config search",
+                "provider=",
+            )
+        )
     ]
     if type(error).__name__ == "OverrideParseException":
         what = getattr(error, "override", "an argument")
@@ -267,4 +277,7 @@ def _hydra_message(error: Exception) -> str | None:
     key = getattr(cause, "full_key", None)
     if key and "is not Optional" in text[0]:
         return f"{key} does not accept null; leave it out for the default"
+    if key and (found := re.fullmatch(r"Value '(.*)' of type '.*' could not be converted to (\w+)", text[0])):
+        kinds = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+        return f"{key}={found[1]} is not {kinds.get(found[2], found[2])}"
     return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])

@@ -129,11 +129,15 @@ def main(argv: list[str] | None = None) -> int:
     if name in _ALIASES:
         arguments = [*_ALIASES[name], *arguments[1:]]
         name = arguments[0]
+    if name == "help" and arguments[1:]:
+        return main([arguments[1], "--help"])
     if name in ("--help", "-h", "help"):
         print("Usage: dpr COMMAND [key=value ...]\n")
         for command, entry in COMMANDS.items():
             print(f"  {command:<14} {entry.about}")
-        print("\ndpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...")
+        print(
+            "\ndpr COMMAND --help lists its first settings. Under a launcher: torchrun ... -m dpr COMMAND ..."
+        )
         return 0 if arguments else 2
     if name == "--version":
         print(f"dpr {__version__}")

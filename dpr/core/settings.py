@@ -52,7 +52,7 @@ _USED_BY_OTHERS = {
     "output_dir, out_file, out": "output",
     "train_datasets": "train_file train_data train_dir",
     "dev_datasets": "dev_file eval_file validation_file",
-    "ctx_src": "ctx_file",
+    "ctx_src, ctx_datasets": "ctx_file",
     "qa_dataset": "qa_file queries",
     "encoded_ctx_files": "encoded_ctx_file",
     "n_docs": "n-docs top_k",

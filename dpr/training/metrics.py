@@ -22,6 +22,17 @@ from dpr.models.trials import layers_of
 Metrics = dict[str, float]
 
 
+def each_once(metrics: Metrics) -> Metrics:
+    """The metrics without those of a single dev set (``eval/dev/nll_loss``), which are those of all sets
+    (``eval/nll_loss``)."""
+    kinds = [name.rpartition("/")[2] for name in metrics]
+    return {
+        name: value
+        for (name, value), kind in zip(metrics.items(), kinds, strict=True)
+        if name == f"eval/{kind}" or f"eval/{kind}" not in metrics or kinds.count(kind) > 2
+    }
+
+
 class StepResult(NamedTuple):
     """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in
     ``LossResult``."""

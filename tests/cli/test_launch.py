@@ -3,7 +3,9 @@ processes: test_launchers.py."""
 
 from __future__ import annotations
 
+import logging
 import random
+import re
 import string
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dpr.cli.launch import launch
+from dpr.cli.main import COMMANDS, main
 from dpr.core.distributed import process_group
 from dpr.core.errors import DivergedError, InputError
 from dpr.core.settings import settings
@@ -387,7 +390,7 @@ class TestHelp:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("COLUMNS", "140")
-        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), ["--help"]) == 0
+        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), ["--help=all"]) == 0
         text = capsys.readouterr().out
         assert [key for key in KEYS if key not in text] == []
         assert "Questions per step and rank." in text
@@ -400,3 +403,42 @@ class TestHelp:
             assert metadata in text
         assert "biencoder_default, biencoder_local, biencoder_nq" in text
         assert max(map(len, text.splitlines())) <= 140
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_a_long_list_begins_with_few_settings(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        kind = COMMANDS[name].settings_class()
+        keys = [entry.key for entry in settings(kind)]
+        assert len(keys) <= 26 or hasattr(kind, "FIRST")
+        assert main([name, "--help"]) == 0
+        text = capsys.readouterr().out
+        shown = [key for key in keys if re.search(rf"^  {re.escape(key)}(=|$)", text, re.MULTILINE)]
+        if first := getattr(kind, "FIRST", ()):
+            assert sorted(shown) == sorted(first) and len(first) <= 12
+            assert "--help=all lists the rest" in text
+        else:
+            assert len(shown) == len([entry for entry in settings(kind) if not entry.rule.operand])
+
+    def test_a_section_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["train", "--help=loss"]) == 0
+        text = capsys.readouterr().out
+        assert "loss.kl_weight=0.0" in text and "train.batch_size" not in text
+        assert main(["train", "--help=nolo"]) == 2
+        assert "--help=nolo: no such section; choose all, train," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [([], "IW"), (["-q"], "W"), (["--quiet"], "W"), (["-v"], "DIW")]
+)
+def test_how_much_is_said(
+    flags: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def job(config: BiEncoderTrainConfig) -> None:
+        logger = logging.getLogger("dpr.jobs")
+        logger.debug("said")
+        logger.info("said")
+        logger.warning("said")
+
+    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, job, flags) == 0
+    assert "".join(re.findall("(?m) ([DIW]) said$", capsys.readouterr().err)) == expected
