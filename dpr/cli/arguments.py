@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Setting, name_here_of, quoted, suggestion
+from dpr.core.settings import Setting, name_here_of, quoted, settings, suggestion
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")
@@ -295,7 +295,7 @@ def check_keys(
     follows_flag = False
     for override in overrides:
         if override.startswith("="):
-            raise ConfigError("there is a space before =; write key=value without spaces")
+            raise ConfigError(f"{override}: write key=value without a space before =")
         sign = override[: len(override) - len(override.lstrip("+~"))]
         key, has_value, value = (part.strip() for part in override[len(sign) :].partition("="))
         section = any(name.startswith(key + ".") for name in known)
@@ -344,6 +344,12 @@ def check_keys(
             )
         else:
             here = name_here_of(key, known)
+            # Options of an entry, such as answers_col, are no settings of their own.
+            here = here or ", ".join(
+                f"{entry.key}.NAME.{key}"
+                for entry in known.values()
+                if entry.entries and any(option.key == key for option in settings(entry.entries))
+            )
             problems.append(
                 f"unknown setting {key}" + (f"; did you mean {here}?" if here else suggestion(key, known))
             )

@@ -175,7 +175,8 @@ def quickstart(config: QuickstartSettings) -> None:
             print(f'Search by hand:   dpr search {name} "your question"')
             return
         trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
-        weight = adapt(stages, trained, texts)
+        with redirect_stdout(stages.details):
+            weight = adapt(stages, trained, texts)
         for system, label in SYSTEMS.items():
             search = search_of(trained, texts, system, "test")
             search.hybrid_weight = weight
@@ -213,6 +214,7 @@ def quickstart(config: QuickstartSettings) -> None:
     print(f'Search by hand:   dpr search {name} "your question"')
     print(f"In a browser:     dpr serve {name} metadata=file")
     print(f"Curves:           {out / 'report.html'}")
+    print(f"Details:          {out / DETAILS}")
 
 
 def content_of_model(key: str, name: str | None) -> str | None:
@@ -525,7 +527,7 @@ class Stages:
 
     def __init__(self, out: Path, made_of: Mapping[str, Any], details: TextIO) -> None:
         self.out = out
-        self._details = details
+        self.details = details
         self._made_of = json.loads(json.dumps(made_of))
         self._passed = [out]
 
@@ -578,7 +580,7 @@ class Stages:
         write_json(file, record, note={})
         start = time.monotonic()
         if processes == 1:
-            with redirect_stdout(self._details):
+            with redirect_stdout(self.details):
                 JOBS[job](config)
             gc.collect()  # models and what refers to them in a circle
         else:

@@ -159,6 +159,17 @@ class TestComposition:
         assert compose("special_tokens=[[Q],[P]]").special_tokens == ["[Q]", "[P]"]
         assert compose("train_sampling_rates=[1,0.5]").train_sampling_rates == [1.0, 0.5]
 
+    def test_a_list_may_be_written_with_spaces(self) -> None:
+        given = ["train_datasets=[a.json,", "b.json]", "seed=3", "dev_datasets=[c.json", ",", "d.json", "]"]
+        config = compose(*given)
+        assert (config.train_datasets, config.dev_datasets) == (["a.json", "b.json"], ["c.json", "d.json"])
+        assert config.seed == 3
+
+    @pytest.mark.parametrize("sign", ["+", "++"])
+    def test_a_sign_that_adds_sets_what_is_there(self, sign: str) -> None:
+        config = compose(f"{sign}seed=3", f"{sign}train.max_steps=2", f"{sign}output_dir=runs/a")
+        assert (config.seed, config.train.max_steps, config.output_dir) == (3, 2, "runs/a")
+
     def test_interpolation_still_works_inside_paths(self) -> None:
         assert compose("output_dir=runs/${seed} b", "seed=5").output_dir == "runs/5 b"
 
@@ -288,13 +299,16 @@ class TestMistakes:
             ("encoder=bert", "hf_bert"),
             ("train=3", "biencoder_default"),
             ("train=null", "group"),
-            ("train.batch_size=abc", "train.batch_size"),
             ("train.batch_size=1.5", "train.batch_size"),
             ("train.batch_size=0", "at least 1"),
-            ("train.learning_rate=fast", "train.learning_rate"),
+            ("train.batch_size=abc", "train.batch_size=abc is not a whole number\n"),
+            ("train.learning_rate=0,00002", "train.learning_rate=0,00002 is not a number\n"),
+            ("train.learning_rate=fast", "train.learning_rate=fast is not a number\n"),
+            ("encoder.shared=maybe", "encoder.shared=maybe is not true or false\n"),
+            ("special_token=x", "did you mean datasets.NAME.special_token?"),
+            ("--multirun", "one command is one job"),
             ("train.precision=fp8", "fp32, bf16, fp16"),
             ("train.adam_betas=(0.9)", "two numbers"),
-            ("encoder.shared=maybe", "encoder.shared"),
             ("train_sampling_rates=[a]", "train_sampling_rates"),
             ("seed=null", "seed does not accept null"),
             ("train.batch_size=1,2", "train.batch_size=1,2"),
@@ -413,7 +427,7 @@ class TestHelp:
         assert len(keys) <= 26 or hasattr(kind, "FIRST")
         assert main([name, "--help"]) == 0
         text = capsys.readouterr().out
-        shown = [key for key in keys if re.search(rf"^  {re.escape(key)}(=|$)", text, re.MULTILINE)]
+        shown = [key for key in keys if re.search(rf"^  {re.escape(key)}[=\s]", text, re.MULTILINE)]
         if first := getattr(kind, "FIRST", ()):
             assert sorted(shown) == sorted(first) and len(first) <= 12
             assert "--help=all lists the rest" in text
