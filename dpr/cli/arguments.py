@@ -11,11 +11,11 @@ from pathlib import Path
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Setting, name_here_of, quoted, settings, suggestion
+from dpr.core.settings import Setting, name_here_of, quoted, suggestion
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")
-_LEVELS = {"-q": "WARNING", "--quiet": "WARNING", "-v": "DEBUG", "--verbose": "DEBUG"}
+_LEVELS = {"-q": "WARNING", "-v": "DEBUG"}
 FLAGS = {
     "--cfg": "cfg",
     "-c": "cfg",
@@ -344,12 +344,6 @@ def check_keys(
             )
         else:
             here = name_here_of(key, known)
-            # Options of an entry, such as answers_col, are no settings of their own.
-            here = here or ", ".join(
-                f"{entry.key}.NAME.{key}"
-                for entry in known.values()
-                if entry.entries and any(option.key == key for option in settings(entry.entries))
-            )
             problems.append(
                 f"unknown setting {key}" + (f"; did you mean {here}?" if here else suggestion(key, known))
             )

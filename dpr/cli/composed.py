@@ -141,7 +141,7 @@ def _quoted_value(name: str, value: str, setting: Setting | None, *, resolves: b
         with suppress(ValueError):
             return typed(json.loads(value))
     if kind in (int, float):  # 0,1 is no list
-        return quoted(value) if "," in value else value
+        return quoted(value, resolves=resolves)
     if not takes_texts or value.startswith("{"):  # braces are a set of options, which Hydra reads
         return value
     is_list = value.startswith("[") and value.endswith("]")
@@ -261,17 +261,7 @@ def _hydra_message(error: Exception) -> str | None:
     text = [
         line
         for line in lines
-        if not line.startswith(
-            (
-                "full_key:",
-                "object_type=",
-                "reference_type=",
-                "See https",
-                "Set the env",
-                "Config search",
-                "provider=",
-            )
-        )
+        if not line.startswith(("full_key:", "object_type=", "reference_type=", "See https", "Set the env"))
     ]
     if type(error).__name__ == "OverrideParseException":
         what = getattr(error, "override", "an argument")
@@ -282,4 +272,4 @@ def _hydra_message(error: Exception) -> str | None:
     if key and (found := re.match(r"Value '(.*)' (?:of type .* converted to|is not a valid) (\w+)", text[0])):
         kinds = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
         return f"{key}={found[1]} is not {kinds.get(found[2], found[2])}"
-    return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])
+    return (f"{key}: " if key and key not in text[0] else "") + text[0]

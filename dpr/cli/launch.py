@@ -29,7 +29,7 @@ from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError, DprError, InputError, StopRequested
 from dpr.core.logs import LOGGER_NAME, configure_logging
 from dpr.core.machine import launched
-from dpr.core.settings import Setting, Settings, quoted, sections, settings, type_name
+from dpr.core.settings import Setting, Settings, quoted, sections, settings, suggestion, type_name
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
@@ -202,24 +202,18 @@ def help_text(program: str, config_class: type, folder: Path | None, part: str =
         f"Usage: {usage}\n",
         *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n")),
     ]
-    if part == "first" and (first := getattr(config_class, "FIRST", ())):
-        by_key = {entry.key: entry for entry in entries}
-        parts += ["The settings that are needed first", *(_describe(by_key[key], width) for key in first)]
-        parts.append(
-            f"\n--help=all lists the rest, --help=SECTION a part: {', '.join(filter(None, names))}\n"
-        )
-        entries = []
-        words = []
+    if part == "first" and (first := getattr(config_class, "FIRST", "").split()):
+        entries = [entry for entry in entries if entry.key in first]
+        parts.append("The settings that are needed first; --help=all lists the rest\n")
     elif part not in ("first", "all"):
         entries = [entry for entry in entries if f"{entry.key}.".startswith(f"{part}.")]
         if not entries:
-            known = [name for name in names if name]
-            raise ConfigError(f"--help={part}: no such section; choose all, {', '.join(known)}, or a setting")
+            raise ConfigError(f"--help={part}: no such section or setting{suggestion(part, names)}")
     # Where a command computes stands after what it does.
     last = {item.name for item in (*fields(ForwardSettings), *fields(CudaSettings))}
     # Config groups that this job has a section or a catalogue for.
     groups = {}
-    for name in dict.fromkeys(key for entry in entries for key in (entry.key.partition(".")[0], entry.key)):
+    for name in dict.fromkeys(entry.key.partition(".")[0] for entry in entries):
         if folder and (options := group_options(name, [folder])):
             groups[name] = options
     if groups:

@@ -129,8 +129,6 @@ def main(argv: list[str] | None = None) -> int:
     if name in _ALIASES:
         arguments = [*_ALIASES[name], *arguments[1:]]
         name = arguments[0]
-    if name == "help" and arguments[1:]:
-        return main([arguments[1], "--help"])
     if name in ("--help", "-h", "help"):
         print("Usage: dpr COMMAND [key=value ...]\n")
         for command, entry in COMMANDS.items():

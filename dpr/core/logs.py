@@ -66,14 +66,13 @@ def configure_logging(*, rank: int = 0) -> None:
 
 @contextmanager
 def details_in(file: Path, module: str) -> Iterator[TextIO]:
-    """A block whose messages go to ``file``. Standard error has the warnings, the messages of ``module``, and with
-    the level DEBUG all of them. Yields the open file."""
+    """A block whose messages go to ``file``. Standard error has the warnings, and the messages of ``module``. Yields
+    the open file."""
     logger = logging.getLogger(LOGGER_NAME)
     level = logger.level
 
     def is_shown(record: logging.LogRecord) -> bool:
-        is_one = level == logging.DEBUG or record.levelno >= logging.WARNING or record.name == module
-        return is_one and record.levelno >= level
+        return record.levelno >= (level if record.name == module else logging.WARNING)
 
     details = logging.FileHandler(file, encoding="utf-8")
     details.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s"))

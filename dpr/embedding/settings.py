@@ -87,18 +87,10 @@ class CorpusCatalogue(Settings):
 class EmbedConfig(CorpusCatalogue, ForwardSettings, CudaSettings, VectorModelSettings):
     """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
 
-    FIRST: ClassVar[tuple[str, ...]] = (
-        "model_file",
-        "ctx_src",
-        "out_file",
-        "shard_id",
-        "num_shards",
-        "out_dtype",
-        "precision",
-        "batch_tokens",
-        "device",
-        "encoder.pretrained_model_cfg",
-    )
+    FIRST: ClassVar[str] = """\
+model_file ctx_src out_file shard_id num_shards out_dtype precision batch_tokens device
+encoder.pretrained_model_cfg
+"""
     EXAMPLES: ClassVar[str] = """\
 dpr embed model_file=runs/first ctx_src=corpus.tsv out_file=runs/first/vectors
 """

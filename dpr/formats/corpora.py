@@ -238,7 +238,7 @@ def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tup
     for line, row in table_rows(path, form):
         if len(row) != width or width < least:
             expected = f"{width}, as in the first row" if width >= least else f"at least {least}"
-            hint = "check the quotes above this line" if line > 1 else "an id stands before each text"
+            hint = "check the quotes above this line"
             raise wrong_columns(path, line, row, form, expected, hint=hint)
         if row == header:  # headers stand in the middle of files that were joined
             continue

@@ -578,7 +578,6 @@ class Stages:
         logger.debug("$ %s", shlex.join(command))
         record = {"format": _FORMAT, "stage": name, "made_of": self._made_of, "command": command}
         write_json(file, record, note={})
-        start = time.monotonic()
         if processes == 1:
             with redirect_stdout(self.details):
                 JOBS[job](config)
@@ -602,7 +601,6 @@ class Stages:
             if not (folder / output).exists():
                 raise InputError("was not written", file=folder / output)
         write_json(file, record | {"outputs": outputs}, note={})
-        logger.debug("%s: done in %.0f s", name, time.monotonic() - start)
 
 
 def command_line(job: str, config: Settings) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from dpr.core.compute_settings import DeviceSettings
-from dpr.core.errors import ConfigError
 from dpr.core.settings import setting
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
         names_files = self.corpus or self.model or self.vectors
         if names_files and self.question is None and self.folder and not Path(self.folder).is_dir():
             self.folder, self.question = None, self.folder  # then a single word is the question
-        elif self.question is None and " " in (self.folder or "") and not Path(str(self.folder)).is_dir():
-            raise ConfigError(f'no run folder is named, e.g. dpr search runs/first "{self.folder}"')
         if self.question is None and len(self.vectors) > 1 and not matching_paths(self.vectors[-1]):
             self.question = self.vectors.pop()
 

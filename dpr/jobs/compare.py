@@ -74,8 +74,6 @@ def run(config: CompareSettings) -> None:
                 "no such file or folder", file=path, hint="for several metrics: metrics=mrr@10,ndcg@10"
             )
     is_folders = all(path.is_dir() for _, path in named)
-    if not is_folders and (folder := next((path for _, path in named if path.is_dir()), None)):
-        raise ConfigError(f"{folder} is a folder, others are files; name a metrics file in it")
     if is_folders:
         groups = read_folders(named, config.system)
     else:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -243,12 +242,8 @@ def _read_entry(kind: _Kind, name: str, entry: Any) -> Any:
 
 def _unknown(kind: _Kind, name: str, entries: Mapping[str, Any], *, setting: str = "") -> ConfigError:
     """What to raise for a name that is neither a file nor an entry."""
-    path = Path(name)
-    if path.suffix or path.parent.name:
-        beside = [str(path.with_name(other.name)) for other in path.parent.glob("*")]
-        near = difflib.get_close_matches(name, beside)
-        meant = f"; did you mean {', '.join(near)}?" if near else ""
-        return ConfigError(f"{setting}{name}: there is no such file{meant}")
+    if Path(name).suffix:
+        return ConfigError(f"{setting}{name}: there is no such file")
     hint = suggestion(
         name, entries, otherwise=f"; the catalogue has {', '.join(sorted(entries)) or 'no entries'}"
     )

@@ -102,18 +102,10 @@ class QuestionSetConfig(Settings):
 class RetrievalConfig(CorpusCatalogue, CudaSettings, ModelSettings):
     """Searches a set of questions and evaluates what is found."""
 
-    FIRST: ClassVar[tuple[str, ...]] = (
-        "model_file",
-        "qa_dataset",
-        "ctx_datasets",
-        "encoded_ctx_files",
-        "out_file",
-        "qrels",
-        "match",
-        "n_docs",
-        "indexer.kind",
-        "hybrid",
-    )
+    FIRST: ClassVar[str] = """\
+model_file qa_dataset ctx_datasets encoded_ctx_files out_file qrels match n_docs
+indexer.kind hybrid
+"""
     EXAMPLES: ClassVar[str] = """\
 dpr retrieve model_file=runs/first qa_dataset=test.csv ctx_datasets=corpus.tsv encoded_ctx_files=[runs/first/vectors_*]
 dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=corpus.jsonl
@@ -311,18 +303,9 @@ class EvaluateConfig(SuiteSettings):
     """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any
     program."""
 
-    FIRST: ClassVar[tuple[str, ...]] = (
-        "run",
-        "model_file",
-        "set",
-        "split",
-        "systems",
-        "output_dir",
-        "n_docs",
-        "run_file",
-        "qrels",
-        "metrics_file",
-    )
+    FIRST: ClassVar[str] = """\
+run model_file set split systems output_dir n_docs run_file qrels metrics_file
+"""
     EXAMPLES: ClassVar[str] = """\
 dpr evaluate run=runs/first set=beir/scifact
 dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv

@@ -23,13 +23,12 @@ Metrics = dict[str, float]
 
 
 def each_once(metrics: Metrics) -> Metrics:
-    """The metrics without those of a single dev set (``eval/dev/nll_loss``), which are those of all sets
-    (``eval/nll_loss``)."""
-    kinds = [name.rpartition("/")[2] for name in metrics]
+    """The metrics without those of a set (``eval/dev/nll_loss``) that are those of all sets (``eval/nll_loss``):
+    there is one."""
     return {
         name: value
-        for (name, value), kind in zip(metrics.items(), kinds, strict=True)
-        if name == f"eval/{kind}" or f"eval/{kind}" not in metrics or kinds.count(kind) > 2
+        for name, value in metrics.items()
+        if name.count("/") < 2 or value != metrics.get(f"eval/{name.rpartition('/')[2]}")
     }
 
 

@@ -399,18 +399,11 @@ class RunConfig(Settings):
 class BiEncoderTrainConfig(BadRowSettings, CudaSettings, TrainingSettings, RunConfig):
     """Trains a bi-encoder. With ``model_file`` and no ``train_datasets``, evaluates one."""
 
-    FIRST: ClassVar[tuple[str, ...]] = (
-        "train_datasets",
-        "dev_datasets",
-        "output_dir",
-        "encoder.pretrained_model_cfg",
-        "model_file",
-        "train.batch_size",
-        "train.num_train_epochs",
-        "train.learning_rate",
-        "train.hard_negatives",
-        "train.precision",
-    )
+    FIRST: ClassVar[str] = """\
+train_datasets dev_datasets output_dir encoder.pretrained_model_cfg model_file
+train.batch_size train.num_train_epochs train.learning_rate train.hard_negatives
+train.precision
+"""
     EXAMPLES: ClassVar[str] = """\
 dpr train train_datasets=train.json dev_datasets=dev.json output_dir=runs/first
 dpr train train=biencoder_nq train_datasets=[nq_train] dev_datasets=[nq_dev] output_dir=runs/nq
@@ -489,7 +482,7 @@ class ExplainConfig(BiEncoderTrainConfig):
     """Prints what one step of a training run is made of: rows, passages drawn, what is masked, tokens. Give
     the settings of the run."""
 
-    FIRST = ("step", "questions", *BiEncoderTrainConfig.FIRST)
+    FIRST = f"step questions {BiEncoderTrainConfig.FIRST}"
     EXAMPLES = """\
 dpr explain step=1 train_datasets=train.json output_dir=runs/first
 """

@@ -229,8 +229,6 @@ class UsableRows:
     def require_some(self, files: Sequence[Path]) -> None:
         """Raises InputError if no row can be used."""
         counts = self.counts
-        if not counts.read:
-            raise InputError("holds no rows", file=shown(files), expected="training data")
         if not counts.kept:
             raise InputError(
                 f"no rows can be used: of {counts.read}, {counts.dropped} have no positive passage and"
