@@ -65,7 +65,7 @@ def configure_logging(*, rank: int = 0) -> None:
 
 
 @contextmanager
-def details_in(file: Path, module: str) -> Iterator[TextIO]:
+def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
     """A block whose messages go to ``file``. Standard error has the warnings, and the messages of ``module``. Yields
     the open file."""
     logger = logging.getLogger(LOGGER_NAME)

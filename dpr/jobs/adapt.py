@@ -525,7 +525,7 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: str) -> Iterator[
 class Stages:
     """Runs the stages of a folder; what they print goes to ``details``."""
 
-    def __init__(self, out: Path, made_of: Mapping[str, Any], details: TextIO) -> None:
+    def __init__(self, out: Path, made_of: Mapping[str, Any], details: TextIO | None) -> None:
         self.out = out
         self.details = details
         self._made_of = json.loads(json.dumps(made_of))
