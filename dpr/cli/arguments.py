@@ -15,6 +15,7 @@ from dpr.core.settings import Setting, name_here_of, quoted, suggestion
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")
+_LEVELS = {"-q": "WARNING", "-v": "DEBUG"}
 FLAGS = {
     "--cfg": "cfg",
     "-c": "cfg",
@@ -45,7 +46,10 @@ class Arguments:
     overrides: list[str] = field(default_factory=list)
     operands: dict[str, str | list[str]] = field(default_factory=dict)
     flags: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in FLAGS.values()})
-    wants_help: bool = False
+    help: str = ""
+    """Of which settings help is wanted: first, all, or a section; empty: of none."""
+    level: str = ""
+    """The lowest level of messages; empty: the usual one."""
 
 
 def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool = True) -> Arguments:
@@ -73,13 +77,18 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
     tokens = [token for token in map(_trimmed, argv) if token]
     while tokens:
         token = tokens.pop(0)
+        # A list that is written with spaces.
+        while "=[" in token and token.count("[") > token.count("]") and tokens and "=" not in tokens[0]:
+            token += f" {tokens.pop(0)}"
         name, has_value, value = token.partition("=")
         key = names.get(name.lstrip("-").replace("-", "_"))
         if name in _LAUNCHER_FLAGS and under_launcher():
             if not has_value and tokens and tokens[0].isdigit():
                 tokens.pop(0)
-        elif token in _HELP:
-            result.wants_help = True
+        elif name in _HELP:
+            result.help = value or "first"
+        elif token in _LEVELS:
+            result.level = _LEVELS[token]
         elif has_groups and name in FLAGS:
             if not has_value and not tokens:
                 raise ConfigError(f"{name} needs a value")
@@ -189,6 +198,9 @@ _BY_REASON = {
         "train.train_rolling_loss_step"
     ),
     "it never had an effect": "multi_q_encoder",
+    "hits are compared wherever there are answers or qrels; match=none compares nothing": "validate_results",
+    "all cores look for answers": "validation_workers",
+    "datasets.NAME.selector says where a question's vector is read": "rep_token_pos",
     "checkpoints are called dpr_biencoder.step<N>": "checkpoint_file_name",
     "files are memory-mapped, and all ranks shuffle all rows": "local_shards_dataloader",
     "model_file gives a new run its weights alone; a run found in output_dir goes on as it was": (
@@ -282,6 +294,8 @@ def check_keys(
     problems = []
     follows_flag = False
     for override in overrides:
+        if override.startswith("="):
+            raise ConfigError(f"{override}: write key=value without a space before =")
         sign = override[: len(override) - len(override.lstrip("+~"))]
         key, has_value, value = (part.strip() for part in override[len(sign) :].partition("="))
         section = any(name.startswith(key + ".") for name in known)
@@ -318,7 +332,8 @@ def check_keys(
                 )
         elif key in known or (section and sign == "~"):
             is_whole_catalogue = key in known and known[key].is_open and value.startswith("{") and not sign
-            kept.append("++" + override if is_whole_catalogue else override)
+            # What + adds is there already.
+            kept.append("++" + override if is_whole_catalogue else override.lstrip("+"))
         elif is_option:
             # Catalogue entries may be new, which Hydra accepts only with ++.
             kept.append(override if sign else "++" + override)
@@ -335,7 +350,7 @@ def check_keys(
     if problems:
         rest = [f"and {len(problems) - _SHOWN} more like these"] if len(problems) > _SHOWN else []
         rest += (
-            [f"{program} --help lists all settings"]
+            [f"{program} --help=all lists all settings"]
             if any(problem.startswith("unknown") for problem in problems)
             else []
         )

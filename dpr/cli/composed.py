@@ -140,6 +140,8 @@ def _quoted_value(name: str, value: str, setting: Setting | None, *, resolves: b
     if get_origin(kind) is dict:
         with suppress(ValueError):
             return typed(json.loads(value))
+    if kind in (int, float):  # 0,1 is no list
+        return quoted(value, resolves=resolves)
     if not takes_texts or value.startswith("{"):  # braces are a set of options, which Hydra reads
         return value
     is_list = value.startswith("[") and value.endswith("]")
@@ -267,4 +269,7 @@ def _hydra_message(error: Exception) -> str | None:
     key = getattr(cause, "full_key", None)
     if key and "is not Optional" in text[0]:
         return f"{key} does not accept null; leave it out for the default"
-    return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])
+    if key and (found := re.match(r"Value '(.*)' (?:of type .* converted to|is not a valid) (\w+)", text[0])):
+        kinds = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+        return f"{key}={found[1]} is not {kinds.get(found[2], found[2])}"
+    return (f"{key}: " if key and key not in text[0] else "") + text[0]

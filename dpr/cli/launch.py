@@ -26,10 +26,10 @@ from dpr.cli.arguments import (
     under_launcher,
 )
 from dpr.core.compute_settings import CudaSettings, ForwardSettings
-from dpr.core.errors import DprError, InputError, StopRequested
-from dpr.core.logs import configure_logging
+from dpr.core.errors import ConfigError, DprError, InputError, StopRequested
+from dpr.core.logs import LOGGER_NAME, configure_logging
 from dpr.core.machine import launched
-from dpr.core.settings import Setting, Settings, quoted, sections, settings, type_name
+from dpr.core.settings import Setting, Settings, quoted, sections, settings, suggestion, type_name
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
@@ -97,7 +97,8 @@ Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]
 _HELP = """
 Flags
-  --help                this text
+  --help=all            every setting; --help=SECTION, those of a section
+  -q, -v                only warnings, or more than usual, on standard error
 """
 _FLAGS_OF_WORDS = f"""{_HELP}  --key value           the same as key=value; of a switch, --key is key=true
 """
@@ -150,9 +151,12 @@ def answer(
     folders = [conf_folder(), *map(Path, given.flags["dir"] + given.flags["path"])]
     operands = [entry.rule.operand for entry in known.values() if entry.rule.operand]
     is_bare = not argv and bool(operands) and not operands[0].startswith("[")
-    if given.wants_help or is_bare:
+    if given.level and is_main:
+        logging.getLogger(LOGGER_NAME).setLevel(given.level)
+    if given.help or is_bare:
+        text = help_text(program, config_class, folders[0] if has_groups else None, given.help or "first")
         if is_main:
-            print(help_text(program, config_class, folders[0] if has_groups else None), end="")
+            print(text, end="")
         return 2 if is_bare else 0
     overrides, warnings = check_keys(given.overrides, known, folders if has_groups else (), program=program)
     if is_main:
@@ -178,8 +182,17 @@ def answer(
     return result if type(result) is int and not has_groups else 0
 
 
-def help_text(program: str, config_class: type, folder: Path | None) -> str:
-    """The whole help page; ``folder``: that of the config groups, for a command that has them."""
+def help_text(program: str, config_class: type, folder: Path | None, part: str = "all") -> str:
+    """The help page.
+
+    Args:
+        folder: that of the config groups, for a command that has them.
+        part: all, a key or section, or first: the settings that the class names in ``FIRST``, or all where it
+            names none.
+
+    Raises:
+        ConfigError: there is no such section.
+    """
     width = min(shutil.get_terminal_size((120, 24)).columns, 140)
     entries = settings(config_class)
     names = sections(config_class)
@@ -189,12 +202,19 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
         f"Usage: {usage}\n",
         *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n")),
     ]
+    if part == "first" and (first := getattr(config_class, "FIRST", "").split()):
+        entries = [entry for entry in entries if entry.key in first]
+        parts.append("The settings that are needed first; --help=all lists the rest\n")
+    elif part not in ("first", "all"):
+        entries = [entry for entry in entries if f"{entry.key}.".startswith(f"{part}.")]
+        if not entries:
+            raise ConfigError(f"--help={part}: no such section or setting{suggestion(part, names)}")
     # Where a command computes stands after what it does.
     last = {item.name for item in (*fields(ForwardSettings), *fields(CudaSettings))}
     # Config groups that this job has a section or a catalogue for.
     groups = {}
-    for name in [*names, *(entry.key for entry in entries)]:
-        if folder and name and (options := group_options(name, [folder])):
+    for name in dict.fromkeys(entry.key.partition(".")[0] for entry in entries):
+        if folder and (options := group_options(name, [folder])):
             groups[name] = options
     if groups:
         first = next(iter(groups))
@@ -204,6 +224,8 @@ def help_text(program: str, config_class: type, folder: Path | None) -> str:
     parts += [_row(entry.rule.operand, entry.doc, width) for entry in words] + [""] * bool(words)
     for name, doc in names.items():
         inside = [entry for entry in entries if entry.key.rpartition(".")[0] == name and entry not in words]
+        if not inside:
+            continue
         inside.sort(key=lambda entry: entry.key in last)
         parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
         parts += [_describe(entry, width) for entry in inside]

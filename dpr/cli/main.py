@@ -133,7 +133,9 @@ def main(argv: list[str] | None = None) -> int:
         print("Usage: dpr COMMAND [key=value ...]\n")
         for command, entry in COMMANDS.items():
             print(f"  {command:<14} {entry.about}")
-        print("\ndpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...")
+        print(
+            "\ndpr COMMAND --help lists its first settings. Under a launcher: torchrun ... -m dpr COMMAND ..."
+        )
         return 0 if arguments else 2
     if name == "--version":
         print(f"dpr {__version__}")

@@ -8,8 +8,11 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 LOGGER_NAME = "dpr"
 
@@ -59,6 +62,33 @@ def configure_logging(*, rank: int = 0) -> None:
             "TRANSFORMERS_VERBOSITY": "error",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
+
+
+@contextmanager
+def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
+    """A block whose messages go to ``file``. Standard error has the warnings, and the messages of ``module``. Yields
+    the open file."""
+    logger = logging.getLogger(LOGGER_NAME)
+    level = logger.level
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.levelno >= (level if record.name == module else logging.WARNING)
+
+    details = logging.FileHandler(file, encoding="utf-8")
+    details.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s"))
+    shown = logger.handlers[:]
+    for handler in shown:
+        handler.addFilter(is_shown)
+    logger.addHandler(details)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield details.stream
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(details)
+        details.close()
+        for handler in shown:
+            handler.removeFilter(is_shown)
 
 
 def configure_by_default(*, rank: int = 0) -> None:
@@ -120,10 +150,11 @@ class Progress:
             self._bar.update(done - self._bar.n)
             return
         period = _LINES_EVERY_S if now - self._started > _LINES_EVERY_S else _FIRST_LINES_EVERY_S
-        if now - self._last_line < period and self._done < self._total:
+        seconds = max(now - self._started, 1e-9)
+        # What is done before its first line is due has nothing to tell.
+        if now - self._last_line < period and (self._done < self._total or seconds < period):
             return
         self._last_line = now
-        seconds = max(now - self._started, 1e-9)
         rate = (done - self._at_start) / seconds
         remaining = f"took {_duration(seconds)}"
         if done < self._total:

@@ -52,8 +52,12 @@ _USED_BY_OTHERS = {
     "output_dir, out_file, out": "output",
     "train_datasets": "train_file train_data train_dir",
     "dev_datasets": "dev_file eval_file validation_file",
-    "ctx_src": "ctx_file",
+    "ctx_src, ctx_datasets": "ctx_file",
     "qa_dataset": "qa_file queries",
+    "datasets (as datasets.NAME.OPTION)": (
+        "question_col answers_col id_col special_token special_query_token query_prefix passage_prefix selector"
+    ),
+    "ctx_sources (as ctx_sources.NAME.OPTION)": "text_col title_col id_prefix",
     "encoded_ctx_files": "encoded_ctx_file",
     "n_docs": "n-docs top_k",
     "indexer.kind": "hnsw_index",

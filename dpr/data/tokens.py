@@ -323,7 +323,7 @@ def open_tokens(
             "%s: trained from the text, because this tokenizer joins texts by an unknown rule", text.name
         )
         return text
-    logger.info("%s: tokens of %d rows are read from %s", text.name, len(stored), target)
+    logger.debug("%s: tokens of %d rows are read from %s", text.name, len(stored), target)
     return stored
 
 

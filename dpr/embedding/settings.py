@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from dpr.core.compute_settings import ClusterSettings, CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
@@ -87,6 +87,13 @@ class CorpusCatalogue(Settings):
 class EmbedConfig(CorpusCatalogue, ForwardSettings, CudaSettings, VectorModelSettings):
     """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
 
+    FIRST: ClassVar[str] = """\
+model_file ctx_src out_file shard_id num_shards out_dtype precision batch_tokens device
+encoder.pretrained_model_cfg
+"""
+    EXAMPLES: ClassVar[str] = """\
+dpr embed model_file=runs/first ctx_src=corpus.tsv out_file=runs/first/vectors
+"""
     ctx_src: str | None = setting(None, also=("corpus",), path="input")
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = setting(None, also=("out",), path="beginning")

@@ -83,6 +83,8 @@ def download(
             raise InputError(f"the server's answer cannot be read ({error})", file=url) from None
         except RequestException as error:
             problem = error
+        if "NameResolution" in str(problem):  # of urllib3, between three layers of brackets
+            problem = RequestException("its server is not found; is this machine online?")
         failures += 1
         if failures >= attempts:
             hint = "the same command tries again"

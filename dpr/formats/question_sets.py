@@ -127,7 +127,7 @@ def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Questi
     rows = (item for item in table_rows(path, form) if item[1] != header)
     for index, (line, row) in enumerate(rows):
         if len(row) <= max(columns):
-            hint = "answers_col=-1 reads questions without answers"
+            hint = "a first line that says question, or datasets.<name>.answers_col=-1, reads questions alone"
             raise wrong_columns(path, line, row, form, f"at least {max(columns) + 1}", hint=hint)
         try:
             answers = checked_answers(answers_in(row[answers_col])) if answers_col >= 0 else ()

@@ -17,14 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
-from dpr.core.logs import get_logger
+from dpr.core.logs import details_in, get_logger
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
 from dpr.data.pairs import kinds_of
@@ -69,6 +69,8 @@ JOBS: dict[str, Callable[[Any], Any]] = {
 RECORD = "stage.json"
 _FORMAT = 3
 RESULT = "adapted.json"
+DETAILS = "log.txt"
+"""The commands of the stages, and all that they say."""
 TEMPERATURES = (0.15, 0.1, 0.05)
 """What a new encoder is tried with, the default first; a model that is given is trained with the last."""
 WEIGHTS = (0.2, 0.6)
@@ -173,7 +175,8 @@ def quickstart(config: QuickstartSettings) -> None:
             print(f'Search by hand:   dpr search {name} "your question"')
             return
         trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
-        weight = adapt(stages, trained, texts)
+        with redirect_stdout(stages.details):
+            weight = adapt(stages, trained, texts)
         for system, label in SYSTEMS.items():
             search = search_of(trained, texts, system, "test")
             search.hybrid_weight = weight
@@ -211,6 +214,7 @@ def quickstart(config: QuickstartSettings) -> None:
     print(f'Search by hand:   dpr search {name} "your question"')
     print(f"In a browser:     dpr serve {name} metadata=file")
     print(f"Curves:           {out / 'report.html'}")
+    print(f"Details:          {out / DETAILS}")
 
 
 def content_of_model(key: str, name: str | None) -> str | None:
@@ -501,7 +505,7 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: str) -> Iterator[
     """
     if out.is_dir() and not (out / first / RECORD).is_file():
         others = [path.name for path in sorted(out.iterdir()) if not path.name.startswith(".")]
-        others = [name for name in others if name not in (first, LOCK_FILE)]
+        others = [name for name in others if name not in (first, LOCK_FILE, DETAILS)]
         if others:
             kind = "a training run" if RUN_FILE in others else "other files"
             raise ConfigError(
@@ -509,20 +513,21 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: str) -> Iterator[
             )
     require_writable(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
-    with held(out), _Interrupts() as signals:
+    with held(out), _Interrupts() as signals, details_in(out / DETAILS, __name__) as details:
         remove_leftovers(out)
         try:
-            yield Stages(out, made_of)
+            yield Stages(out, made_of, details)
         except KeyboardInterrupt:
             why = describe(signals.number) if signals.number else "interrupted"
             raise StopRequested(f"{why}. Rerun the same command to resume") from None
 
 
 class Stages:
-    """Runs the stages of a folder."""
+    """Runs the stages of a folder; what they print goes to ``details``."""
 
-    def __init__(self, out: Path, made_of: Mapping[str, Any]) -> None:
+    def __init__(self, out: Path, made_of: Mapping[str, Any], details: TextIO | None) -> None:
         self.out = out
+        self.details = details
         self._made_of = json.loads(json.dumps(made_of))
         self._passed = [out]
 
@@ -555,7 +560,7 @@ class Stages:
             if "outputs" in record:
                 reasons += [f"{output} is missing" for output in outputs if not (folder / output).exists()]
                 if not reasons:
-                    logger.info("%s: already done", name)
+                    logger.debug("%s: already done", name)
                     return
             if reasons:
                 logger.warning("making %s again, and what follows: %s", name, ", ".join(reasons))
@@ -569,12 +574,13 @@ class Stages:
         drop_unused(config)
         config.check()
         command = command_line(job, config)
-        logger.info("%s: %s\n$ %s", name, what, shlex.join(command))
+        logger.info("%s: %s", name, what)
+        logger.debug("$ %s", shlex.join(command))
         record = {"format": _FORMAT, "stage": name, "made_of": self._made_of, "command": command}
         write_json(file, record, note={})
-        start = time.monotonic()
         if processes == 1:
-            JOBS[job](config)
+            with redirect_stdout(self.details):
+                JOBS[job](config)
             gc.collect()  # models and what refers to them in a circle
         else:
             # -m dpr means this package, whatever is in the working directory
@@ -595,7 +601,6 @@ class Stages:
             if not (folder / output).exists():
                 raise InputError("was not written", file=folder / output)
         write_json(file, record | {"outputs": outputs}, note={})
-        logger.info("%s: done in %.0f s", name, time.monotonic() - start)
 
 
 def command_line(job: str, config: Settings) -> list[str]:

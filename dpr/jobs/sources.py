@@ -242,6 +242,8 @@ def _read_entry(kind: _Kind, name: str, entry: Any) -> Any:
 
 def _unknown(kind: _Kind, name: str, entries: Mapping[str, Any], *, setting: str = "") -> ConfigError:
     """What to raise for a name that is neither a file nor an entry."""
+    if Path(name).suffix:
+        return ConfigError(f"{setting}{name}: there is no such file")
     hint = suggestion(
         name, entries, otherwise=f"; the catalogue has {', '.join(sorted(entries)) or 'no entries'}"
     )

@@ -33,6 +33,7 @@ from dpr.training.assembly import BiEncoderTrainer, Named, as_tokens, make_loss,
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.dry_run import dry_run
+from dpr.training.metrics import each_once
 from dpr.training.settings import BiEncoderTrainConfig
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import run_validations
@@ -275,7 +276,7 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSet
     own = dev_validations(dev_sets, config) if dev_sets else []
     metrics = run_validations([*own, *named.validations], model)
     if current_ranks().is_main:
-        for name, value in metrics.items():
+        for name, value in each_once(metrics).items():
             print(f"{name:<40} {value:.6f}")
     if config.output_dir is not None:
         folder = Path(config.output_dir)

@@ -261,6 +261,8 @@ def read_model(
             path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep
         )
         return parts, path
+    if not path.exists():
+        raise CheckpointError("there is no such file or folder", file=path)
     folder = checkpoints.resolve_checkpoint(path)
     checkpoints.warn_of_verdict(folder)
     try:

@@ -71,12 +71,15 @@ class SearchSettings:
             InputError: there is none, it is not one of this toolkit, or it has changed since it was written.
         """
         file = folder / FILE
+        if not folder.is_dir():
+            expected = "a run folder, such as dpr quickstart writes"
+            raise InputError("no such folder", file=folder, expected=expected)
         if not file.is_file():
             hint = (
                 f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and"
                 " --model with --vectors. An unfinished dpr quickstart goes on where its command is repeated"
             )
-            raise InputError(f"no {FILE}" if folder.is_dir() else "no such folder", file=folder, hint=hint)
+            raise InputError(f"no {FILE}", file=folder, hint=hint)
         value = read_json(file)
         if not isinstance(value, dict) or value.pop("schema", None) != _SCHEMA:
             raise InputError("not search settings", file=file, expected=f"an object with schema {_SCHEMA}")

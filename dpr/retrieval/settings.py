@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
@@ -102,6 +102,14 @@ class QuestionSetConfig(Settings):
 class RetrievalConfig(CorpusCatalogue, CudaSettings, ModelSettings):
     """Searches a set of questions and evaluates what is found."""
 
+    FIRST: ClassVar[str] = """\
+model_file qa_dataset ctx_datasets encoded_ctx_files out_file qrels match n_docs
+indexer.kind hybrid
+"""
+    EXAMPLES: ClassVar[str] = """\
+dpr retrieve model_file=runs/first qa_dataset=test.csv ctx_datasets=corpus.tsv encoded_ctx_files=[runs/first/vectors_*]
+dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=corpus.jsonl
+"""
     qa_dataset: str | None = setting(None, also=("questions",), path="input")
     """A name of ``datasets``, or the path of a question file."""
     ctx_datasets: Any = setting(None, also=("corpus",), path="input")
@@ -295,6 +303,13 @@ class EvaluateConfig(SuiteSettings):
     """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any
     program."""
 
+    FIRST: ClassVar[str] = """\
+run model_file set split systems output_dir n_docs run_file qrels metrics_file
+"""
+    EXAMPLES: ClassVar[str] = """\
+dpr evaluate run=runs/first set=beir/scifact
+dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv
+"""
     run: str | None = setting(None, path="input")
     """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless
     output_dir is set."""

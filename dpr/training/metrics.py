@@ -22,6 +22,16 @@ from dpr.models.trials import layers_of
 Metrics = dict[str, float]
 
 
+def each_once(metrics: Metrics) -> Metrics:
+    """The metrics without those of a set (``eval/dev/nll_loss``) that are those of all sets (``eval/nll_loss``):
+    there is one."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.count("/") < 2 or value != metrics.get(f"eval/{name.rpartition('/')[2]}")
+    }
+
+
 class StepResult(NamedTuple):
     """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in
     ``LossResult``."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from dpr.core import retired
 from dpr.core.compute_settings import PRECISIONS, CudaSettings
@@ -400,6 +400,16 @@ class RunConfig(Settings):
 class BiEncoderTrainConfig(BadRowSettings, CudaSettings, TrainingSettings, RunConfig):
     """Trains a bi-encoder. With ``model_file`` and no ``train_datasets``, evaluates one."""
 
+    FIRST: ClassVar[str] = """\
+train_datasets dev_datasets output_dir encoder.pretrained_model_cfg model_file
+train.batch_size train.num_train_epochs train.learning_rate train.hard_negatives
+train.precision
+"""
+    EXAMPLES: ClassVar[str] = """\
+dpr train train_datasets=train.json dev_datasets=dev.json output_dir=runs/first
+dpr train train=biencoder_nq train_datasets=[nq_train] dev_datasets=[nq_dev] output_dir=runs/nq
+dpr train model_file=runs/first dev_datasets=dev.json             # evaluates
+"""
     loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
     """One factor per train set, multiplies its loss."""
     do_lower_case: bool | None = setting(None, on_resume=START)
@@ -473,6 +483,10 @@ class ExplainConfig(BiEncoderTrainConfig):
     """Prints what one step of a training run is made of: rows, passages drawn, what is masked, tokens. Give
     the settings of the run."""
 
+    FIRST = f"step questions {BiEncoderTrainConfig.FIRST}"
+    EXAMPLES = """\
+dpr explain step=1 train_datasets=train.json output_dir=runs/first
+"""
     step: int = setting(1, least=1, on_resume=NO_EFFECT)
     """The optimizer step, counted from 1 as in the log."""
     questions: int = setting(3, unit="questions", least=0, on_resume=NO_EFFECT)

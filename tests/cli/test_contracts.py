@@ -159,6 +159,36 @@ def test_evaluation_only_has_them_too(
     assert {"eval/spread", "eval/nll_loss", "eval/avg_rank"} <= shown.keys()
 
 
+def test_evaluation_by_itself_says_little_and_each_figure_once(
+    folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dev = folder / "dev.json"
+    (folder / "other.json").write_text(json.dumps(json.loads(dev.read_text())[1:]))
+    assert main([f"model_file={folder}/alone", f"dev_datasets={dev}", "device=cpu"]) == 0
+    said = capsys.readouterr()
+    names = [line.split()[0] for line in said.out.splitlines()]
+    of_ranks = ["eval/avg_rank", "eval/avg_rank_low", "eval/avg_rank_high"]
+    assert names == [*of_ranks, "eval/nll_loss", "eval/in_batch_acc"]
+    assert len(said.err.splitlines()) <= 6 and " W " not in said.err
+    # Of several sets each has its own.
+    assert (
+        main([f"model_file={folder}/alone", f"dev_datasets=[{dev},{folder}/other.json]", "device=cpu"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "eval/dev/nll_loss" in out and "eval/other/nll_loss" in out
+
+
+def test_training_says_little_before_its_first_step(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"train_datasets={folder}/train.json", f"dev_datasets={folder}/dev.json"]
+    given += [f"encoder.pretrained_model_cfg={folder}/encoder", "encoder.pretrained=false"]
+    given += ["encoder.sequence_length=24", "train.batch_size=4", "train.max_steps=1", "device=cpu"]
+    assert main([*given, f"output_dir={tmp_path}/run"]) == 0
+    before = capsys.readouterr().err.partition("epoch 0 step 1/1")[0].splitlines()
+    assert 3 <= len(before) <= 12
+
+
 REFUSED: list[tuple[str, str]] = [
     ("loss.name=margin", "loss.name=margin"),
     (f"loss.name={HERE}:Stranger", "is not a subclass of dpr.losses.protocol.Loss"),

@@ -3,7 +3,9 @@ processes: test_launchers.py."""
 
 from __future__ import annotations
 
+import logging
 import random
+import re
 import string
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dpr.cli.launch import launch
+from dpr.cli.main import COMMANDS, main
 from dpr.core.distributed import process_group
 from dpr.core.errors import DivergedError, InputError
 from dpr.core.settings import settings
@@ -156,6 +159,17 @@ class TestComposition:
         assert compose("special_tokens=[[Q],[P]]").special_tokens == ["[Q]", "[P]"]
         assert compose("train_sampling_rates=[1,0.5]").train_sampling_rates == [1.0, 0.5]
 
+    def test_a_list_may_be_written_with_spaces(self) -> None:
+        given = ["train_datasets=[a.json,", "b.json]", "seed=3", "dev_datasets=[c.json", ",", "d.json", "]"]
+        config = compose(*given)
+        assert (config.train_datasets, config.dev_datasets) == (["a.json", "b.json"], ["c.json", "d.json"])
+        assert config.seed == 3
+
+    @pytest.mark.parametrize("sign", ["+", "++"])
+    def test_a_sign_that_adds_sets_what_is_there(self, sign: str) -> None:
+        config = compose(f"{sign}seed=3", f"{sign}train.max_steps=2", f"{sign}output_dir=runs/a")
+        assert (config.seed, config.train.max_steps, config.output_dir) == (3, 2, "runs/a")
+
     def test_interpolation_still_works_inside_paths(self) -> None:
         assert compose("output_dir=runs/${seed} b", "seed=5").output_dir == "runs/5 b"
 
@@ -285,13 +299,16 @@ class TestMistakes:
             ("encoder=bert", "hf_bert"),
             ("train=3", "biencoder_default"),
             ("train=null", "group"),
-            ("train.batch_size=abc", "train.batch_size"),
             ("train.batch_size=1.5", "train.batch_size"),
             ("train.batch_size=0", "at least 1"),
-            ("train.learning_rate=fast", "train.learning_rate"),
+            ("train.batch_size=abc", "train.batch_size=abc is not a whole number\n"),
+            ("train.learning_rate=0,00002", "train.learning_rate=0,00002 is not a number\n"),
+            ("train.learning_rate=fast", "train.learning_rate=fast is not a number\n"),
+            ("encoder.shared=maybe", "encoder.shared=maybe is not true or false\n"),
+            ("special_token=x", "did you mean datasets (as datasets.NAME.OPTION)?"),
+            ("--multirun", "one command is one job"),
             ("train.precision=fp8", "fp32, bf16, fp16"),
             ("train.adam_betas=(0.9)", "two numbers"),
-            ("encoder.shared=maybe", "encoder.shared"),
             ("train_sampling_rates=[a]", "train_sampling_rates"),
             ("seed=null", "seed does not accept null"),
             ("train.batch_size=1,2", "train.batch_size=1,2"),
@@ -387,7 +404,7 @@ class TestHelp:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("COLUMNS", "140")
-        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), ["--help"]) == 0
+        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), ["--help=all"]) == 0
         text = capsys.readouterr().out
         assert [key for key in KEYS if key not in text] == []
         assert "Questions per step and rank." in text
@@ -400,3 +417,40 @@ class TestHelp:
             assert metadata in text
         assert "biencoder_default, biencoder_local, biencoder_nq" in text
         assert max(map(len, text.splitlines())) <= 140
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_a_long_list_begins_with_few_settings(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        kind = COMMANDS[name].settings_class()
+        keys = [entry.key for entry in settings(kind)]
+        assert len(keys) <= 26 or hasattr(kind, "FIRST")
+        assert main([name, "--help"]) == 0
+        text = capsys.readouterr().out
+        shown = [key for key in keys if re.search(rf"^  {re.escape(key)}[=\s]", text, re.MULTILINE)]
+        if first := getattr(kind, "FIRST", ""):
+            assert sorted(shown) == sorted(first.split()) and len(shown) <= 12
+            assert "--help=all lists the rest" in text
+        else:
+            assert len(shown) == len([entry for entry in settings(kind) if not entry.rule.operand])
+
+    def test_a_section_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["train", "--help=loss"]) == 0
+        text = capsys.readouterr().out
+        assert "loss.kl_weight=0.0" in text and "train.batch_size" not in text
+        assert main(["train", "--help=los"]) == 2
+        assert "--help=los: no such section or setting; did you mean loss?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], "IW"), (["-q"], "W"), (["-v"], "DIW")])
+def test_how_much_is_said(
+    flags: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def job(config: BiEncoderTrainConfig) -> None:
+        logger = logging.getLogger("dpr.jobs")
+        logger.debug("said")
+        logger.info("said")
+        logger.warning("said")
+
+    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, job, flags) == 0
+    assert "".join(re.findall("(?m) ([DIW]) said$", capsys.readouterr().err)) == expected

@@ -34,7 +34,13 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     line = ["quickstart", "docs", "device=cpu"]
     assert main(line) == 0
     assert commands == STAGES
-    told = capsys.readouterr().out
+    said = capsys.readouterr()
+    assert len((said.out + said.err).splitlines()) < 40
+    log = (tmp_path / "runs" / "docs" / "log.txt").read_text()
+    for command in ("prepare", "new-encoder", "train", "embed", "retrieve"):
+        assert f" D $ dpr {command} " in log
+    assert "epoch 0 step " in log and "epoch 0 step " not in said.err
+    told = said.out
     for expected in (
         "BM25",
         "trained",

@@ -30,7 +30,7 @@ from dpr.losses.candidates import MASKED_SCORE, score_matrix
 from dpr.losses.protocol import Pool
 from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.verdict import Verdict
-from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
+from dpr.training.metrics import Metrics, each_once, matrix_peak, peak_memory_gb
 from dpr.training.run import Callback, Run
 from dpr.training.settings import BiEncoderTrainConfig, Periods, TrainSettings
 
@@ -237,7 +237,7 @@ class ProgressLine(Callback):
         logger.info(
             "step %d  %s",
             run.progress.step,
-            "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()),
+            "  ".join(f"{name} {value:.4f}" for name, value in each_once(metrics).items()),
         )
 
     def on_save(self, run: Run, folder: Path) -> None:

@@ -13,7 +13,7 @@ from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
 from dpr.formats.results import is_baseline
 from dpr.storage.durable import read_json, write_json
-from dpr.training.metrics import Metrics
+from dpr.training.metrics import Metrics, each_once
 from dpr.training.run import Callback, Run, checkpoint_name
 from dpr.training.validations.protocol import (
     Validation,
@@ -91,7 +91,7 @@ class Verdict(Callback):
         metrics |= guards
         shown = [
             f"{name} {value:.4f}"
-            for name, value in metrics.items()
+            for name, value in each_once(metrics).items()
             if not is_baseline(name) or name in self._values[_START] or name in guards
         ]
         logger.info("step 0  %s", "  ".join(shown))

@@ -96,3 +96,9 @@ def test_progress_is_a_line_within_a_part_too_and_then_once_a_minute(
     shown = [line.split(" passages")[0] for line in lines]
     assert shown == [f"embedding: {done} of 1,000" for done in (100, 200, 300, 400, 500, 600, "1,000")]
     assert lines[0].endswith("10/s, about 90 s left") and "50 tokens/s, took 100 s" in lines[-1]
+
+    # What is done before its first line is due says nothing.
+    caplog.clear()
+    with caplog.at_level("INFO", logger="dpr"):
+        Progress("embedding", 10).advance(10, 50)
+    assert not caplog.records

@@ -129,7 +129,7 @@ def test_data_errors_end_with_three_and_usage_errors_with_two(
 ) -> None:
     arguments = [f"model_file={folder / 'model'}", f"out_file={folder / 'X'}", "no_cuda=true"]
     assert main([*arguments, f"ctx_src={folder / 'corpus.csv'}"]) == 2
-    assert "neither a file nor a passage collection of the catalogue ctx_sources" in capsys.readouterr().err
+    assert "corpus.csv: there is no such file" in capsys.readouterr().err
     assert main([*arguments, "ctx_src=dpr_wiki"]) == 2
     assert "it is published at https://" in capsys.readouterr().err
     (folder / "bad.tsv").write_text("1\ttext\ttitle\n2\n")
