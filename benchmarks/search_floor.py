@@ -74,8 +74,8 @@ def collections(data: Path) -> dict[str, tuple[list[str], list[str]]]:
     """Passages and questions that people asked, by name; without passages where a run has them."""
     found: dict[str, tuple[list[str], list[str]]] = {"docs": ([], DOCS)}
     for name in ("cranfield", "npl", "scifact"):
-        rows = (data / name / "queries.jsonl").read_text().splitlines()
-        found[name] = [], [json.loads(row)["text"] for row in rows]
+        asked = (data / name / "queries.jsonl").read_text().splitlines()
+        found[name] = [], [json.loads(row)["text"] for row in asked]
     rows = [json.loads(row) for row in lines(data / "scifact" / "corpus.jsonl.gz")]
     found["scifact"][0].extend(f"{row['title']} {row['text']}" for row in rows)
     for name, file in {
@@ -177,9 +177,10 @@ def row(corpus: str, encoder: str, figure: str, values: dict[str, np.ndarray]) -
     """Prints what share of the own and of the other questions is below some floors, in percent."""
     own = values[corpus]
     others = {name: found for name, found in values.items() if name not in (corpus, "nonsense")}
-    floors = {
-        name: np.quantile(values[name], 0.95) for name in ("nonsense", "webquestions") if name in values
-    }
+    floors: dict[str, Any] = {}
+    for name in ("nonsense", "webquestions"):
+        if name in values:
+            floors[name] = np.quantile(values[name], 0.95)
     floors["best"] = np.quantile(own, 0.05)
     cells = [corpus, encoder, figure]
     for name, floor in floors.items():

@@ -85,8 +85,8 @@ _SHARE_OF_TRIALS = 0.0625
 _WIDEST_MARGIN = 3.0
 """What is learned, in temperatures, for the widest of a teacher's scores."""
 MADE = (
-    "The questions are made from the texts, as those of the training were, and flatter the encoder: on real"
-    " questions expect less of it. questions=FILE measures with real ones."
+    "The questions are made from the texts, as those of the training were. They flatter the encoder: on real"
+    " questions expect less of it beside BM25. questions=FILE measures with real ones."
 )
 SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
 """The stages that evaluate on test questions, and their names in tables."""
