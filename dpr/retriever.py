@@ -18,10 +18,11 @@ from dpr.core.errors import ConfigError
 from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among
 from dpr.jobs.search import MemoryCorpus, Passages, Side, StoredCorpus, add_to, build_in, search_settings
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.hits import Hit, Hits, Place
+from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
 
@@ -227,8 +228,11 @@ class Retriever:
             chosen = self.chosen(where, ids)
             side = self.among(side, chosen) if side and len(chosen) else None
         queries = [self.corpus.query_text(item) for item in questions if item.strip()]
-        found = iter(self._ranked(side, queries, k, texts) if side and queries else [[] for _ in queries])
-        answers = [Hits(item, next(found) if item.strip() else ()) for item in questions]
+        found = iter(self._ranked(side, queries, k, texts) if side and queries else [])
+        answers = []
+        for item in questions:
+            answers.append(next(found, Hits(item)) if item.strip() else Hits(item))
+            answers[-1].question = item
         return answers[0] if isinstance(question, str) else answers
 
     def side(self, mode: str) -> Side | HybridRetriever:
@@ -315,9 +319,7 @@ class Retriever:
         matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
 
-    def _ranked(
-        self, side: Side | HybridRetriever, queries: list[str], k: int, texts: bool
-    ) -> list[list[Hit]]:
+    def _ranked(self, side: Side | HybridRetriever, queries: list[str], k: int, texts: bool) -> list[Hits]:
         start = time.perf_counter()
         if isinstance(side, HybridRetriever):
             dense, lexical = side.retrieve_sides(queries, k)
@@ -329,6 +331,8 @@ class Retriever:
         ranked = time.perf_counter()
         passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
+        by_words = side.lexical if isinstance(side, HybridRetriever) else side
+        words = getattr(by_words, "index", None)
         file = self.corpus.files[0] if len(self.corpus.files) == 1 else None
         answers = []
         for row, ranking in enumerate(rankings):
@@ -341,7 +345,11 @@ class Retriever:
                 hits.append(
                     Hit(rank, score, passage, {name: at.get(key) for name, at in places.items()}, file)
                 )
-            answers.append(hits)
+            is_unanswered = False
+            if isinstance(words, Bm25Index):
+                best = max((score for _, score in sides["bm25"][row]), default=0.0)
+                is_unanswered = words.share(queries[row], best) < LEAST_SHARE
+            answers.append(Hits(queries[row], hits, seems_unanswered=is_unanswered))
 
         inner: Any = side.dense if isinstance(side, HybridRetriever) else side
         spent = 0.0

@@ -45,18 +45,18 @@ def curves_svg(
     *,
     levels: Mapping[str, float] | None = None,
     x_label: str = "step",
-    percent: bool = False,
+    axis: str = "",
     log_x: bool = False,
 ) -> str:
     """Labelled curves over a common x.
 
     Args:
         levels: what they are to be compared with, as horizontal lines.
-        percent: values are shares, whose axis starts at zero.
+        axis: ``from zero``, so that a small change looks small; ``percent``, the same of shares.
     """
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     levels = levels or {}
     text = io.StringIO()
@@ -74,19 +74,33 @@ def curves_svg(
             xs, ys = zip(*points, strict=True)
             colour = f"C{number}"
             style = _STYLES[number % len(_STYLES)]
-            axes.plot(xs, ys, color=colour, linestyle=style, label=printable_text(label))
+            marker = "." if len(points) <= _FEW_POINTS else ""
+            axes.plot(xs, ys, color=colour, linestyle=style, marker=marker, label=printable_text(label))
         for number, (label, level) in enumerate(levels.items()):
             style = _STYLES[number % len(_STYLES)]
             axes.axhline(level, color="gray", linewidth=1, linestyle=style, label=printable_text(label))
         if log_x:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
-        if percent:
-            axes.set_ylim(bottom=0)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if axis:
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        if axis == "percent":
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set_xlabel(x_label)
         axes.set_title(printable_text(title), loc="left", fontsize="medium")
-        axes.legend(frameon=False, fontsize="small")
+        labels = [*curves, *levels]
+        # beside the title, where it covers no curve, if it has room there
+        is_beside = len(labels) <= 2 and len(title) + sum(map(len, labels)) <= _ONE_LINE
+        axes.legend(
+            frameon=False,
+            fontsize="small",
+            ncols=2 if is_beside else 1,
+            columnspacing=1,
+            loc="lower right" if is_beside else "best",
+            bbox_to_anchor=(1.0, 0.98) if is_beside else None,
+        )
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = text.getvalue()
     # Groups have the same names in every picture, and a page has several.
@@ -95,24 +109,29 @@ def curves_svg(
 
 REPORT_FILE = "report.html"
 _MOST_CURVES = 8
+_FEW_POINTS = 25
+_ONE_LINE = 75
 _CHARTS = (
-    ("Loss", r"train/loss|eval/nll_loss", False),
-    ("In-batch accuracy", r"(train|eval)/in_batch_acc", True),
-    ("Loss by train set", r"train/.+/loss", False),
-    ("nDCG@10", r"eval/.*ndcg@10", True),
-    ("MRR@10", r"eval/.*mrr@10", True),
-    ("Accuracy@20", r"eval/.*accuracy@20", True),
-    ("Average rank", r"eval/avg_rank", False),
-    ("Similarity in a pool", r"pool/.+_similarity", False),
-    ("Effective rank of a pool", r"pool/effective_rank", False),
-    ("Learning rate", r"optim/lr", False),
-    ("Gradient norm", r"optim/grad_norm", False),
-    ("Questions per second", r"perf/questions_per_s", False),
-    ("Tokens per second", r"perf/tokens_per_s", False),
-    ("Padding share", r"perf/padding_share", True),
-    ("Peak memory, GiB", r"perf/mem_gb", False),
+    ("Loss of training", r"train/loss", ""),
+    ("Loss on dev sets", r"eval/nll_loss", ""),
+    ("In-batch accuracy of training", r"train/in_batch_acc", "percent"),
+    ("In-batch accuracy on dev sets", r"eval/in_batch_acc", "percent"),
+    ("Loss by train set", r"train/.+/loss", ""),
+    ("nDCG@10", r"eval/.*ndcg@10", "percent"),
+    ("MRR@10", r"eval/.*mrr@10", "percent"),
+    ("Accuracy@20", r"eval/.*accuracy@20", "percent"),
+    ("Average rank", r"eval/avg_rank", ""),
+    ("Similarity in a pool", r"pool/.+_similarity", ""),
+    ("Effective rank of a pool", r"pool/effective_rank", "from zero"),
+    ("Learning rate", r"optim/lr", "from zero"),
+    ("Gradient norm", r"optim/grad_norm", "from zero"),
+    ("Questions per second", r"perf/questions_per_s", "from zero"),
+    ("Tokens per second", r"perf/tokens_per_s", "from zero"),
+    ("Padding share", r"perf/padding_share", "percent"),
+    ("Peak memory, GiB", r"perf/mem_gb", "from zero"),
 )
-"""Like with like: title, the metrics in the picture, and whether they are shares."""
+"""Like with like: title, the metrics in the picture, and how its axis is drawn. A loss and an accuracy are of so
+many candidates, and a dev set's batch has others than a pool of the training."""
 _PACKAGES = (
     "torch",
     "transformers",
@@ -134,6 +153,8 @@ class Report:
     retrievals: list[Retrieval] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the page was written with."""
+    notes: Sequence[str] = ()
+    """What a reader should know of the figures."""
     defaults: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -143,6 +164,7 @@ def write_report(
     *,
     out: Path | None = None,
     title: str | None = None,
+    notes: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes ``report.html`` about a run folder and the metrics files given as (label, file); returns its
@@ -160,6 +182,7 @@ def write_report(
         training=read_training(folder),
         retrievals=[Retrieval(label, read_metrics(file)) for label, file in runs],
         environment=versions(),
+        notes=notes,
         defaults=flatten(dict(defaults or {})),
     )
     with durable_file(target, note={}) as file:
@@ -189,15 +212,21 @@ def build_page(report: Report) -> str:
         same_questions = (one.file.question_set, one.file.num_questions, one.num_judged)
         groups.setdefault(same_questions, []).append(one)
     metrics = {name for line in run.validations for name in line if name.startswith("eval/")}
+    # those of all sets before those of single ones, @5 before @20; of a single set they are the same, said once
+    columns = sorted(
+        (name for name in metrics if not is_baseline(name)),
+        key=lambda name: (name.count("/"), re.sub(r"\d+", lambda digits: digits[0].zfill(9), name)),
+    )
+    values = {name: [line.get(name) for line in run.validations] for name in columns}
+    columns = [
+        name for place, name in enumerate(columns) if values[name] not in map(values.get, columns[:place])
+    ]
     page = {
         "report": report,
         "run": run,
         "retrievals": [_retrieval_section(runs) for runs in groups.values()],
         "charts": _training_charts(run),
-        # those of all sets before those of single ones
-        "columns": sorted(
-            (name for name in metrics if not is_baseline(name)), key=lambda name: (name.count("/"), name)
-        ),
+        "columns": columns,
         "settings": {key: value for key, value in run.settings.items() if value != report.defaults.get(key)},
     }
     return printable_text(_TEMPLATES.get_template("page.html").render(page))
@@ -212,13 +241,15 @@ def _training_charts(run: Training) -> list[str]:
             if math.isfinite(value):
                 series.setdefault(name, {})[line["step"]] = value
     charts = []
-    for title, pattern, percent in _CHARTS:
+    for title, pattern, axis in _CHARTS:
         named = {cut(name, 60): points for name, points in series.items() if re.fullmatch(pattern, name)}
         curves = {name: sorted(points.items()) for name, points in named.items() if len(points) > 1}
         levels = {name: points[0] for name, points in named.items() if points.keys() == {0}}
-        if curves:
+        if any(
+            value for points in curves.values() for _, value in points
+        ):  # of zeros there is nothing to see
             kept = dict(list(curves.items())[:_MOST_CURVES])
-            charts.append(curves_svg(title, kept, levels=levels, percent=percent))
+            charts.append(curves_svg(title, kept, levels=levels, axis=axis))
     return charts
 
 
@@ -243,7 +274,7 @@ def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
         "heading": ", ".join(part for part in (runs[0].file.question_set, counted) if part),
         "columns": {name: heading_of(name) for name in metrics},
         "rows": rows,
-        "chart": curves_svg(title, curves, x_label="k", percent=True, log_x=True) if curves else "",
+        "chart": curves_svg(title, curves, x_label="k", axis="percent", log_x=True) if curves else "",
     }
 
 

@@ -10,6 +10,7 @@ that share a word with the query are hits, so lists can be shorter than asked.
 from __future__ import annotations
 
 import copy
+import math
 import re
 import unicodedata
 from array import array
@@ -158,6 +159,17 @@ class Bm25Index(Index):
         return list(zip(decode_ids(self._ids[best]), values.tolist(), strict=True)), [
             float(scores[row]) for row in rows
         ]
+
+    def share(self, question: str, score: float) -> float:
+        """A score as a share of the highest that a text could have, which is one that repeats every word of
+        the question without end; words that no passage has count, too. 1 where the question has no word."""
+        starts = self._engine.scores["indptr"]
+        highest = 0.0
+        for word in set(lexical_tokens(question)):
+            number = self._engine.vocab_dict.get(word)
+            holders = 0 if number is None else int(starts[number + 1] - starts[number])
+            highest += math.log1p((len(self._ids) - holders + 0.5) / (holders + 0.5))
+        return score / highest if highest else 1.0
 
     def _scores(self, question: str) -> np.ndarray:
         words = self._engine.get_tokens_ids(list(dict.fromkeys(lexical_tokens(question))))

@@ -55,6 +55,7 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
 
 def run(config: SearchCommand) -> None:
     """Answers the question, or all that are typed."""
+    from dpr.retrieval.hits import NO_ANSWER
     from dpr.retriever import Retriever
 
     searcher = Retriever.open(
@@ -79,6 +80,8 @@ def run(config: SearchCommand) -> None:
             if not question:
                 return
         hits = searcher.search(question, config.top)
+        if hits and hits.seems_unanswered:
+            print(NO_ANSWER)
         for hit in hits:
             print(format_hit(hit, question=question, width=width))
         if not hits:

@@ -216,8 +216,8 @@ dpr report runs/first DPR=dpr.json --out compared.html
         require_set(self, {"folder": "runs/first"})
 
 
-def report(config: ReportSettings) -> None:
-    """Writes the page."""
+def report(config: ReportSettings, *, notes: Sequence[str] = ()) -> None:
+    """Writes the page; ``notes`` stand above its figures."""
     from dpr.evaluation.report import write_report
     from dpr.storage.outputs import require_writable
     from dpr.training.settings import BiEncoderTrainConfig
@@ -231,5 +231,5 @@ def report(config: ReportSettings) -> None:
     if out is not None:
         require_writable(out)
     defaults = asdict(BiEncoderTrainConfig())
-    target = write_report(folder, labelled(config.runs), out=out, defaults=defaults)
+    target = write_report(folder, labelled(config.runs), out=out, notes=notes, defaults=defaults)
     print(f"{target} ({target.stat().st_size / 1000:.0f} kB)")

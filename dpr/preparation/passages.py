@@ -21,6 +21,7 @@ from pathlib import PurePosixPath
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage, text_sha256
 from dpr.data.words import split_words
 from dpr.formats.documents import Block, Document, Section, name_as_words
+from dpr.indexer.bm25 import lexical_tokens
 
 SEPARATOR = " > "
 _ROOM_FOR_NUMBER = 24
@@ -168,8 +169,18 @@ _FIELD = re.compile(
     r" *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$",
     re.I,
 )
+_REFERS = re.compile(
+    r"(?:it|its|they|them|their|this|these|those|that|such|he|she|his|her|here|there|then|both|each|also"
+    r"|otherwise|else|thus|hence|so|and|but|or|however|further|furthermore|moreover|therefore|similarly|in addition"
+    r"|as a result|for example|for instance|the following|the same|the former|the latter)\b",
+    re.IGNORECASE,
+)
+"""The beginning of a sentence that nobody understands alone."""
+_NO_WORD = re.compile(r"\W*-{1,2}\w.*|.*\w[=/\\_<>{}|@#:]+\w.*|\W*(?:\d.*|[b-hj-zB-HJ-Z])?\W*")
+"""What stands between spaces in code and formulas."""
+_MOST_NO_WORDS = 0.25
 _HEADING_WORDS = 2
-_SENTENCE_WORDS = 4
+_SENTENCE_WORDS = range(4, 26)
 _MOST_WORDS = 40
 _PASSAGE_WORDS = 12
 
@@ -203,7 +214,8 @@ def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
     """All questions that the passages hold, in the order of the passages; none is asked twice, however it is
     punctuated.
 
-    A heading of one word is asked for together with the title ("numpy: installation").
+    A heading of one word or two is asked for together with the title ("numpy: basic usage"). A sentence that
+    needs the one before it, announces what follows it, or is code, is no question.
     """
     under: dict[int, list[Piece]] = defaultdict(list)  # the passages directly under each heading
     for piece in pieces:
@@ -212,8 +224,14 @@ def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
     for piece in pieces:
         if piece.place == 0:
             pairs += _of_headings(piece, under)
-        size = len(split_words(piece.first, _WORD))
-        is_sentence = _SENTENCE_WORDS <= size <= _MOST_WORDS and not _FIELD.match(piece.first)
+        written = piece.first.split()
+        is_sentence = (
+            len(split_words(piece.first, _WORD)) in _SENTENCE_WORDS
+            and not _FIELD.match(piece.first)
+            and not _REFERS.match(piece.first)
+            and not piece.first.endswith(":")
+            and sum(bool(_NO_WORD.fullmatch(part)) for part in written) <= _MOST_NO_WORDS * len(written)
+        )
         if is_sentence and len(split_words(piece.rest, _WORD)) >= _PASSAGE_WORDS:
             pairs.append(QuestionPair(piece.first, SENTENCE, (piece,)))
     times = Counter(words_of(asked.text) for asked in pairs)
@@ -261,6 +279,6 @@ def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[Que
     size = len(split_words(text, _WORD))
     if len(piece.headings) == 1:
         return [QuestionPair(text, TITLE, pieces, number)] if _HEADING_WORDS < size <= _MOST_WORDS else []
-    if size == 1:
+    if size and len(lexical_tokens(text)) <= _HEADING_WORDS:
         text = f"{piece.headings[0][1]}: {text}"
     return [QuestionPair(text, HEADING, pieces, number)] if 1 <= size <= _MOST_WORDS else []

@@ -64,12 +64,23 @@ class Hit:
         return place.score if (place := self.sides.get("bm25")) else None
 
 
-class Hits(list[Hit]):
-    """The hits of a question, best first."""
+NO_ANSWER = "nothing here seems to answer this; nearest passages:"
+LEAST_SHARE = 0.2
+"""Of the highest score of BM25 (``Bm25Index.share``), what the best passage of a question that the corpus answers
+nearly always reaches: benchmarks/results/search_floor.md."""
 
-    def __init__(self, question: str, hits: Iterable[Hit] = ()) -> None:
+
+class Hits(list[Hit]):
+    """The hits of a question, best first.
+
+    ``seems_unanswered``: the best passage by words has so few of the question's that probably none answers
+    it. Always False where words were not searched.
+    """
+
+    def __init__(self, question: str, hits: Iterable[Hit] = (), *, seems_unanswered: bool = False) -> None:
         super().__init__(hits)
         self.question = question
+        self.seems_unanswered = seems_unanswered
 
 
 class QuestionWords:

@@ -258,7 +258,8 @@ def make_app(
 
         def shape(found: list[Hits]) -> dict[str, Any]:
             rows = [_listed(hits, explain=body.explain, texts=body.texts) for hits in found]
-            return {"index": index.name, "results": rows}
+            unanswered = [hits.seems_unanswered for hits in found]
+            return {"index": index.name, "results": rows, "seems_unanswered": unanswered}
 
         # Those who ask the same index for as many passages and with the same filter share a pass over it.
         alike = index.name, body.k, str(wanted), texts

@@ -167,8 +167,8 @@ class EarlyStoppingSettings(Settings):
 class Periods(Settings):
     """What is done every so often, what is kept of it, and what is validated on."""
 
-    log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
-    """Optimizer steps between log lines; 0 = none."""
+    log_batch_step: int | None = setting(None, unit="steps", least=0, on_resume=NO_EFFECT)
+    """Optimizer steps between log lines; 0 = none, absent = 100, or in a short run a twentieth of it."""
     eval_per_epoch: int = setting(
         1,
         unit="validations",

@@ -46,14 +46,16 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
         "trained",
         "hybrid",
         "1 files could not be read",
-        "flatters BM25",
+        "flatter the encoder",
+        "Search with both, the hybrid",
         "dpr search runs/docs",
     ):
         assert expected in told, expected
+    assert told.index("flatter the encoder") < told.index("MRR@10"), "before the figures"
     run = tmp_path / "runs" / "docs"
     compared = json.loads((run / "compared.json").read_text())
     assert compared["num_questions"] == 18 and set(compared["runs"]) == {"BM25", "trained", "hybrid"}
-    assert (run / "report.html").read_text().lower().startswith("<!doctype html>")
+    assert "flatter the encoder" in (run / "report.html").read_text()
 
     passage = json.loads((run / "data" / "texts" / "corpus.jsonl").read_text().splitlines()[17])
     assert main(["search", str(run), passage["text"]]) == 0

@@ -65,7 +65,7 @@ function body(hit) {
 }
 
 // Fills a list; `other`: rank by id in the other column, null where there is none, `name`: of that column.
-export function draw(list, hits, other, name) {
+export function draw(list, hits, isUnanswered, other, name) {
   const items = hits.map((hit, place) => {
     const title = element("h3", "title", ...marked(hit.title_pieces ?? [hit.title || hit.id]));
     title.dir = "auto";
@@ -75,5 +75,7 @@ export function draw(list, hits, other, name) {
     item.dataset.id = hit.id;
     return item;
   });
-  list.replaceChildren(...(items.length ? items : [element("li", "none", "Nothing found.")]));
+  if (!items.length) items.push(element("li", "none", "Nothing found."));
+  else if (isUnanswered) items.unshift(element("li", "none", "Nothing here seems to answer this; nearest passages:"));
+  list.replaceChildren(...items);
 }

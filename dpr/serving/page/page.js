@@ -41,7 +41,7 @@ async function search(column, question, k, filter, signal) {
   const body = JSON.stringify({ queries: [question], index: $(column).value, k, filter, explain: true });
   const start = performance.now();
   const answer = await ask("search", { method: "POST", body, signal });
-  return { hits: answer.results[0], ms: performance.now() - start };
+  return { hits: answer.results[0], isUnanswered: answer.seems_unanswered[0], ms: performance.now() - start };
 }
 
 function label(column) {
@@ -98,9 +98,9 @@ function empty() {
 function show(asked, answers, k, isFiltered) {
   const ranks = answers.map(({ hits }) => new Map(hits.map((hit, place) => [hit.id, place + 1])));
   asked.forEach((column, place) => {
-    const { ms } = answers[place];
+    const { hits, isUnanswered, ms } = answers[place];
     $(`time-${column}`).textContent = `${exactness(indexes[$(column).selectedIndex])}${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
-    draw($(`hits-${column}`), answers[place].hits, asked.length > 1 ? ranks[1 - place] : null, label(COLUMNS[1 - place]));
+    draw($(`hits-${column}`), hits, isUnanswered, asked.length > 1 ? ranks[1 - place] : null, label(COLUMNS[1 - place]));
   });
   const within = isFiltered ? " Searched among the passages that pass the filter." : "";
   if (asked.length < 2) return say(within.trim());

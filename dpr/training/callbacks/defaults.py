@@ -51,7 +51,7 @@ class PoolMetrics(Callback):
     highest before. docs/training.md, "The log line", says what each metric is.
     """
 
-    def __init__(self, log_every: int) -> None:
+    def __init__(self, log_every: int | None) -> None:
         self.log_every = log_every
         self._step = 0
         self._of_questions = torch.zeros(0)
@@ -105,8 +105,10 @@ class PoolMetrics(Callback):
         self._highest_rank = float(state["highest_rank"])
 
 
-def is_logged(step: int, every: int, last_step: int) -> bool:
+def is_logged(step: int, every: int | None, last_step: int) -> bool:
     """Whether a log line follows update ``step`` (counted from 1)."""
+    if every is None:  # a short run shows a curve, too
+        every = max(1, min(100, last_step // 20))
     return bool(every) and (step % every == 0 or step == last_step)
 
 
@@ -179,10 +181,10 @@ class ReportPage(Callback):
 
 
 class LogEvery(Callback):
-    """Every so many steps (0: never), collects the training metrics of all ranks and passes them to the
+    """Every so many steps (0: never; None: ``is_logged``), collects the training metrics of all ranks and passes them to the
     ``on_log`` of every callback."""
 
-    def __init__(self, every_steps: int) -> None:
+    def __init__(self, every_steps: int | None) -> None:
         self.every_steps = every_steps
         self._peak = 0.0
         self._start = (0.0, 0)

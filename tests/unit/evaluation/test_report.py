@@ -260,6 +260,22 @@ def test_what_was_measured_before_the_first_step_alone_is_a_level(tmp_path: Path
     }
 
 
+def test_a_picture_shows_like_with_like_and_none_shows_nothing(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        metrics = {"step": step, "train/loss": 2.0 / step, "perf/padding_share": 0.0}
+        append_jsonl(tmp_path / "metrics.jsonl", metrics)
+    for step in (0, 3):
+        append_jsonl(
+            tmp_path / "metrics.jsonl", {"step": step, "eval/nll_loss": 2.5, "eval/dev/nll_loss": 2.5}
+        )
+    page = write_report(tmp_path, notes=["made from the texts"]).read_text()
+    shown = texts(page)
+    assert "Loss of training" in shown and "Loss on dev sets" in shown, "they have other candidates"
+    assert "Padding share" not in shown, "a line on the edge"
+    assert "dev/nll_loss" not in shown, "of one set, as nll_loss"
+    assert "made from the texts" in shown
+
+
 def test_a_matplotlibrc_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib
 

@@ -202,6 +202,33 @@ def test_a_question_of_a_first_sentence_is_hidden_in_its_passage_alone() -> None
     assert whole.text.split() == told.split()
 
 
+def test_what_does_not_read_like_a_question_is_not_asked() -> None:
+    rest = " It goes on with twelve more words of use, one after the other, until the end."
+    told = {
+        "The index is built once.": "The index is built once.",
+        "It is built once.": None,  # needs what stands before it
+        "However, the index is built once.": None,
+        "The index is set by these values:": None,
+        "dpr train lr=$lr model=a/b out=runs/x.": None,
+        f"The index {'and another ' * 12}are built once.": None,
+    }
+    for number, (first, asked) in enumerate(told.items()):
+        block = Block(first + rest)
+        (piece,) = cut_section(Section((), (block,)), words=80, overlap=0)
+        if not first.endswith("."):
+            piece = replace(piece, first=first, rest=rest)
+        made = made_questions([replace(piece, id=f"p{number}", headings=((1, "T"),))])
+        assert [one.text for one in made] == ([asked] if asked else []), first
+
+    (piece,) = cut_section(Section(("Vectors",), (Block("It is so." + rest),)), words=80, overlap=0)
+    for heading, asked in {
+        "Basic usage": "The numpy manual: Basic usage",
+        "How vectors are stored": "How vectors are stored",
+    }.items():
+        headings = ((1, "The numpy manual"), (2, heading))
+        assert [one.text for one in made_questions([replace(piece, id="p", headings=headings)])] == [asked]
+
+
 def test_one_large_file_among_few_small_ones_is_split_inside_it(tmp_path: Path) -> None:
     write_folder(tmp_path / "docs", files=3, sections=4)
     rng = random.Random(1)

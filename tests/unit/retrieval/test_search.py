@@ -84,6 +84,23 @@ def test_a_corpus_alone_is_searched_by_words(world: World, capsys: pytest.Captur
     assert capsys.readouterr().out == "nothing found\n"
 
 
+def test_a_question_of_something_else_is_said_to_have_no_answer_here(
+    run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = f"which zebra ate the unicorn {world.passages[7].text.split()[0]}"
+    for mode in ("bm25", "hybrid"):
+        assert main([str(run_folder), foreign, "--mode", mode, "-k", "1"]) == 0
+        first, second, *_ = capsys.readouterr().out.splitlines()
+        assert first == "nothing here seems to answer this; nearest passages:" and second.startswith(" 1.")
+    assert main([str(run_folder), world.questions[7].text, "-k", "1"]) == 0
+    assert capsys.readouterr().out.startswith(" 1.")
+    retriever = Retriever.open(run_folder, device="cpu")
+    found = retriever.search([foreign, "", world.questions[7].text, "is it?"], mode="bm25")
+    assert [hits.seems_unanswered for hits in found] == [True, False, False, False]
+    assert [hits.question for hits in found] == [foreign, "", world.questions[7].text, "is it?"]
+    assert not retriever.search(foreign, mode="dense").seems_unanswered, "words tell, vectors do not"
+
+
 @pytest.mark.parametrize(
     ("given", "mode"),
     [

@@ -125,6 +125,14 @@ def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: 
     assert all(url.startswith(address) for url in page.requested)
 
 
+def test_a_question_of_something_else_is_said_to_have_no_answer_here(page: Browser, world: World) -> None:
+    said = "document.querySelector('#hits-left').textContent.startsWith('Nothing here seems to answer this')"
+    ask(page, f"which zebra ate the unicorn {world.passages[7].text.split()[0]}")
+    assert page.look(said)
+    ask(page, world.questions[3].text)
+    assert not page.look(said)
+
+
 def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: World) -> None:
     approximate = {"exact": False, "recall": {"values": {"recall@10": 0.9375}}}
     script = (

@@ -92,6 +92,14 @@ def test_metrics_that_are_not_those_that_were_written_are_reported_everywhere(
     assert f"metrics.jsonl {reported}" in caplog.text
 
 
+def test_a_short_run_logs_enough_lines_for_a_curve() -> None:
+    for steps, lines in {1: 1, 10: 10, 40: 20, 64: 22, 200: 20, 5000: 50}.items():
+        logged = [step for step in range(1, steps + 1) if defaults.is_logged(step, None, steps)]
+        assert len(logged) == lines and logged[-1] == steps
+    assert not any(defaults.is_logged(step, 0, 10) for step in range(1, 11))
+    assert [step for step in range(1, 8) if defaults.is_logged(step, 5, 7)] == [5, 7], "as it was said"
+
+
 @pytest.mark.parametrize("killed_at", [4])
 def test_a_line_after_a_kill_is_that_of_the_undisturbed_run(tmp_path: Path, killed_at: int) -> None:
     """A checkpoint lies between two log lines, and an update before it was skipped."""
