@@ -8,7 +8,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dpr.core.other_names import hint
 from dpr.core.version import __version__ as __version__
 
 # onnxruntime asks once, when it is imported, by whomever: otherwise it notes what it runs on in the home
@@ -109,6 +108,8 @@ if not TYPE_CHECKING:  # type checkers would take any name for one that is there
                 "SetOptions is dpr.DataSetSettings; it takes no namespace, and query_suffix is"
                 " query_special_suffix"
             )
+        from dpr.core.other_names import hint
+
         if name != "export" and (line := hint(name)):
             raise ImportError(f"dpr has no {name}{line}")
         if name not in _HOME:

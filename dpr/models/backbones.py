@@ -42,7 +42,7 @@ _RUNNING = re.compile(
     r"|transformers_weights|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_FETCHED = ("*.safetensors", "*.json", "*.txt", "*.model")
+_FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model"]
 _MAX_SIZE = {
     "num_attention_heads": 1 << 12,
     "hidden_size": 1 << 17,

@@ -382,13 +382,7 @@ class BiEncoder(nn.Module):
     encode_query = encode_questions
     encode_document = encode_passages
 
-    def encode(
-        self,
-        texts: PassageLike | Sequence[PassageLike],
-        *,
-        prompt_name: str | None = None,
-        **options: Any,
-    ) -> Any:
+    def encode(self, texts: Any, *, prompt_name: str | None = None, **options: Any) -> Any:
         """``encode_passages`` under the name of sentence-transformers, where the sides do not differ.
         ``prompt_name`` chooses one: ``document``, ``query``, or the name of another prompt of questions.
 

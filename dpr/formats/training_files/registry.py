@@ -366,7 +366,9 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
     if seen.fit:
         hint = f"say which, e.g. {preparing(f'format={seen.fit[0]}')}"
         raise InputError(f"fits the formats {' and '.join(seen.fit)} ({found})", file=path, hint=hint)
-    hint = f"or name columns: {preparing('question=... positive=...')}; in Python open_training_set(..., columns={{'positive': 'NAME'}})"
+    hint = (
+        f"or name columns: columns={{'positive': 'NAME'}} (Python), {preparing('question=... positive=...')}"
+    )
     if seen.kind == "table":
         hint = "separate columns by tabs, or by commas under a header such as question,passage"
     expected = f"one of the formats {', '.join(READERS)} (dpr prepare --help shows them)"
