@@ -269,7 +269,8 @@ def _hydra_message(error: Exception) -> str | None:
     key = getattr(cause, "full_key", None)
     if key and "is not Optional" in text[0]:
         return f"{key} does not accept null; leave it out for the default"
-    if key and (found := re.match(r"Value '(.*)' (?:of type .* converted to|is not a valid) (\w+)", text[0])):
+    found = re.match(r"Value '(.*)' (?:of type .* converted to|is not a valid) (Integer|Float|bool)", text[0])
+    if key and found:
         kinds = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
-        return f"{key}={found[1]} is not {kinds.get(found[2], found[2])}"
+        return f"{key}={found[1]} is not {kinds[found[2]]}"
     return (f"{key}: " if key and key not in text[0] else "") + text[0]

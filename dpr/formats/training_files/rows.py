@@ -231,8 +231,12 @@ class UsableRows:
         counts = self.counts
         if not counts.kept:
             raise InputError(
-                f"no rows can be used: of {counts.read}, {counts.dropped} have no positive passage and"
-                f" {counts.rejected} are bad",
+                (
+                    f"no rows can be used: of {counts.read}, {counts.dropped} have no positive passage and"
+                    f" {counts.rejected} are bad"
+                )
+                if counts.read
+                else "holds no rows",
                 file=shown(files),
                 expected="at least one training record",
             )

@@ -172,7 +172,7 @@ def test_patterns_stand_for_the_files_they_match(tmp_path: Path) -> None:
     assert resolve_passage_source(f"{tmp_path}/c-[a].tsv", {}).file == tmp_path / "c-a.tsv"
     with pytest.raises(ConfigError, match="matches 2 files; a corpus to embed is one file"):
         resolve_passage_source(f"{tmp_path}/c-*.tsv", {})
-    with pytest.raises(ConfigError, match="is neither a file nor"):
+    with pytest.raises(ConfigError, match="there is no such file"):
         resolve_passage_sources([f"{tmp_path}/d-*.tsv"], {})
 
 

@@ -69,7 +69,7 @@ def test_shards_become_a_store_and_a_second_command_does_nothing(
         (
             "to=lancedb vectors=vectors_* ctx_datasets=none.jsonl out=store",
             2,
-            "none.jsonl is neither a file nor a passage collection",
+            "none.jsonl: there is no such file",
         ),
         ("to=lancedb vectors=vectors_* out=corpus.jsonl", 3, "corpus.jsonl"),
     ],
