@@ -352,7 +352,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
 
     write_search(out, texts.corpus, weight)
     num_cut = texts.counts().get("pseudo-questions")
-    queries = f"{num_cut:,} pseudo-questions" if num_cut else "the dev questions"
+    queries = f"{num_cut:,} pseudo-questions, made from the texts" if num_cut else "the dev questions"
     print(f"\nnDCG@10 on {queries}, which choose settings and are no measure of quality:")
     for value, reached in tried.items():
         print(f"  {reached:.3f}  temperature {value}{', chosen' if value == temperature else ''}")
