@@ -56,7 +56,7 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_nothing_is_made_twice(
     assert commands == STAGES
     told = capsys.readouterr().out
     for expected in (
-        "pseudo-questions, which choose settings and are no measure of quality",
+        "pseudo-questions, made from the texts, which choose settings and are no measure of quality",
         "chosen",
         "with weight",
         "dpr search runs/x",
