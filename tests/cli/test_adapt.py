@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpr.cli.main import main
-from dpr.jobs.adapt import CLEARLY, Texts, chosen_temperature, chosen_weight, training
+from dpr.jobs.adapt import CLEARLY, Texts, chosen_system, chosen_temperature, chosen_weight, training
 from dpr.preparation.settings import AdaptSettings
 from dpr.training.settings import TrainSettings
 from tests.helpers.tiny import sentence, static_folder, tiny_model
@@ -56,7 +56,7 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_nothing_is_made_twice(
     assert commands == STAGES
     told = capsys.readouterr().out
     for expected in (
-        "pseudo-questions, which choose settings and are no measure of quality",
+        "pseudo-questions, made from the texts, which choose settings and are no measure of quality",
         "chosen",
         "with weight",
         "dpr search runs/x",
@@ -205,3 +205,9 @@ def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
         many = made(size, processes=16)
         assert many.batch_size * 16 == many.global_batch_size == made(size).batch_size
         assert replace(many, batch_size=1) == replace(made(size), batch_size=1)
+
+
+def test_the_hybrid_is_searched_unless_another_is_clearly_better_on_real_questions() -> None:
+    assert chosen_system({"bm25": 0.5, "dense": 0.4, "hybrid": 0.49}) == "hybrid"
+    assert chosen_system({"bm25": 0.5, "dense": 0.4, "hybrid": 0.47}) == "bm25"
+    assert chosen_system({"bm25": 0.5, "dense": 0.6, "hybrid": 0.55}) == "dense"

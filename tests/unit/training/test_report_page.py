@@ -60,7 +60,7 @@ def test_every_training_run_has_its_page(tmp_path: Path) -> None:
         "4711",
         torch.__version__,
         "Learning rate",
-        "Padding share",
+        "Gradient norm",
         "eval/nll_loss",
     ):
         assert words in end
