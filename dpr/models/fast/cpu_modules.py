@@ -105,7 +105,7 @@ def put_gelu(backbone: Any) -> list[tuple[nn.Module, str, nn.Module]]:
     held it and its name there."""
     from transformers.activations import GELUActivation
 
-    exact = [
+    exact: list[tuple[nn.Module, str, nn.Module]] = [
         (parent, name, child)
         for parent in backbone.modules()
         for name, child in parent.named_children()
