@@ -14,11 +14,6 @@ from dpr.core.version import __version__ as __version__
 # folder, to send it to Microsoft.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# OpenMP's threads spin while they wait for each other, for milliseconds by default. Where other programs use the cores
-# too, the one that is waited for is often not running, and all that time is lost. Read when torch is imported.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.core.distributed import process_group as process_group
     from dpr.core.errors import CheckpointError as CheckpointError
@@ -69,6 +64,11 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.training.settings import LossSettings as LossSettings
     from dpr.training.settings import TrainingSettings as TrainingSettings
     from dpr.training.validations.protocol import Validation as Validation
+
+# OpenMP's threads spin while they wait for each other, for milliseconds by default. Where other programs use the cores
+# too, the one that is waited for is often not running, and all that time is lost. Read when torch is imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 _MODULES = {
     "dpr.core.distributed": "process_group",

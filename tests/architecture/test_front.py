@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -89,3 +90,19 @@ def test_importing_it_loads_nothing_else() -> None:
     ]
     assert (loaded, done.stderr) == (["dpr", "dpr.core", "dpr.core.version"], "")
     assert "dataclasses" not in done.stdout  # nor what is slow to load in the standard library
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "10000"), ({"OMP_WAIT_POLICY": "passive"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")],
+)
+def test_waiting_threads_spin_for_a_short_time_unless_the_environment_says_otherwise(
+    given: dict[str, str], expected: str
+) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    others = {name: value for name, value in os.environ.items() if name not in names}
+    program = "import os, dpr; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run(
+        [sys.executable, "-Sc", program], cwd=REPOSITORY, env=others | given, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == expected

@@ -101,7 +101,7 @@ def test_a_path_that_a_search_folder_names_is_not_a_name_of_the_hub(
         "passages": [passage_source(tmp_path / "c.tsv")],
     }
     Path("x", "search.json").write_text(json.dumps(stored))
-    with pytest.raises(InputError, match="org/from-the-file: is not a checkpoint"):
+    with pytest.raises(InputError, match="org/from-the-file: there is no such file or folder"):
         Retriever.open("x", corpus="c.tsv")
     assert not asked
     with pytest.raises(InputError, match="no such file or folder here"):

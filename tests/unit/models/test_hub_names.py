@@ -146,6 +146,6 @@ def test_a_name_that_is_nothing_is_one_sentence(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     Hub.asked.clear()
     for name in ("runs/frist", "./nothing", "a/b/c"):
-        with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        with pytest.raises(CheckpointError, match="there is no such file or folder"):
             BiEncoder.load(name)
     assert not Hub.asked
