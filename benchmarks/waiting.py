@@ -21,13 +21,13 @@ from benchmarks.workload import load_texts, write_encoder
 
 WAYS = {
     "OpenMP's own": {"OMP_WAIT_POLICY": ""},
-    "10,000 (dpr)": {"GOMP_SPINCOUNT": "10000"},
+    "100,000": {"GOMP_SPINCOUNT": "100000"},
+    "30,000 (dpr)": {"GOMP_SPINCOUNT": "30000"},
+    "10,000": {"GOMP_SPINCOUNT": "10000"},
     "1,000": {"GOMP_SPINCOUNT": "1000"},
-    "none": {"OMP_WAIT_POLICY": "passive"},
-    "one thread": {"OMP_NUM_THREADS": "1"},
 }
-BUSY = (0, 1, 2, 4)
-ROUNDS = 3
+BUSY = (0, 3)
+ROUNDS = 6
 
 
 def worker(folder: str) -> None:
@@ -114,14 +114,14 @@ def main() -> None:
                 seconds = []
                 for _ in range(ROUNDS):
                     walls = {name: measure(process, what)[0] for name, process in processes.items()}
-                    seconds.append(walls["10,000 (dpr)"])
+                    seconds.append(walls["30,000 (dpr)"])
                     for name, wall in walls.items():
-                        ratios[name].append(wall / walls["10,000 (dpr)"])
+                        ratios[name].append(wall / walls["30,000 (dpr)"])
                 for other in others:
                     other.kill()
                 cells = [
                     f"{median_and_range(seconds)[0]:.2f} s"
-                    if name == "10,000 (dpr)"
+                    if name == "30,000 (dpr)"
                     else "{:.2f} ({:.2f} to {:.2f})".format(*median_and_range(values))
                     for name, values in ratios.items()
                 ]

@@ -94,7 +94,7 @@ def test_importing_it_loads_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, "10000"), ({"OMP_WAIT_POLICY": "passive"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")],
+    [({}, "30000"), ({"OMP_WAIT_POLICY": "passive"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")],
 )
 def test_waiting_threads_spin_for_a_short_time_unless_the_environment_says_otherwise(
     given: dict[str, str], expected: str
