@@ -263,4 +263,4 @@ def test_every_command_takes_the_folder(
         no_cuda=True,
     )
     train.run(config)
-    assert "eval/avg_rank" in capsys.readouterr().out
+    assert "eval/dev/avg_rank" in capsys.readouterr().out
