@@ -1,6 +1,6 @@
 """How long OpenMP's threads spin while they wait for each other, alone and beside other programs on the same cores.
 
-    python -m benchmarks.waiting --out benchmarks/results/waiting.md
+    python -m benchmarks.waiting
 
 Each way is a process of its own, since OpenMP reads the environment once; they take turns. The encoder is a BERT of 6
 layers x 384 with random weights.
@@ -31,7 +31,7 @@ ROUNDS = 6
 
 
 def worker(folder: str) -> None:
-    """Reads ``encode`` or ``train`` from a pipe, does it, and writes seconds of wall and of CPU."""
+    """Reads ``encode`` or ``train`` from a pipe, does it, and writes the seconds it took."""
     import torch
 
     from dpr.core.batch import TokenBatch
@@ -57,9 +57,8 @@ def worker(folder: str) -> None:
     print(f"ready {torch.get_num_threads()}", flush=True)
     for line in sys.stdin:
         start = time.perf_counter()
-        cpu = time.process_time()
         {"encode": encode, "train": train}[line.strip()]()
-        print(time.perf_counter() - start, time.process_time() - cpu, flush=True)
+        print(time.perf_counter() - start, flush=True)
 
 
 def started(folder: Path, way: dict[str, str]) -> subprocess.Popen[str]:
@@ -80,29 +79,26 @@ def started(folder: Path, way: dict[str, str]) -> subprocess.Popen[str]:
     return process
 
 
-def measure(process: subprocess.Popen[str], what: str) -> tuple[float, float]:
+def measure(process: subprocess.Popen[str], what: str) -> float:
+    """Seconds of wall time."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(what + "\n")
     process.stdin.flush()
-    wall, cpu = process.stdout.readline().split()
-    return float(wall), float(cpu)
+    return float(process.stdout.readline())
 
 
 def main() -> None:
-    """Writes the table."""
+    """Prints the table of benchmarks/results/waiting.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options.worker)
         return
-    lines = [
-        "| | busy programs beside it | " + " | ".join(WAYS) + " |",
-        "|---|---:|" + "---:|" * len(WAYS),
-    ]
+    print("| | busy programs beside it | " + " | ".join(WAYS) + " |")
+    print("|---|---:|" + "---:|" * len(WAYS))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "encoder"
         write_encoder(folder, load_texts(48), layers=6, width=384)
@@ -110,27 +106,19 @@ def main() -> None:
         for what in ("encode", "train"):
             for busy in BUSY:
                 others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
-                ratios: dict[str, list[float]] = {name: [] for name in WAYS}
-                seconds = []
+                seconds: dict[str, list[float]] = {name: [] for name in WAYS}
                 for _ in range(ROUNDS):
-                    walls = {name: measure(process, what)[0] for name, process in processes.items()}
-                    seconds.append(walls["30,000 (dpr)"])
-                    for name, wall in walls.items():
-                        ratios[name].append(wall / walls["30,000 (dpr)"])
+                    for name, process in processes.items():
+                        seconds[name].append(measure(process, what))
                 for other in others:
                     other.kill()
                 cells = [
-                    f"{median_and_range(seconds)[0]:.2f} s"
-                    if name == "30,000 (dpr)"
-                    else "{:.2f} ({:.2f} to {:.2f})".format(*median_and_range(values))
-                    for name, values in ratios.items()
+                    "{:.2f} ({:.2f} to {:.2f})".format(*median_and_range(values))
+                    for values in seconds.values()
                 ]
-                lines.append(f"| {what} | {busy} | " + " | ".join(cells) + " |")
-                print(lines[-1], flush=True)
+                print(f"| {what} | {busy} | " + " | ".join(cells) + " |", flush=True)
         for process in processes.values():
             process.kill()
-    if options.out:
-        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -65,8 +65,9 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.training.settings import TrainingSettings as TrainingSettings
     from dpr.training.validations.protocol import Validation as Validation
 
-# OpenMP's threads spin while they wait for each other, ten times as long by default. Where other programs use the cores
-# too, the one that is waited for is often not running, and all that time is lost. Read when torch is imported.
+# OpenMP's threads spin while they wait for each other, ten times as long by default. Where other programs use
+# the cores too, the one that is waited for is often not running, and all that time is lost. Read when torch is
+# imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 

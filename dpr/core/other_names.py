@@ -67,8 +67,9 @@ LINES = {
 
 def refuse(arguments: Mapping[str, Any], where: str) -> None:
     """Raises TypeError for arguments that ``where`` does not have, but those that are None."""
-    for name in (name for name, value in arguments.items() if value is not None):
-        raise TypeError(f"{where} has no argument {name!r}{hint(name)}")
+    for name, value in arguments.items():
+        if value is not None:
+            raise TypeError(f"{where} has no argument {name!r}{hint(name)}")
 
 
 def hint(name: str) -> str:

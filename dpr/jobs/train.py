@@ -33,6 +33,7 @@ from dpr.training.assembly import BiEncoderTrainer, Named, as_tokens, make_loss,
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.dry_run import dry_run
+from dpr.training.metrics import each_once
 from dpr.training.settings import BiEncoderTrainConfig
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import run_validations
@@ -275,11 +276,8 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSet
     own = dev_validations(dev_sets, config) if dev_sets else []
     metrics = run_validations([*own, *named.validations], model)
     if current_ranks().is_main:
-        for name, value in metrics.items():
-            # Of one set the figures of all sets are its own, which are shown under its name.
-            of_sets = [other for other in metrics if other.count("/") == 2 and name.count("/") == 1]
-            if not any(other.endswith(name[4:]) and metrics[other] == value for other in of_sets):
-                print(f"{name:<40} {value:.6f}")
+        for name, value in each_once(metrics, by_set=True).items():
+            print(f"{name:<40} {value:.6f}")
     if config.output_dir is not None:
         folder = Path(config.output_dir)
 

@@ -22,14 +22,13 @@ from dpr.models.trials import layers_of
 Metrics = dict[str, float]
 
 
-def each_once(metrics: Metrics) -> Metrics:
-    """The metrics without those of a set (``eval/dev/nll_loss``) that are those of all sets (``eval/nll_loss``):
-    there is one."""
-    return {
-        name: value
-        for name, value in metrics.items()
-        if name.count("/") < 2 or value != metrics.get(f"eval/{name.rpartition('/')[2]}")
-    }
+def each_once(metrics: Metrics, *, by_set: bool = False) -> Metrics:
+    """The metrics, each figure once: those of a set (``eval/dev/nll_loss``) that are those of all sets
+    (``eval/nll_loss``), since there is one, under the name of all, or with ``by_set`` of the set."""
+    names_of_all = {name: f"eval/{name.rpartition('/')[2]}" for name in metrics if name.count("/") > 1}
+    twice = {name: short for name, short in names_of_all.items() if metrics[name] == metrics.get(short)}
+    left_out = twice.values() if by_set else twice.keys()
+    return {name: value for name, value in metrics.items() if name not in left_out}
 
 
 class StepResult(NamedTuple):

@@ -52,6 +52,22 @@ def test_ranks_that_do_not_answer_are_named(store: dist.Store) -> None:
     assert store.get("dpr/roll-call/0/0") == b"lost at step 12"
 
 
+def test_a_store_that_is_slow_to_answer_is_asked_again(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = socket.create_connection
+    failures = [TimeoutError("timed out"), dist.DistNetworkError("timed out")]
+
+    def slow(*arguments: object, **options: object) -> socket.socket:
+        if failures:
+            raise failures.pop()
+        return connect(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "create_connection", slow)
+    assert message_of(CUT).startswith("ranks 1, 2 of 3 died or stopped answering")
+    assert not failures
+
+
 def test_all_that_are_missing_are_listed_in_this_start_of_the_group(
     store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
