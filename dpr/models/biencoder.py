@@ -10,6 +10,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,8 @@ from dpr.models.encoder import (
     present,
     table_beside,
 )
+from dpr.models.fast.packed import CPU_FORWARD_TOKENS
+from dpr.models.fast.streams import in_streams
 from dpr.models.sentence_transformers import described_model, described_towers, prompts_of
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
@@ -461,12 +464,13 @@ class BiEncoder(nn.Module):
         ):  # to visit every module takes longer than to look a question up in a table
             self.eval()
         try:
-            batches = plan_token_batches(
-                tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens)
-            )
+            budget = min(batch_tokens, CPU_FORWARD_TOKENS) if tower.runs_in_streams else batch_tokens
+            batches = plan_token_batches(tokens.lengths.cpu().numpy(), budget, max_sequences or len(tokens))
             # known to all before the first
             most = largest_over_ranks(len(batches)) if tower.is_sharded else 0
-            for rows in batches:
+            lock = Lock()
+
+            def encode(rows: np.ndarray) -> None:
                 index = torch.from_numpy(rows)
                 part = tokens.select(index)
                 if self.device.type == "cuda" and part.tokens.device.type == "cpu":
@@ -475,7 +479,14 @@ class BiEncoder(nn.Module):
                     part = part.pin_memory()
                 result[index.to(self.device, non_blocking=True)] = tower(part.to(self.device)).to(dtype)
                 if on_batch is not None:
-                    on_batch(len(rows), len(part.tokens))
+                    with lock:
+                        on_batch(len(rows), len(part.tokens))
+
+            if tower.runs_in_streams and len(batches) > 1:
+                in_streams(encode, batches)
+            else:
+                for rows in batches:
+                    encode(rows)
             for _ in range(len(batches), most):
                 tower(filler_tokens(self.device))
         finally:

@@ -75,6 +75,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def model(tmp_path: Path) -> BiEncoder:
     """A model whose folder of sentence-transformers the hub has, with a pickle and code beside it."""
+    pytest.importorskip("sentence_transformers")
     model = tiny_model(
         tmp_path / "encoder",
         dtype=torch.float32,

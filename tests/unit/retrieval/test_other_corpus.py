@@ -15,7 +15,6 @@ from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
 from dpr.retriever import Retriever
-from dpr.serving.engine import open_runs
 from dpr.serving.settings import ServeSettings
 from dpr.storage.durable import read_manifest, write_manifest
 from tests.helpers.tiny import make_samples
@@ -98,6 +97,9 @@ def test_vectors_of_the_corpus_before_it_was_shuffled_are_refused(
 
 
 def test_a_service_refuses_them_too(world: World, folder: Path) -> None:
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    from dpr.serving.engine import open_runs
+
     assert list(open_runs({"run": folder}, ServeSettings(device="cpu")))
     shuffle(world, folder / "corpus.tsv")
     with pytest.raises(ValueError, match="vectors of another corpus"):

@@ -14,6 +14,9 @@ import pytest
 from tests.helpers.serving import served, wait_until
 from tests.unit.retrieval.conftest import World
 
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
+
 JSON = {"content-type": "application/json"}
 
 

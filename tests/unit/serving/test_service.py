@@ -13,7 +13,6 @@ from dpr.core.errors import InputError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.retrieval.passages import PassageLookup
 from dpr.retriever import Retriever
-from dpr.serving.engine import open_runs
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
@@ -102,6 +101,8 @@ def test_a_corpus_that_changes_or_vanishes_is_no_fault_of_the_request(
         corpus.rename(folder / "away")
         assert answered()[0] == 500 and "corpus.tsv: cannot be read: No such file" in answered()[1]
         (folder / "away").rename(corpus)
+    from dpr.serving.engine import open_runs
+
     with pytest.raises(InputError, match="vectors of another corpus"):
         list(open_runs({"run": folder}, ServeSettings(modes="bm25")))
 
