@@ -18,65 +18,71 @@ WORKERS ?= logical
 DATA ?= data/collections
 EXTRAS ?= dev
 BIN := $(abspath $(VENV))/bin
+# The quickstart needs less than the tests.
 INSTALLED := $(VENV)/.installed
+DEVELOPMENT := $(VENV)/.installed-dev
 
 .PHONY: help install quickstart adapt test faults fuzz check check-fast bench compare-peers memory gpu format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
-install: $(INSTALLED)
+install: $(DEVELOPMENT)
 
 $(INSTALLED): setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
+	touch $@
+
+$(DEVELOPMENT): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $@
 
 quickstart: $(INSTALLED)
-	PATH="$(BIN):$$PATH" bash examples/quickstart.sh
+	PATH="$(BIN):$$PATH" $(BIN)/python -m examples.quickstart
 
 adapt: $(INSTALLED)
 	$(BIN)/dpr prepare docs out=runs/adapt/texts overwrite=true
 	$(BIN)/dpr adapt runs/adapt/texts/corpus.jsonl out=runs/adapt/run
 
-test: $(INSTALLED)
+test: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900 $(PYTEST_ARGS)
 
-fuzz: $(INSTALLED)
+fuzz: $(DEVELOPMENT)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/security tests/unit/formats tests/unit/data/test_joining.py \
 		tests/unit/data/test_token_texts.py tests/unit/mining/test_memory.py tests/unit/benchmarks \
 		tests/unit/export/test_onnx.py $(PYTEST_ARGS)
 
-faults: $(INSTALLED)
+faults: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --all-faults --fault-table benchmarks/results/faults.md $(PYTEST_ARGS)
 
-check: $(INSTALLED)
+check: $(DEVELOPMENT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check-fast: $(INSTALLED)
+check-fast: $(DEVELOPMENT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --fast -n $(WORKERS) --dist loadfile --timeout 300 $(PYTEST_ARGS)
 
-bench: $(INSTALLED)
+bench: $(DEVELOPMENT)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
 	$(BIN)/python -m benchmarks --out benchmarks/results/benchmarks.md
 
-compare-peers: $(INSTALLED)
+compare-peers: $(DEVELOPMENT)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
 	$(BIN)/python -m benchmarks.compare_peers --data $(DATA) --out runs/compare_peers
 
-memory: $(INSTALLED)
+memory: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.memory --out benchmarks/results/memory.md
 
-gpu: $(INSTALLED)
+gpu: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu
 
-format: $(INSTALLED)
+format: $(DEVELOPMENT)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

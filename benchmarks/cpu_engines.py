@@ -191,7 +191,7 @@ def main() -> None:
         return
     from onnxruntime.quantization import quantize_dynamic
 
-    from dpr.core.machine import usable_cores
+    from dpr.core.cores import usable_cores
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -8,6 +8,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpr.core.cores import quota, usable_cores
 from dpr.core.version import __version__ as __version__
 
 # onnxruntime asks once, when it is imported, by whomever: otherwise it notes what it runs on in the home
@@ -70,6 +71,10 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
 # imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+
+# torch computes with as many threads as the machine has cores, in a container that may use fewer of them too.
+if quota() is not None:
+    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
 
 _MODULES = {
     "dpr.core.distributed": "process_group",

@@ -1,4 +1,4 @@
-"""What the machine offers this process: cores, a launcher (torchrun), optional packages, and the network only
+"""What the machine offers this process: a launcher (torchrun), optional packages, and the network only
 where a person asked for it."""
 
 from __future__ import annotations
@@ -13,11 +13,6 @@ from threading import Lock
 from types import ModuleType
 
 from dpr.core.errors import ConfigError
-
-
-def usable_cores() -> int:
-    """Cores this process may use, where the system knows; else all of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def launched(name: str, default: int = 0) -> int:

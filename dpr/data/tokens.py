@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import Progress, get_logger
-from dpr.core.machine import usable_cores
+from dpr.core.cores import usable_cores
 from dpr.core.records import (
     KnownDocument,
     PassageTokens,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.machine import usable_cores, version_of
+from dpr.core.cores import usable_cores
+from dpr.core.machine import version_of
 from dpr.core.settings import Settings, setting
 from dpr.core.version import __version__
 

@@ -183,6 +183,8 @@ def lexical_negatives(
     A passage with the positive's id, or with its very text, is never a negative. Lists are shorter where
     fewer passages share a word with the question. Passages need ids.
     """
+    if not num_negatives:
+        return [[] for _ in questions]
     by_id = {str(passage.id): passage for passage in pool}
     index = Bm25Index.build(
         Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()])

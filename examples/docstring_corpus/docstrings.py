@@ -33,17 +33,8 @@ STANDARD_LIBRARY = "stdlib"
 
 THIS_PROJECT = "dpr"
 
-# Read by default, where they are installed: an extra that one adds to an environment changes nothing.
-PACKAGES = (
-    "PIL _hypothesis_ftz_detector _hypothesis_pytestplugin _pytest absl accelerate annotated_doc "
-    "annotated_types antlr4 anyio bm25s click datasets dateutil dill execnet faiss filelock fsspec "
-    "functorch google.protobuf grpc h11 httpcore2 httpx2 huggingface_hub hydra hypothesis idna iniconfig "
-    "ir_measures isympy jinja2 markdown markdown_it markupsafe mpmath multiprocess mypy mypyc "
-    "networkx numpy omegaconf packaging pandas pathspec peft pluggy psutil pyarrow pydantic "
-    "pydantic_core pygments pytest_timeout pytrec_eval regex rich ruff safetensors scipy setuptools "
-    "shellingham sortedcontainers sympy tensorboard tensorboard_data_server tokenizers torch torchgen "
-    "tqdm transformers truststore typer typing_extensions typing_inspection werkzeug xdist yaml"
-).split()
+# Read by default: what this toolkit needs and what that needs, so that extras of an environment change nothing.
+PACKAGES = "faiss huggingface_hub networkx numpy pandas scipy sympy".split()
 
 # Tests say little, and copies of other people's packages say the same thing twice.
 SKIPPED_FOLDERS = frozenset(

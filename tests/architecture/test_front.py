@@ -88,7 +88,7 @@ def test_importing_it_loads_nothing_else() -> None:
         for name in done.stdout.split()
         if name.split(".")[0] == "dpr" or name.split(".")[0] not in sys.stdlib_module_names
     ]
-    assert (loaded, done.stderr) == (["dpr", "dpr.core", "dpr.core.version"], "")
+    assert (loaded, done.stderr) == (["dpr", "dpr.core", "dpr.core.cores", "dpr.core.version"], "")
     assert "dataclasses" not in done.stdout  # nor what is slow to load in the standard library
 
 

@@ -1,0 +1,1 @@
+"""The quickstart: python -m examples.quickstart."""
