@@ -20,7 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +106,7 @@ def onnxruntime_int8(folder: Path, texts: list[str], threads: int) -> Encode:
 
 def openvino(folder: Path, texts: list[str], threads: int) -> Encode:
     """The same graph under OpenVINO, set for throughput: its own streams, and a queue of requests."""
-    import openvino as ov
+    ov: Any = import_module("openvino")
 
     options = {
         "INFERENCE_NUM_THREADS": threads,
@@ -117,7 +119,7 @@ def openvino(folder: Path, texts: list[str], threads: int) -> Encode:
     def encode() -> np.ndarray:
         vectors = np.empty((len(texts), dimension), np.float32)
 
-        def keep(request: ov.InferRequest, rows: list[int]) -> None:
+        def keep(request: Any, rows: list[int]) -> None:
             vectors[rows] = request.get_output_tensor(0).data
 
         queue = ov.AsyncInferQueue(compiled)
@@ -130,7 +132,7 @@ def openvino(folder: Path, texts: list[str], threads: int) -> Encode:
     return encode
 
 
-ENGINES = {
+ENGINES: dict[str, Callable[[Path, list[str], int], Encode]] = {
     "dpr": dpr,
     "dpr, all threads on one operation": dpr_shared_operations,
     "sentence-transformers": sentence_transformers,
@@ -156,12 +158,20 @@ def worker(engine: str, folder: str, corpus: str, threads: int, out: str) -> Non
         print(wall, cpu, flush=True)
 
 
-def started(
-    engine: str, folder: Path, corpus: Path, threads: int, out: Path
-) -> subprocess.Popen[str]:
+def started(engine: str, folder: Path, corpus: Path, threads: int, out: Path) -> subprocess.Popen[str]:
     """A worker that is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.cpu_engines", "--worker", engine, str(folder), str(corpus), str(threads), str(out)],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.cpu_engines",
+            "--worker",
+            engine,
+            str(folder),
+            str(corpus),
+            str(threads),
+            str(out),
+        ],
         env=os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -176,7 +186,9 @@ def started(
 
 def main() -> None:
     """Prints the tables of benchmarks/results/cpu_engines.md."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("corpus", type=Path, nargs="?", help="JSON lines with title and text")
     parser.add_argument("--texts", type=int, default=128)
@@ -201,7 +213,9 @@ def main() -> None:
         texts.write_text(json.dumps([f"{row.get('title', '')} {row['text']}".strip() for row in rows]))
         graphs = folder / "graphs"
         if OF_GRAPH & set(options.engines):
-            subprocess.run(["dpr", "export", "to=onnx", f"model={options.model}", f"out={graphs}"], check=True)
+            subprocess.run(
+                ["dpr", "export", "to=onnx", f"model={options.model}", f"out={graphs}"], check=True
+            )
             quantize_dynamic(
                 graphs / "onnx" / "encoder.onnx",
                 graphs / "onnx" / "encoder_int8.onnx",
@@ -243,7 +257,9 @@ def main() -> None:
                         "{:.2f} ({:.2f} to {:.2f})".format(*median_and_range(values))
                         for values in ([one for one, _ in found], [one for _, one in found], ratios)
                     ]
-                    best, best_ours = (np.argsort(-(each @ each.T), axis=1)[:, :10] for each in (vectors, ours))
+                    best, best_ours = (
+                        np.argsort(-(each @ each.T), axis=1)[:, :10] for each in (vectors, ours)
+                    )
                     same = np.mean([set(a) == set(b) for a, b in zip(best, best_ours, strict=True)])
                     print(
                         f"| {engine} | {busy} | {' | '.join(cells)} | {abs(vectors - ours).max():.0e} | {same:.0%} |",

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from dpr.core.cores import usable_cores
 from dpr.core.errors import ConfigError
 from dpr.core.logs import Progress, get_logger
-from dpr.core.cores import usable_cores
 from dpr.core.records import (
     KnownDocument,
     PassageTokens,

@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpr.core.errors import ConfigError, InputError
 from dpr.core.cores import usable_cores
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.machine import version_of
 from dpr.core.settings import Settings, setting
 from dpr.core.version import __version__

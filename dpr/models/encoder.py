@@ -155,7 +155,13 @@ class Encoder(nn.Module):
         """Whether several threads may call it at once and gain by it: on a CPU, packed, with layers, and with weights that
         no other call changes."""
         is_on_cpu = next(self.parameters()).device.type == "cpu"
-        return is_on_cpu and self.is_packed and self.fast.has_layers and self.adapter is None and not self.is_sharded
+        return (
+            is_on_cpu
+            and self.is_packed
+            and self.fast.has_layers
+            and self.adapter is None
+            and not self.is_sharded
+        )
 
     def forward(self, batch: TokenBatch) -> Tensor:
         with self.adapter.active() if self.adapter else nullcontext():

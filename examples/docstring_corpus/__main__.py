@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from dpr.cli.launch import exit_code_of
-from dpr.core.logs import configure_logging
 from dpr.core.cores import usable_cores
+from dpr.core.logs import configure_logging
 from examples.docstring_corpus.corpus import prepare_docstrings
 from examples.docstring_corpus.docstrings import default_packages
 
