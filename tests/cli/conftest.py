@@ -1,4 +1,4 @@
-"""Which stages a command runs, and a small encoder for them."""
+"""Which stages a command runs, and a small encoder for them; whether every page of the documents runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from dpr.jobs import adapt
 from tests.helpers.small_stages import small_command_line
 
 
-@pytest.fixture
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-docs", action="store_true", help="run the commands of every page, not of README.md alone")
+
+
+.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the commands that stages have run; the trainings are short."""
     monkeypatch.chdir(tmp_path)
