@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-docs", action="store_true", help="run the commands of every page, not of README.md alone")
 
 
-.fixture
+@pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the commands that stages have run; the trainings are short."""
     monkeypatch.chdir(tmp_path)
