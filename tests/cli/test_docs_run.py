@@ -157,7 +157,7 @@ class Workplace:
             if callable(make):
                 make(self, self.folder / path)
             else:
-                self.give(make)
+                self.give(make.replace(name, ""))
                 done = self.shell(make)
                 assert done.returncode == 0, f"{make}\n{done.stdout}"
 
@@ -348,7 +348,7 @@ def make_bert(here: Workplace, folder: Path, *, hidden_size: int = 0) -> None:
 
 def make_decoder(here: Workplace, folder: Path) -> None:
     decoder_folder(folder, "qwen3 embedding", max_position_embeddings=512)
-    base_folder(folder)
+    base_folder(folder, "qwen3")
 
 
 def make_sentence_transformer(here: Workplace, folder: Path) -> None:
@@ -432,6 +432,10 @@ CATALOGUE = {
 }
 """Where the files of names in conf/ lie."""
 TRAIN = "dpr train encoder.pretrained_model_cfg=bert-base-uncased train_datasets=train.json dev_datasets=dev.json"
+SEARCHED = (
+    "dpr embed model=runs/first corpus=corpus.jsonl out=runs/first/vectors && dpr retrieve model=runs/first"
+    " corpus=corpus.jsonl vectors=runs/first/vectors_0 questions=questions.csv search_folder=runs/first"
+)
 GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     # Data.
     **dict.fromkeys(["train.json", "train.jsonl", "a.json", "b.json"], write_train),
@@ -466,10 +470,9 @@ GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     "out.jsonl": write_vectors_as_lines,
     # Runs that are there already.
     "models/base": f"{TRAIN} train.learning_rate=0 train.max_steps=1 out=models/base",
-    **{f"runs/{name}": f"{TRAIN} out=runs/{name}" for name in ("first", "large", "nq", "mine")},
-    "runs/whole": f"{TRAIN} encoder.shared=true encoder.pooling=mean encoder.normalize=true out=runs/whole",
+    **{f"runs/{name}": f"{TRAIN} out=runs/{name}" for name in ("large", "nq", "mine", "whole")},
     "runs/docs": "dpr adapt corpus.jsonl out=runs/docs",
-    "runs/first/vectors_*": "dpr embed model=runs/first corpus=corpus.jsonl out=runs/first/vectors",
+    "runs/first": f"{TRAIN} out=runs/first && {SEARCHED}",
     "runs/first/dpr_biencoder.step800": "cp -r runs/first/dpr_biencoder.step? runs/first/dpr_biencoder.step800",
     "runs/first/dpr_biencoder.step1000": "cp -r runs/first/dpr_biencoder.step? runs/first/dpr_biencoder.step1000",
     "runs/second/suite": "dpr evaluate set=data/beir model_file=runs/first output_dir=runs/second/suite",
