@@ -67,6 +67,9 @@ INSTEAD = {
     r"python -m torch\.distributed\.launch --nproc-per-node=8 (?=\w+\.py)": "python ",
 }
 """Eight processes are one here, without a launcher; two are two. tests/cli/test_launchers.py starts both launchers."""
+DONE_BEFORE = re.compile(r"\bfinished: |\bresuming from |: nothing to do$", re.MULTILINE)
+"""What a command says that finds its output made. On a page, an earlier one has then used the same name; only starting
+runs/a in several ways is meant so."""
 COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:dpr|python|torchrun|bash|hf|pip|make|git|curl) |for \w+ in |#!/bin/bash"
 )
@@ -513,6 +516,8 @@ def test_it_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, re
                 done = here.shell(command)
                 if done.returncode:
                     said = f"exit code {done.returncode}\n" + "\n".join(done.stdout.splitlines()[-12:])
+                elif DONE_BEFORE.search(done.stdout) and not re.search(r"runs/a\b", command):
+                    said = "an earlier command of the page has made this output"
             print(f"{time.monotonic() - began:6.1f} s  {step.where}: {step.code[:90]!r}")
             if said:
                 failed.append(f"{step.where}: {step.code}\n{said}")
