@@ -2,7 +2,7 @@
 # make adapt        the same without questions: from the texts of docs to a retriever
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
-# make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; 100 minutes
+# make faults       kills, full disks, lost ranks, ...: all trials, counted into benchmarks/results/faults.md; 100 minutes
 # make docs         every command of README.md and docs/*.md, in the order of its page; N minutes
 # make check        lint, format, types
 # make check-fast   lint, format and the tests of a second or less, for a change in hand: under five minutes
@@ -51,7 +51,7 @@ fuzz: $(INSTALLED)
 		tests/unit/export/test_onnx.py $(PYTEST_ARGS)
 
 faults: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/reliability.md $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --all-faults --fault-table benchmarks/results/faults.md $(PYTEST_ARGS)
 
 docs: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cli/test_docs_run.py --all-docs $(PYTEST_ARGS)

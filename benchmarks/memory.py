@@ -35,7 +35,7 @@ INTRODUCTION = """# Memory
 
 Growth of a process's anonymous resident memory (`RssAnon`) after its imports, at its highest, in MB of 2^20 bytes. Each case runs in a
 fresh process; its model and tokenizer count too. `make memory` makes this page and fails when a bar is missed. Files of ten million rows
-and token stores of 2 GB of text: [file_formats.md](../../docs/file_formats.md)."""
+and token stores of 2 GB of text: [large_files.md](large_files.md)."""
 
 
 class Watch:

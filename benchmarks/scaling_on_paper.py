@@ -1,5 +1,5 @@
 """``python -m benchmarks.scaling_on_paper``: what a step sends and scores on many GPUs, from the formulas of
-docs/scaling.md.
+benchmarks/results/scaling.md.
 
 Nothing is measured here.
 """

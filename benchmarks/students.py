@@ -1,5 +1,5 @@
 """``python -m benchmarks.students --data ../shared/data --out runs/students``: the tables of
-docs/students.md.
+benchmarks/results/students.md.
 
 A transformer learns labels of SQuAD and MedQuAD. Its questions then go through a table, and a static encoder
 learns its vectors, with and without labels. All are judged on questions of other articles and subjects, and

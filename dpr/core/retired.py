@@ -3,7 +3,7 @@ of it is left."""
 
 COMMANDS = {
     "tune-index": (
-        "the recall of an index is measured when it is built, and said when it is opened (docs/indexes.md)"
+        "the recall of an index is measured when it is built, and said when it is opened (docs/search.md)"
     ),
     "push": (
         "hf upload USER/NAME FOLDER, of huggingface_hub, uploads a folder that dpr export wrote"
@@ -28,7 +28,7 @@ _SAMPLE = (
 )
 _BEST = "train.best_metric chooses the best checkpoint and ends the run"
 _SWEEP = "one command is one job; put the values into a loop of the shell (docs/training.md)"
-_SERVE = "the limits of dpr serve are fixed (docs/serving.md); a proxy in front can set lower ones"
+_SERVE = "the limits of dpr serve are fixed (docs/search.md); a proxy in front can set lower ones"
 SETTINGS = {
     "indexer.lists": 'indexer.factory="IVF4096,SQ8" says how many lists, and what they hold',
     "indexer.train_vectors": "an index is learned from 64 vectors for each of its lists, at least 16,384",
@@ -44,18 +44,18 @@ SETTINGS = {
     "train.validation.hard_depth": _SAMPLE,
     "train.validation.keep_vectors": "after training, dpr embed model_file=<run> writes the same bytes",
     "encoder.residual_words": (
-        "a static encoder (encoder=static) is the start from scratch that costs least (docs/training.md)"
+        "a static encoder (encoder=static) is the start from scratch that costs least (docs/static_encoders.md)"
     ),
     "encoder.pooling=bm25": (
-        "encoder.pooling=idf_sqrt finds more once it is trained (docs/without_labels.md)"
+        "encoder.pooling=idf_sqrt finds more once it is trained (benchmarks/results/adapt.md)"
     ),
     "encoder.bm25_k1": "encoder.pooling=bm25 is gone, which it was of",
     "encoder.bm25_b": "encoder.pooling=bm25 is gone, which it was of",
     "rows": (
         "rows of a static encoder begin with random numbers, which were better after training on two of three"
-        " collections (docs/without_labels.md)"
+        " collections (benchmarks/results/adapt.md)"
     ),
-    "workers": "dpr serve is one process; start it again on other ports, behind any proxy (docs/serving.md)",
+    "workers": "dpr serve is one process; start it again on other ports, behind any proxy (docs/search.md)",
     "open_timeout": "dpr serve waits until its indexes are open, and /readyz says when they are",
     "to=parquet": _OTHER_STORES,
     "to=faiss": _OTHER_STORES,
@@ -102,10 +102,10 @@ SETTINGS = {
         "packed towers compute no padding; train.sampling.group_by_words=true groups by words (docs/training.md)"
     ),
     "encoder.token_frequencies": (
-        "copy token_frequencies.json into the folder of encoder.pretrained_model_cfg (docs/training.md)"
+        "copy token_frequencies.json into the folder of encoder.pretrained_model_cfg (docs/static_encoders.md)"
     ),
     "encoder.pooling=mean_sqrt": (
-        "encoder.pooling=mean gives the same direction; your own pooling is module:Class (docs/training.md)"
+        "encoder.pooling=mean gives the same direction; your own pooling is module:Class (docs/extending.md)"
     ),
     "negatives": "dpr mine adds negatives to training data",
     "heads": "a new encoder has about 64 numbers a head; from Python, EncoderShape(num_heads=...)",
@@ -145,10 +145,10 @@ SETTINGS = {
     "train.sampling.epoch_pools": (
         "an epoch has as many pools as its sets; train.max_steps and train.eval_every_steps count steps"
     ),
-    "tracking.mlflow": "a callback with on_log and on_validate_end sends metrics anywhere (docs/training.md)",
+    "tracking.mlflow": "a callback with on_log and on_validate_end sends metrics anywhere (docs/extending.md)",
     "tracking.project": "WANDB_PROJECT in the environment names it",
     "train.validation.every": "every validation includes it",
-    "train.metrics": "train.validation=module:Class measures what you like (docs/training.md)",
+    "train.metrics": "train.validation=module:Class measures what you like (docs/extending.md)",
     "train.best_is_highest": "more is better, except of losses and ranks; Validation.lower_is_better says otherwise",
     "train.early_stopping.min_delta": "from Python, callbacks=[dpr.EarlyStopping(min_delta=...)]",
     "init=resume": "the same command resumes the run in output_dir",
@@ -159,7 +159,7 @@ SETTINGS = {
     "train.compile": "no gain was measured; leave it out",
     "train.validation.query_prefix": "encoder.query_prompt is stored with the model; prompt names one of its prompts",
     "train.validation.passage_prefix": "encoder.passage_prompt is stored with the model",
-    "encoder.pooling=max": "encoder.pooling=mean, or your own pooling as module:Class (docs/training.md)",
+    "encoder.pooling=max": "encoder.pooling=mean, or your own pooling as module:Class (docs/extending.md)",
 }
 """By the key, or by ``key=value`` where a choice of a setting is gone."""
 FILES = "version 0.1.0 may have written it, which commit 3ac8be9 reads"

@@ -206,7 +206,7 @@ class DataSetSettings(Settings):
     """As a train set: multiplies the loss of its questions; absent = 1, or what loss_scale_factors says."""
     reader: str | None = None
     """A user-defined class, module:Class, a subclass of dpr.data.training_data.TrainingData; called with the
-    files (docs/training.md)."""
+    files (docs/extending.md)."""
     source: str | None = None
     """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
     pairs: Any = None

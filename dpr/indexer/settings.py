@@ -10,7 +10,7 @@ from dpr.core.settings import IDENTITY, NO_EFFECT, Settings, setting
 
 DEFAULT_WEIGHT = 0.4
 """The dense side's share of a hybrid where none was chosen: of all ways of fusing, the one that loses least
-with the encoder and the collection that suit it worst (docs/evaluation.md has the table,
+with the encoder and the collection that suit it worst (benchmarks/results/hybrid_weight.md has the table,
 benchmarks/hybrid_weight.py makes it)."""
 
 
@@ -39,7 +39,7 @@ class FactorySettings(Settings):
     """Of what faiss makes of a string."""
 
     factory: str = setting("", on_resume=IDENTITY)
-    """Any string of faiss's index_factory, e.g. "IVF4096,PQ64" or "OPQ64,IVF65536,PQ64" (docs/indexes.md);
+    """Any string of faiss's index_factory, e.g. "IVF4096,PQ64" or "OPQ64,IVF65536,PQ64" (docs/search.md);
     absent = "IVF<lists>,SQ8", for small SQ4, with as many lists as the power of two next to twice the root of the number of
     vectors, at most 65,536."""
     probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)

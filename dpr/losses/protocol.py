@@ -70,7 +70,7 @@ class LossResult(NamedTuple):
 
 
 class Term(ABC):
-    """A term of the objective. ``loss.terms=[nll,module:Class]`` takes user-defined ones (docs/training.md).
+    """A term of the objective. ``loss.terms=[nll,module:Class]`` takes user-defined ones (docs/extending.md).
 
     ``needs`` names what it reads beside its own rows: any of ``contexts``, ``questions`` and
     ``known_positives``, which are gathered from all ranks, and ``own_scores``. ``candidates`` is the rule of
@@ -110,7 +110,7 @@ class Term(ABC):
 
 class Loss(Term):
     """What training minimizes, with what a term promises. ``loss.name=module:Class`` takes a user-defined one
-    (docs/training.md).
+    (docs/extending.md).
 
     ``needs`` may not name ``own_scores``, which an objective computes for its terms.
     """

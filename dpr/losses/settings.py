@@ -35,7 +35,7 @@ class ObjectiveSettings(Settings):
     teacher: Any = setting(None, on_resume=CONTENT, path="input")
     """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too, of passages
     only where their tower is trained; or vector shards of any model (dpr embed; a pattern or a list) over the
-    passages (docs/students.md). With nll_weight=0 texts alone are learned from. Absent = none."""
+    passages (docs/static_encoders.md). With nll_weight=0 texts alone are learned from. Absent = none."""
     guide: list[str] | None = setting(None, on_resume=CONTENT, path="input")
     """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's
     positive exceeds guide_threshold are masked for it; absent = none is."""
@@ -45,7 +45,7 @@ class ObjectiveSettings(Settings):
     """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number
     listed; absent = over all."""
     terms: Any = setting(None, on_resume=IDENTITY)
-    """User-defined terms beside these: module:Class (docs/training.md); one or a list, each of weight 1 or
+    """User-defined terms beside these: module:Class (docs/extending.md); one or a list, each of weight 1 or
     {use: module:Class, weight: 0.5}, with the arguments of the class beside them."""
 
     @property

@@ -53,7 +53,7 @@ class VectorSettings(Settings):
     """cls (last hidden state at position 0, no pooler; DPR's), mean over tokens, last (the last token,
     for causal backbones), weighted_mean (token i counts i times), idf (every token has a learned weight),
     idf_sqrt (the same, with n repeats of a token in a text counted sqrt(n) times), or user-defined:
-    module:Class (docs/training.md)."""
+    module:Class (docs/extending.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
     normalize: bool = setting(False, on_resume=IDENTITY)
@@ -62,7 +62,7 @@ class VectorSettings(Settings):
     """One tower for questions and passages."""
     static_questions: bool = setting(False, on_resume=IDENTITY)
     """Questions go through a table of token vectors, passages through the transformer: a question costs
-    microseconds (docs/students.md)."""
+    microseconds (docs/static_encoders.md)."""
     sequence_length: int = setting(256, unit="tokens", least=3, on_resume=IDENTITY)
     """Longest sequence in tokens, special tokens included; questions and passages."""
     question_length: int = setting(0, unit="tokens", least=0, on_resume=IDENTITY)

@@ -224,7 +224,7 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
     """Training files, folders or patterns; together one data set."""
     dev: list[str] = setting(list, also=("dev_datasets",), path="input")
     """Validation data, for the overlap; again for more."""
-    tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file"), path="input")
+    tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file", "model"), path="input")
     """Model name, model folder, checkpoint or run folder whose tokenizer counts; empty = count words."""
     sequence_length: int | None = setting(None, unit="tokens", least=1, also=("encoder.sequence_length",))
     """Longest question and passage; absent = those of the model, or 256."""

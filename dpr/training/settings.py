@@ -194,7 +194,7 @@ class Periods(Settings):
     checkpoint is ahead of it."""
     callbacks: Any = setting(None, on_resume=WARNED)
     """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them
-    (docs/training.md)."""
+    (docs/extending.md)."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
@@ -234,7 +234,7 @@ class TrainSettings(
     validation: Any = setting(None, on_resume=WARNED, path="input")
     """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ...,
     qrels: ...} searches a whole corpus (docs/training.md); user-defined ones are module:Class, or {use:
-    module:Class, argument: value}."""
+    module:Class, argument: value} (docs/extending.md)."""
     token_store: str = setting("auto", on_resume=NO_EFFECT, path="folder")
     """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the
     run sees less than half of the rows or is a dry run; off: texts are tokenised for every batch; anything

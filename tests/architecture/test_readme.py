@@ -69,15 +69,27 @@ def test_readme_is_short() -> None:
     assert README.count("\n") <= 130
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of its headings, as GitHub names them."""
+    text = re.sub(r"(?s)```.*?```", "", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"(?m)^#+ (.+?)\s*$", text)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
+    wrong = []
     for document in [
         REPOSITORY / "README.md",
         REPOSITORY / "CONTRIBUTING.md",
         *(REPOSITORY / "docs").glob("*.md"),
         *(REPOSITORY / "benchmarks" / "results").glob("*.md"),
     ]:
-        for target in re.findall(r"\]\(([\w./]+?)(?:#\w+)?\)", document.read_text(encoding="utf-8")):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for target in re.findall(r"\]\(([^)\s:]+)\)", document.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            page = document.parent / name if name else document
+            if not page.exists() or (anchor and anchor not in anchors(page)):
+                wrong.append(f"{document.name}: {target}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_what_proves_a_claim_is_there() -> None:

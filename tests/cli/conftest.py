@@ -12,7 +12,9 @@ from tests.helpers.small_stages import small_command_line
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-docs", action="store_true", help="run the commands of every page, not of README.md alone")
+    parser.addoption(
+        "--all-docs", action="store_true", help="run the commands of every page, not of README.md alone"
+    )
 
 
 @pytest.fixture

@@ -239,7 +239,8 @@ def test_documented_commands_run_on_files_of_those_names(
             word.partition("=")[2] for word in words if re.match(r"(?:--)?(out|out_file|metrics_file)=", word)
         }
         needs_model = any(
-            re.match(r"(model_file|cross_encoder|encoder\.pretrained_model_cfg)=", word) for word in words
+            re.match(r"(model|model_file|cross_encoder|encoder\.pretrained_model_cfg)=", word)
+            for word in words
         )
         # Passages of a few words are too short to cut pairs from.
         is_cut = words[0] == "prepare" and any(word.startswith("pairs=") for word in words)

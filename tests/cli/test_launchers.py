@@ -106,7 +106,7 @@ class TestPlain:
 
 class TestLeaving:
     """A thread of gloo that releases a tensor while the interpreter is dismantled aborts the process
-    (docs/reliability.md, A25)."""
+    (benchmarks/results/faults.md, A25)."""
 
     JOB = """
 import atexit, logging, sys, threading, time

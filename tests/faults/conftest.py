@@ -1,4 +1,4 @@
-"""Counting trials and making the table of docs/reliability.md.
+"""Counting trials and making the table of benchmarks/results/faults.md.
 
 pytest tests/faults                                          the fast part: some trials of every case
 pytest tests/faults --all-faults                             all trials

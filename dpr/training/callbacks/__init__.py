@@ -1,4 +1,4 @@
-"""What happens around the updates of a run. docs/training.md shows how to add a callback."""
+"""What happens around the updates of a run. docs/extending.md shows how to add a callback."""
 
 from dpr.training.run import Callback
 

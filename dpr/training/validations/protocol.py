@@ -15,7 +15,7 @@ from dpr.training.metrics import Metrics
 
 class Validation(ABC):
     """Measures a model during training and in evaluation-only runs. ``train.validation`` adds user-defined
-    ones (docs/training.md).
+    ones (docs/extending.md).
 
     What an implementation must promise:
 

@@ -1,4 +1,4 @@
-"""The Python of docs/training.md runs as it stands there, and so do the settings beside it."""
+"""The Python of docs/extending.md runs as it stands there, and so do the settings beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import train as main
 from tests.helpers.tiny import encoder_folder, make_samples
 
-PAGE = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# (\w+\.py)\n(.+?)```", PAGE, re.DOTALL))
 SMALL = (
     "encoder.pretrained_model_cfg=tiny encoder.pretrained=false encoder.sequence_length=24 train.batch_size=4"
