@@ -72,7 +72,7 @@ runs/a in several ways is meant so."""
 COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:dpr|python|torchrun|bash|hf|pip|make|git|curl) |for \w+ in |#!/bin/bash"
 )
-OUTPUT = re.compile(r'(?:--out |\b(?:out|output_dir|out_file|metrics_file|index_path)=)"?[\w./-]+')
+OUTPUT = re.compile(r'(?:--out |\b(?:out|output_dir|out_file)=)"?[\w./-]+')
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Workplace:
         read = OUTPUT.sub("", code)
         for name, make in GIVEN.items():
             is_named = re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w-]|\.\w)", read)
-            path = CATALOGUE.get(name, name)
+            path = FILES.get(name, name)
             if not is_named or any(self.folder.glob(path)):
                 continue
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -240,8 +240,8 @@ def write_train(here: Workplace, path: Path) -> None:
 
 
 def write_short_train(here: Workplace, path: Path) -> None:
-    """For forty epochs of batches of 16."""
-    write_training_set(path, samples(here)[:18])
+    """For forty epochs."""
+    write_training_set(path, samples(here)[:36])
 
 
 def write_dev(here: Workplace, path: Path) -> None:
@@ -446,13 +446,14 @@ def write_vectors_as_lines(here: Workplace, path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-CATALOGUE = {
+FILES = {
     "nq_train": "downloads/data/retriever/nq-train.json",
     "nq_dev": "downloads/data/retriever/nq-dev.json",
     "nq_test": "downloads/data/retriever/qas/nq-test.csv",
     "dpr_wiki": "downloads/data/wikipedia_split/psgs_w100.tsv",
+    "runs/first": "runs/first/run.json",
 }
-"""Where the files of names in conf/ lie."""
+"""Where what a name stands for lies: names of conf/, and a run, whose folder may hold other files before it."""
 TRAIN = (
     "dpr train encoder.pretrained_model_cfg=bert-base-uncased train_datasets=train.json dev_datasets=dev.json"
 )

@@ -42,9 +42,11 @@ def warm_dpr(folder: Path) -> Iterator[Path]:
     server = context.Process(target=_serve, args=(address, other))
     server.start()
     ready.recv()
-    yield folder
-    server.kill()
-    server.join()
+    try:
+        yield folder
+    finally:
+        server.kill()
+        server.join()
 
 
 def _serve(address: str, ready: Connection) -> None:
