@@ -146,6 +146,7 @@ class Workplace:
         self._session: dict[str, object] = {}
         for name in ("train_dense_encoder.py", "generate_embeddings.py", "dense_retriever.py", "examples"):
             (folder / name).symlink_to(REPOSITORY / name)
+        make_bert(self, folder / "bert-base-uncased")  # what dpr train starts from unless it is told otherwise
 
     def give(self, code: str) -> None:
         """Makes what the code reads and nothing has made."""
@@ -483,7 +484,7 @@ GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     **dict.fromkeys(["path/to/folder", "docs"], make_documents),
     "my_conf": make_settings,
     # Models.
-    **dict.fromkeys(["bert-base-uncased", "models/bert-base-uncased"], make_bert),
+    "models/bert-base-uncased": make_bert,
     **dict.fromkeys(["Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B"], make_decoder),
     **dict.fromkeys(["models/minilm", "models/e5", "e5-st", "strong"], make_sentence_transformer),
     **dict.fromkeys(["ms-marco-cross-encoder", "models/cross-encoder"], make_cross_encoder),
