@@ -18,6 +18,7 @@ import pickle
 import random
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import textwrap
@@ -146,10 +147,15 @@ class Workplace:
         self._session: dict[str, object] = {}
         for name in ("train_dense_encoder.py", "generate_embeddings.py", "dense_retriever.py", "examples"):
             (folder / name).symlink_to(REPOSITORY / name)
-        make_bert(self, folder / "bert-base-uncased")  # what dpr train starts from unless it is told otherwise
+        self._width = 0
 
     def give(self, code: str) -> None:
         """Makes what the code reads and nothing has made."""
+        # What training starts from unless it is told otherwise; as wide as the real one only where vectors are cut.
+        width = 768 if "dimensions=[768" in code else 48
+        if width != self._width:
+            self._width = width
+            make_bert(self, self.folder / "bert-base-uncased", hidden_size=width)
         read = OUTPUT.sub("", code)
         for name, make in GIVEN.items():
             is_named = re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w-]|\.\w)", read)
@@ -161,11 +167,12 @@ class Workplace:
                 make(self, self.folder / path)
             else:
                 self.give(make.replace(name, ""))
-                done = self.shell(make)
-                assert done.returncode == 0, f"{make}\n{done.stdout}"
+                exit_code, said = self.shell(make)
+                assert exit_code == 0, f"{make}\n{said}"
 
-    def shell(self, code: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def shell(self, code: str) -> tuple[int, str]:
+        """Runs a command; returns its exit code and what it said."""
+        process = subprocess.Popen(
             ["bash", "-c", code],
             cwd=self.folder,
             env=self._environment,
@@ -173,8 +180,23 @@ class Workplace:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=patient(300),
+            start_new_session=True,
         )
+        try:
+            said = process.communicate(timeout=patient(100))[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return -signal.SIGKILL, f"{process.communicate()[0]}\nit took too long"
+        return process.returncode, said
+
+    def command(self, step: Step) -> None:
+        command = step.code
+        for pattern, other in INSTEAD.items():
+            command = re.sub(pattern, other, command)
+        code, said = self.shell(command)
+        assert code == 0, f"exit code {code}\n" + "\n".join(said.splitlines()[-12:])
+        is_again = DONE_BEFORE.search(said) and not re.search(r"runs/a\b", command)
+        assert not is_again, "an earlier command of the page has made this output"
 
     def python(self, step: Step) -> None:
         """Runs a program; it knows the names of those before it, and has the file name that its first line says."""
@@ -345,15 +367,14 @@ def make_settings(here: Workplace, folder: Path) -> None:
     )
 
 
-def make_bert(here: Workplace, folder: Path, *, hidden_size: int = 0) -> None:
-    """One layer, with the letters beside the words of the texts so that everything can be read; as wide as the real one
-    where a page cuts its vectors."""
+def make_bert(here: Workplace, folder: Path, *, hidden_size: int = 48) -> None:
+    """One layer, with the letters next to the words of the texts, so that everything can be read."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     vocabulary = [*VOCABULARY, *letters, *(f"##{letter}" for letter in letters), *".,:;!()"]
     encoder_folder(
         folder,
         vocab_size=len(vocabulary),
-        hidden_size=hidden_size or (768 if "768" in here.page else 48),
+        hidden_size=hidden_size,
         num_hidden_layers=1,
         num_attention_heads=4,
         intermediate_size=32,
@@ -369,7 +390,7 @@ def make_decoder(here: Workplace, folder: Path) -> None:
 
 
 def make_sentence_transformer(here: Workplace, folder: Path) -> None:
-    make_bert(here, folder, hidden_size=48)
+    make_bert(here, folder)
     names = {"0": ("", "Transformer"), "1": ("1_Pooling", "Pooling"), "2": ("2_Normalize", "Normalize")}
     modules = [
         {"idx": int(name), "name": name, "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -527,26 +548,20 @@ def test_it_runs(
         for step in steps(page):
             if is_left_out(step):
                 continue
-            here.give(step.code)
             began = time.monotonic()
-            said = ""
-            if step.is_python:
-                try:
+            fault = ""
+            try:
+                here.give(step.code)
+                if step.is_python:
                     here.python(step)
-                except Exception as error:
-                    said = repr(error)
-            else:
-                command = step.code
-                for pattern, other in INSTEAD.items():
-                    command = re.sub(pattern, other, command)
-                done = here.shell(command)
-                if done.returncode:
-                    said = f"exit code {done.returncode}\n" + "\n".join(done.stdout.splitlines()[-12:])
-                elif DONE_BEFORE.search(done.stdout) and not re.search(r"runs/a\b", command):
-                    said = "an earlier command of the page has made this output"
-            print(f"{time.monotonic() - began:6.1f} s  {step.where}: {step.code[:90]!r}")
-            if said:
-                failed.append(f"{step.where}: {step.code}\n{said}")
+                else:
+                    here.command(step)
+            except Exception as error:
+                fault = f"{error!r}" if step.is_python else f"{error}"
+                failed.append(f"{step.where}: {step.code}\n{fault}")
+            print(
+                f"{time.monotonic() - began:6.1f} s  {step.where}: {step.code[:90]!r}{fault and chr(10)}{fault}"
+            )
     assert not failed, "\n\n".join(failed)
 
 
