@@ -1,5 +1,5 @@
-"""Every command that is printed or documented is understood: settings, flags, the order of what stands alone;
-the cheap ones really run.
+"""Every command that is printed or documented is understood: settings, flags, the order of what stands alone.
+tests/cli/test_docs_run.py runs those of README.md and docs/*.md.
 
 Documented are the lines of code in README.md, docs/*.md and the docstrings of the scripts, the code spans
 that begin with ``dpr``, the examples of ``--help``, and what examples/quickstart.sh runs and prints.
@@ -7,10 +7,8 @@ that begin with ``dpr``, the examples of ``--help``, and what examples/quickstar
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,16 +18,11 @@ import pytest
 from dpr.cli import composed
 from dpr.cli.main import _ALIASES, COMMANDS, main
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage, Question
+from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import write_qrels, write_questions
-from dpr.formats.results import PerQuestion, write_metrics
-from dpr.formats.training_files.registry import write_beir
-from dpr.formats.training_sets import write_training_set
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.command_lines import check_keys_of, different_ones
 from tests.helpers.patience import patient
-from tests.helpers.tiny import make_samples
 
 SCRIPTS = {
     "train_dense_encoder.py": "train",
@@ -45,18 +38,6 @@ DOCUMENTS = [
 ]
 # Placeholders of a reader's own: the command is looked at without them.
 PLACEHOLDER = re.compile(r"\.\.\.|<|\$|^(?:PATH|KEY|COMMAND|FILE)$|=N$|=T$|=$")
-RUN = {
-    "prepare",
-    "check-data",
-    "mine",
-    "score",
-    "compare",
-    "report",
-    "retrieve",
-    "new-encoder",
-    "export",
-    "verify",
-}
 
 
 def words_behind_dpr(line: str) -> list[str] | None:
@@ -182,81 +163,6 @@ def test_every_documented_command_is_understood(
             failed.append(where)
     assert len(documented) > 80
     assert not failed, "\n".join(failed)
-
-
-@pytest.fixture
-def tiny_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files of the names that the documents use, with few rows."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    samples = make_samples(12)
-    passages = [
-        Passage(f"{sample.positives[0].text} {number}", "", f"p{number}")
-        for number, sample in enumerate(samples)
-    ]
-    for name in ("train.json", "train.jsonl", "dev.json", "dev.jsonl"):
-        write_training_set(name, samples)
-    write_beir(Path("scifact"), samples)
-    for name in ("corpus.tsv", "corpus.jsonl"):
-        write_passages(name, passages)
-    write_questions(
-        "queries.jsonl", [Question(sample.question, f"q{number}") for number, sample in enumerate(samples)]
-    )
-    Path("qrels").mkdir()
-    write_qrels("qrels/test.tsv", {f"q{number}": {f"p{number}": 1} for number in range(len(samples))})
-    Path("runs/first").mkdir(parents=True)
-    for name in ("bm25", "dense"):
-        values: dict[str, list[float | None]] = {
-            metric: [0.5] * len(samples) for metric in ("mrr@10", "ndcg@10")
-        }
-        metadata = {
-            "question_set": "queries",
-            "num_questions": len(samples),
-            "metrics": dict.fromkeys(values, 0.5),
-        }
-        ids = [f"q{number}" for number in range(len(samples))]
-        write_metrics(Path(f"runs/first/{name}.json"), metadata, PerQuestion(ids, ids, values))
-    Path("results.json").write_text(json.dumps([{"question": "a", "id": "1", "answers": [], "ctxs": []}]))
-    return tmp_path
-
-
-def test_documented_commands_run_on_files_of_those_names(
-    documented: dict[str, list[str]], tiny_world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Those that read nothing but what a few rows stand in for: no model, no published data."""
-    ran, failed, tried = set(), [], set[tuple[str, ...]]()
-    for where, words in documented.items():
-        if tuple(words) in tried:
-            continue
-        tried.add(tuple(words))
-        files = [
-            part
-            for word in words[1:]
-            for part in re.split(r"[=\[\],]", word)
-            if re.search(r"\.(tsv|jsonl?|csv)$|^runs/", part)
-        ]
-        outputs = {
-            word.partition("=")[2] for word in words if re.match(r"(?:--)?(out|out_file|metrics_file)=", word)
-        }
-        needs_model = any(
-            re.match(r"(model|model_file|cross_encoder|encoder\.pretrained_model_cfg)=", word)
-            for word in words
-        )
-        # Passages of a few words are too short to cut pairs from.
-        is_cut = words[0] == "prepare" and any(word.startswith("pairs=") for word in words)
-        if words[0] not in RUN or needs_model or is_cut or not files or "..." in where:
-            continue
-        if all(Path(file).exists() or file in outputs for file in files):
-            for output in outputs:
-                if Path(output).is_dir():
-                    shutil.rmtree(output)
-                Path(output).unlink(missing_ok=True)
-                Path(f"{output}.sha256").unlink(missing_ok=True)
-            ran.add(words[0])
-            if main(words) != 0:
-                failed.append(f"{where}\n{capsys.readouterr().err}")
-    assert not failed, "\n".join(failed)
-    assert ran >= {"prepare", "check-data", "mine", "score", "compare", "report", "retrieve"}
 
 
 def test_options_may_stand_between_the_folder_and_the_question(
