@@ -136,8 +136,10 @@ class Workplace:
         self.is_quick = is_quick
         """Whether what stands in need not be enough to train on for a minute."""
         named = [int(size) for size in re.findall(r"batch_size=(\d+)", page)]
-        self.rows = 8 + max([32, *named, *([512] if "encoder=static" in page else [])])
-        """Of a data set: more than a batch."""
+        self.few = 8 + max([32, *named])
+        """More rows than a batch has, unless it is one of a static encoder; of .json."""
+        self.rows = max(self.few, 520 if "encoder=static" in page else 0)
+        """More than any batch has; of .jsonl and of corpora."""
         self._environment = os.environ | {
             "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
@@ -259,7 +261,7 @@ def write_corpus(here: Workplace, path: Path) -> None:
 
 
 def write_train(here: Workplace, path: Path) -> None:
-    write_training_set(path, samples(here))
+    write_training_set(path, samples(here)[: here.few if path.suffix == ".json" else here.rows])
 
 
 def write_short_train(here: Workplace, path: Path) -> None:
