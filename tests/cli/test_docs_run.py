@@ -168,6 +168,7 @@ class Workplace:
             if callable(make):
                 make(self, self.folder / path)
             else:
+                make = make.replace("CORPUS", "corpus.jsonl" if "corpus.jsonl" in self.page else "corpus.tsv")
                 self.give(make.replace(name, ""))
                 exit_code, said = self.shell(make)
                 assert exit_code == 0, f"{make}\n{said}"
@@ -482,8 +483,8 @@ TRAIN = (
     "dpr train encoder.pretrained_model_cfg=bert-base-uncased train_datasets=train.json dev_datasets=dev.json"
 )
 SEARCHED = (
-    "dpr embed model=runs/first corpus=corpus.jsonl out=runs/first/vectors && dpr retrieve model=runs/first"
-    " corpus=corpus.jsonl vectors=runs/first/vectors_0 questions=questions.csv search_folder=runs/first"
+    "dpr embed model=runs/first corpus=CORPUS out=runs/first/vectors && dpr retrieve model=runs/first"
+    " corpus=CORPUS vectors=runs/first/vectors_0 questions=questions.csv search_folder=runs/first"
 )
 GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     # Data.
