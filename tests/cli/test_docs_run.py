@@ -413,7 +413,9 @@ def make_sentence_transformer(here: Workplace, folder: Path) -> None:
 def make_teacher(here: Workplace, folder: Path) -> None:
     """A model of this toolkit, of the width and the scaling that docs/students.md wants."""
     make_bert(here, here.folder / "teacher-bert", hidden_size=384)
-    settings = EncoderSettings(sequence_length=256, shared=True, pooling="mean", normalize=True)
+    settings = EncoderSettings(
+        sequence_length=256, shared=True, pooling="mean", normalize=True, plain_apostrophes=False
+    )
     BiEncoder.from_pretrained(str(here.folder / "teacher-bert"), settings).save(folder)
 
 
@@ -524,8 +526,8 @@ GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     **{f"runs/{name}": f"{TRAIN} out=runs/{name}" for name in ("large", "nq", "mine", "whole")},
     "runs/docs": "dpr adapt corpus.jsonl out=runs/docs",
     "runs/first": f"{TRAIN} out=runs/first && {SEARCHED}",
-    "runs/first/dpr_biencoder.step800": "cp -r runs/first/dpr_biencoder.step? runs/first/dpr_biencoder.step800",
-    "runs/first/dpr_biencoder.step1000": "cp -r runs/first/dpr_biencoder.step? runs/first/dpr_biencoder.step1000",
+    "runs/first/dpr_biencoder.step800": "cp -r runs/first/dpr_biencoder.step2 runs/first/dpr_biencoder.step800",
+    "runs/first/dpr_biencoder.step1000": "cp -r runs/first/dpr_biencoder.step3 runs/first/dpr_biencoder.step1000",
     "runs/second/suite": "dpr evaluate set=data/beir model_file=runs/first output_dir=runs/second/suite",
 }
 """Made by a function or by commands, which are given what they read in the same way."""
