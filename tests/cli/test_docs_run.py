@@ -523,7 +523,8 @@ GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     "out.jsonl": write_vectors_as_lines,
     # Runs that are there already.
     "models/base": f"{TRAIN} train.learning_rate=0 train.max_steps=1 out=models/base",
-    **{f"runs/{name}": f"{TRAIN} out=runs/{name}" for name in ("large", "nq", "mine", "whole")},
+    **{f"runs/{name}": f"{TRAIN} out=runs/{name}" for name in ("large", "nq", "whole")},
+    "runs/mine": f"{TRAIN} train.learning_rate=1e-3 train.num_train_epochs=20 out=runs/mine",
     "runs/docs": "dpr adapt corpus.jsonl out=runs/docs",
     "runs/first": f"{TRAIN} out=runs/first && {SEARCHED}",
     "runs/first/dpr_biencoder.step800": "cp -r runs/first/dpr_biencoder.step2 runs/first/dpr_biencoder.step800",
