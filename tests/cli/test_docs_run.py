@@ -1,5 +1,5 @@
-"""Every command and every program of README.md and docs/*.md runs as it stands, page by page in the order of the page, in
-a folder that a reader would have.
+"""Every command and every program that stands in a block of README.md or docs/*.md runs as it stands, page by page in the
+order of the page, in a folder that a reader would have.
 
 The folder is empty at first. What a page takes as given (data, a downloaded model, an earlier run) is put there, small,
 under the name that a command uses, before the first command that reads it: GIVEN. Commands run in bash; what is not run
@@ -121,10 +121,10 @@ def steps(page: Path) -> Iterator[Step]:
 
 
 def is_left_out(step: Step) -> bool:
+    if any(re.search(pattern, step.code) for pattern in LEFT_OUT):
+        return True
     needed = [package for pattern, package in PACKAGES.items() if re.search(pattern, step.code)]
-    return any(re.search(pattern, step.code) for pattern in LEFT_OUT) or not all(
-        importlib.util.find_spec(package) for package in needed
-    )
+    return any(importlib.util.find_spec(package) is None for package in needed)
 
 
 class Workplace:
@@ -137,9 +137,9 @@ class Workplace:
         """Whether what stands in need not be enough to train on for a minute."""
         named = [int(size) for size in re.findall(r"batch_size=(\d+)", page)]
         self.few = 8 + max([32, *named])
-        """More rows than a batch has, unless it is one of a static encoder; of .json."""
+        """Rows of .json: more than a batch has, unless it is one of a static encoder."""
         self.rows = max(self.few, 520 if "encoder=static" in page else 0)
-        """More than any batch has; of .jsonl and of corpora."""
+        """Rows of .jsonl and of corpora: more than any batch has."""
         self._environment = os.environ | {
             "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
@@ -193,6 +193,7 @@ class Workplace:
         return process.returncode, said
 
     def command(self, step: Step) -> None:
+        """Runs a command, which must succeed and make what it says it makes."""
         command = step.code
         for pattern, other in INSTEAD.items():
             command = re.sub(pattern, other, command)
