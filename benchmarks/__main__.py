@@ -32,10 +32,10 @@ benchmarks --only training,search --out benchmarks/results/benchmarks.md` measur
 "Share of peak" counts the operations that the vectors need, in the same way for every side: those on real tokens, and in a last layer
 that is read at one token only, the keys and values of all tokens and the rest of that one. The peak is an fp32 matrix product (2048^3)
 timed beside each run. Nothing here was measured on a GPU: not training, not encoding, not search. Measured elsewhere: whole trainings, by
-sentence-transformers' own trainer and ours ([compare_peers](compare_peers.md)), [memory](memory.md), [mining](negatives.md#speed-of-mining),
-[many processes](scaling.md), [pools of rows that share words](pools.md), [large files](large_files.md), [indexes](indexes.md),
-[static encoders](static.md), what encoders and objectives are worth from scratch ([objectives](objectives_study.md), by `python -m
-benchmarks.study --data ../shared/data --out runs/study`).
+sentence-transformers' own trainer and ours ([compare_peers](compare_peers.md)), [memory](memory.md),
+[mining](negatives.md#speed-of-mining), [many processes](scaling.md), [pools of rows that share words](pools.md),
+[large files](large_files.md), [indexes](indexes.md), [static encoders](static.md), what encoders and objectives are
+worth from scratch ([objectives](objectives_study.md), by `python -m benchmarks.study --data ../shared/data --out runs/study`).
 
 `make gpu` measures one H100 or H200: `python -m benchmarks.gpu --out benchmarks/results/gpu`, in seven parts of at most eight minutes
 (`--only training` runs one): tests, training, embedding, exact search, gradient caching, a decoder with LoRA, memory. Each writes

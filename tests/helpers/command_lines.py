@@ -39,5 +39,7 @@ def _kind(word: str) -> str:
     key, _, value = word.partition("=")
     if entry := re.match(r"(datasets|ctx_sources|resources|suites\.\w+)\.", key):
         return entry[1]
-    is_name = key not in ("qa_dataset", "questions", "ctx_src", "corpus", "split") and re.fullmatch("[a-z]+", value)
+    is_name = key not in ("qa_dataset", "questions", "ctx_src", "corpus", "split") and re.fullmatch(
+        "[a-z]+", value
+    )
     return word if is_name else key if value.startswith(("[", "{")) else ""

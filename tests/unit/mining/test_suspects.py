@@ -205,5 +205,5 @@ def test_another_list_is_refused(
 def test_what_it_needs_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-data", "train.jsonl", "suspects=s.jsonl"]) == 2
     assert "suspects needs a trained bi-encoder" in capsys.readouterr().err
-    assert main(["check-data", "train.jsonl", "model_file=model", "overwrite=true"]) == 0
+    assert main(["check-data", "train.jsonl", "model=model", "overwrite=true"]) == 0
     assert "no effect here: overwrite\n" in capsys.readouterr().err
