@@ -485,6 +485,10 @@ FILES = {
 TRAIN = (
     "dpr train encoder.pretrained_model_cfg=bert-base-uncased train_datasets=train.json dev_datasets=dev.json"
 )
+LEARNS = (
+    "encoder.shared=true encoder.pooling=mean encoder.normalize=true loss.temperature=0.05 train.learning_rate=5e-3"
+    " train.num_train_epochs=40"
+)
 SEARCHED = (
     "dpr embed model=runs/first corpus=CORPUS out=runs/first/vectors && dpr retrieve model=runs/first"
     " corpus=CORPUS vectors=runs/first/vectors_0 questions=questions.csv search_folder=runs/first"
@@ -525,7 +529,7 @@ GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     # Runs that are there already.
     "models/base": f"{TRAIN} train.learning_rate=0 train.max_steps=1 out=models/base",
     **{f"runs/{name}": f"{TRAIN} out=runs/{name}" for name in ("large", "nq", "whole")},
-    "runs/mine": f"{TRAIN} train.learning_rate=1e-3 train.num_train_epochs=20 out=runs/mine",
+    "runs/mine": f"{TRAIN} {LEARNS} out=runs/mine",
     "runs/docs": "dpr adapt corpus.jsonl out=runs/docs",
     "runs/first": f"{TRAIN} out=runs/first && {SEARCHED}",
     "runs/first/dpr_biencoder.step800": "cp -r runs/first/dpr_biencoder.step2 runs/first/dpr_biencoder.step800",
@@ -577,3 +581,17 @@ def test_nothing_is_left_out_or_replaced_that_no_page_has() -> None:
     assert len(codes) > 100
     for pattern in (*LEFT_OUT, *PACKAGES, *INSTEAD):
         assert any(re.search(pattern, code) for code in codes), pattern
+
+
+def test_a_step_is_what_a_reader_types(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text, `dpr doctor`.\n\n    dpr embed model=a \\\n      out=b\n    A=1 bash c.sh\n\n    what is printed\n\n"
+        "    for n in 1 2; do\n      dpr search $n\n    done\n\n```python\nimport dpr\n\nprint(dpr)\n```\n"
+    )
+    assert [(step.code, step.is_python) for step in steps(page)] == [
+        ("dpr embed model=a out=b", False),
+        ("A=1 bash c.sh", False),
+        ("for n in 1 2; do\n  dpr search $n\ndone", False),
+        ("import dpr\n\nprint(dpr)", True),
+    ]
