@@ -3,6 +3,7 @@
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
 # make faults       kills, full disks, lost ranks, ...: all trials, counted into benchmarks/results/faults.md; 100 minutes
+# make docs         every command of README.md and docs/*.md, in the order of its page; N minutes
 # make check        lint, format, types
 # make check-fast   lint, format and the tests of a second or less, for a change in hand: under five minutes
 # make bench        speed against plain loops, sentence-transformers and faiss; half an hour
@@ -22,7 +23,7 @@ BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: help install quickstart adapt test faults fuzz check check-fast bench compare-peers memory gpu format clean
+.PHONY: help install quickstart adapt test faults fuzz docs check check-fast bench compare-peers memory gpu format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -57,6 +58,9 @@ fuzz: $(DEVELOPMENT)
 
 faults: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --all-faults --fault-table benchmarks/results/faults.md $(PYTEST_ARGS)
+
+docs: $(DEVELOPMENT)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cli/test_docs_run.py --all-docs $(PYTEST_ARGS)
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .

@@ -211,7 +211,7 @@ class Study:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the data folder of examples/quickstart.sh")
+    parser.add_argument("--data", type=Path, required=True, help="the data folder of examples/quickstart")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--conditions", nargs="*", choices=CONDITIONS, default=list(CONDITIONS), help="none: only the table"

@@ -1,4 +1,4 @@
-"""Which stages a command runs, and a small encoder for them."""
+"""Which stages a command runs, and a small encoder for them; whether every page of the documents runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import pytest
 from dpr.core.settings import Settings
 from dpr.jobs import adapt
 from tests.helpers.small_stages import small_command_line
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-docs", action="store_true", help="run the commands of every page, not of README.md alone"
+    )
 
 
 @pytest.fixture

@@ -81,11 +81,6 @@ def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
     assert trainer.progress.best_checkpoint in stored
 
 
-def test_user_defined_pooling_from_the_command_line() -> None:
-    assert main(["encoder.pooling=my_pooling:LengthPooling", "output_dir=runs/pooled", *SMALL]) == 0
-    assert [line["step"] for line in lines("runs/pooled")] == [1, 2, 3]
-
-
 def test_user_defined_validation_and_loss_from_the_command_line() -> None:
     validation = "train.validation=[{use: my_validation:Neighbours, first: ba be, second: bo bu}]"
     loss = "loss.name={use: my_loss:Smoothed, smoothing: 0.05}"

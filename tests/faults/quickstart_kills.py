@@ -3,7 +3,7 @@ again by the same command.
 
     python -m tests.faults.quickstart_kills runs/quickstart [--kills 20] [--steps 40] [--seed 0]
 
-The folder is that of examples/quickstart.sh, whose data and vocabulary are used; the settings are
+The folder is that of examples/quickstart, whose data and vocabulary are used; the settings are
 ``encoder=quickstart train=quickstart``. Prints what the kills met, whether the weights are equal, and the
 share of the undisturbed run that saving and verifying took, here and for the steps and saves of these
 settings.

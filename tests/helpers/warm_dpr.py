@@ -1,11 +1,12 @@
-"""A program ``dpr`` for scripts: each call is a fork of a process that has imported torch, and dies with its
-caller."""
+"""Programs ``dpr`` and ``python`` for scripts: each call is a fork of a process that has imported torch, and dies with
+its caller."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -22,7 +23,7 @@ _PROGRAM = """\
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-request = json.dumps([os.getcwd(), dict(os.environ), sys.argv[1:]]).encode()
+request = json.dumps([os.getcwd(), dict(os.environ), sys.argv]).encode()
 socket.send_fds(server, [request], [0, 1, 2])
 sys.exit(server.recv(1)[0])
 """
@@ -30,19 +31,22 @@ sys.exit(server.recv(1)[0])
 
 @contextlib.contextmanager
 def warm_dpr(folder: Path) -> Iterator[Path]:
-    """Writes the program into ``folder`` and answers its calls."""
+    """Writes the programs into ``folder`` and answers their calls."""
     folder.mkdir()
     address = str(folder / "socket")
-    (folder / "dpr").write_text(_PROGRAM.format(python=sys.executable, address=address))
-    (folder / "dpr").chmod(0o755)
+    for name in ("dpr", "python"):
+        (folder / name).write_text(_PROGRAM.format(python=sys.executable, address=address))
+        (folder / name).chmod(0o755)
     context = fork_server()
     ready, other = context.Pipe(duplex=False)
     server = context.Process(target=_serve, args=(address, other))
     server.start()
     ready.recv()
-    yield folder
-    server.kill()
-    server.join()
+    try:
+        yield folder
+    finally:
+        server.kill()
+        server.join()
 
 
 def _serve(address: str, ready: Connection) -> None:
@@ -86,14 +90,20 @@ def _run(request: tuple[str, dict[str, str], list[str]], files: list[int]) -> No
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
-        sys.argv = ["dpr", *arguments]
         import torch
 
         from dpr.cli.main import main
 
         torch.set_num_threads(1)
 
-        code = main(arguments)
+        sys.argv = arguments
+        if Path(arguments[0]).name == "dpr":
+            code = main(arguments[1:])
+        else:
+            _run_python(arguments[1:])
+            code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:
         traceback.print_exc()
     finally:
@@ -101,3 +111,15 @@ def _run(request: tuple[str, dict[str, str], list[str]], files: list[int]) -> No
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _run_python(arguments: list[str]) -> None:
+    """What ``python`` does with a script, or with ``-m`` and a module."""
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        runpy.run_path(arguments[0], run_name="__main__")
