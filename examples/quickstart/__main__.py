@@ -89,7 +89,7 @@ def main() -> None:
     )
     pairs = f"train_datasets=[{DATA}/train.json,{{file: {DATA}/corpus.tsv, pairs: mixed}}]"
     schedule = ["train.batch_size=2048", "train.learning_rate=0.005", "train.num_train_epochs=5"]
-    run("dpr", "train", *STATIC, pairs, *schedule, "train.log_batch_step=10", f"out={Q}/model")
+    run("dpr", "train", *STATIC, pairs, *schedule, "train.log_batch_step=5", f"out={Q}/model")
 
     say("   For comparison, the random vectors it started from: one step with learning rate 0.")
     nothing = ["train.learning_rate=0", "train.max_steps=1", "train.warmup_steps=0"]
