@@ -214,7 +214,8 @@ def main() -> None:
         graphs = folder / "graphs"
         if OF_GRAPH & set(options.engines):
             subprocess.run(
-                ["dpr", "export", "to=onnx", f"model={options.model}", f"out={graphs}"], check=True
+                [sys.executable, "-m", "dpr", "export", "to=onnx", f"model={options.model}", f"out={graphs}"],
+                check=True,
             )
             quantize_dynamic(
                 graphs / "onnx" / "encoder.onnx",
