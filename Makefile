@@ -3,7 +3,7 @@
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
 # make faults       kills, full disks, lost ranks, ...: all trials, counted into benchmarks/results/faults.md; 100 minutes
-# make docs         every command of README.md and docs/*.md, in the order of its page; N minutes
+# make docs         every command of README.md and docs/*.md, in the order of its page; twelve minutes
 # make check        lint, format, types
 # make check-fast   lint, format and the tests of a second or less, for a change in hand: under five minutes
 # make bench        speed against plain loops, sentence-transformers and faiss; half an hour
