@@ -42,7 +42,8 @@ def say(text: str) -> None:
 
 def run(*words: str) -> None:
     """Shows a command as one would type it, then runs it."""
-    print("$ " + shlex.join(words), flush=True)
+    # double quotes, since settings may hold single ones
+    print("$", *(word if shlex.quote(word) == word else f'"{word}"' for word in words), flush=True)
     if words[0] == "dpr":
         code = dpr(list(words[1:]))
     else:

@@ -7,12 +7,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from scipy.stats import binomtest
 
-from benchmarks import page, plot, profiling, quickstart_picture
+from benchmarks import page, plot, profiling
 from benchmarks.__main__ import INTRODUCTION, SECTIONS, keep
 from benchmarks.page import Ratio, Section
-from dpr.formats.results import PerQuestion, write_metrics
 from tests.architecture.source_files import REPOSITORY
 
 PAGE = REPOSITORY / "benchmarks" / "results" / "benchmarks.md"
@@ -76,18 +74,3 @@ def test_readme_says_what_the_page_says() -> None:
     }
     assert rows, "README has no figures"
     assert not set(rows) - known, "not on the page; take these of\n" + "\n".join(sorted(known))
-
-
-def test_the_picture_of_readme_has_the_intervals_of_wilson(tmp_path: Path) -> None:
-    for hits, count in ((0, 10), (3, 7), (50, 200), (200, 200), (1, 1)):
-        expected = binomtest(hits, count).proportion_ci(method="wilson")
-        found = quickstart_picture.interval(hits / count, count)
-        assert found == pytest.approx((expected.low, expected.high), abs=1e-6)
-    names = [str(number) for number in range(2006)]
-    for label, right in zip(quickstart_picture.LABELS, (1579, 1565, 1736, 1758), strict=True):
-        values: list[float | None] = [float(number < right) for number in range(2006)]
-        report = {"question_set": "q", "num_questions": 2006, "metrics": {"accuracy@20": right / 2006}}
-        file = tmp_path / "metrics" / f"{label.lower()}.json"
-        write_metrics(file, report, PerQuestion(names, names, {"accuracy@20": values}))
-    drawn = (REPOSITORY / "docs" / "quickstart.svg").read_text(encoding="utf-8")
-    assert quickstart_picture.picture(tmp_path) == drawn
