@@ -416,7 +416,7 @@ def make_sentence_transformer(here: Workplace, folder: Path) -> None:
 
 
 def make_teacher(here: Workplace, folder: Path) -> None:
-    """A model of this toolkit, of the width and the scaling that docs/students.md wants."""
+    """A model of this toolkit, of the width and the scaling that docs/static_encoders.md wants."""
     make_bert(here, here.folder / "teacher-bert", hidden_size=384)
     settings = EncoderSettings(
         sequence_length=256, shared=True, pooling="mean", normalize=True, plain_apostrophes=False
