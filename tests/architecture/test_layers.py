@@ -154,8 +154,8 @@ def early_faults(source: Source) -> list[str]:
         return []
     light = (
         "dpr.cli.",
+        "dpr.core.cores",
         "dpr.core.logs",
-        "dpr.core.machine",
         "dpr.core.machine",
         "dpr.core.settings",
         "dpr.core.version",
