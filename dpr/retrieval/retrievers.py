@@ -12,6 +12,7 @@ import numpy as np
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
+from dpr.core.logs import Progress
 from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_question, normalize_question
 from dpr.embedding.encode import encode_tokens
@@ -100,9 +101,16 @@ def encode_questions(
     start = time.perf_counter()
     tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
+    progress = Progress("encoding questions", len(questions), unit="questions")
     vectors = encode_tokens(
-        model, tokens, encoder_type=form.encoder_type, batch_tokens=BATCH_TOKENS, batch_size=batch_size
+        model,
+        tokens,
+        encoder_type=form.encoder_type,
+        batch_tokens=BATCH_TOKENS,
+        batch_size=batch_size,
+        on_batch=progress.advance,
     )
+    progress.close()
     if seconds is not None:
         seconds["tokenise"] += tokenised - start
         seconds["inference"] += time.perf_counter() - tokenised

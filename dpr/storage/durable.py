@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dpr.core.errors import InputError, OutputError
+from dpr.core.logs import WatchedFile, counted
 from dpr.core.paths import CHECKSUM as CHECKSUM
 from dpr.core.version import __version__
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
@@ -205,7 +206,7 @@ def write_manifest(
 
 def describe_file(path: Path) -> dict[str, Any]:
     """Size and SHA-256, as a manifest lists them."""
-    with open(path, "rb") as file:
+    with WatchedFile(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
@@ -264,7 +265,7 @@ def verify_folder(path: Path) -> list[str]:
         return [str(error)]
     problems = []
     present: set[str] = set()
-    for name in names_below(path):
+    for name in counted(names_below(path), f"verifying {path.name}", unit="files"):
         file = path / name
         if file.is_symlink():
             problems.append(f"{name}: is a symbolic link")
