@@ -117,7 +117,7 @@ _Item = TypeVar("_Item")
 
 class Progress:
     """Counts items of ``total``, of which ``done`` were finished before; of the unit MB, bytes. ``quiet`` for ranks
-    other than 0.
+    other than 0; None where no message of this package is shown.
 
     Of those that are open at a time only the first one shows anything: a search inside of mining, and the reading
     of a file whose passages are being embedded, do not.
@@ -126,7 +126,7 @@ class Progress:
     _shown: ClassVar[Callable[[], Progress | None]] = lambda: None
 
     def __init__(
-        self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool = False
+        self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool | None = False
     ) -> None:
         self._what = as_text(what)
         self.total = total
@@ -137,6 +137,8 @@ class Progress:
         self._tokens = 0
         self._started = self._last_line = time.monotonic()
         self._bar: Any = None
+        if quiet is None:
+            quiet = not logger.isEnabledFor(logging.INFO)
         self._quiet = quiet or Progress._shown() is not None
         if not self._quiet:
             # Weak, so that one that nobody closed does not silence all others
@@ -226,7 +228,7 @@ def counted(
         total = items.stop
     elif total is None:
         total = len(items)  # type: ignore[arg-type]
-    progress = Progress(what, total, unit=unit, quiet=not logger.isEnabledFor(logging.INFO))
+    progress = Progress(what, total, unit=unit, quiet=None)
     step = max(1, total // 1000)  # of millions of small items, not each looks at the clock
     finished = 0
     try:
@@ -247,8 +249,7 @@ class WatchedFile(io.FileIO):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         size = os.fstat(self.fileno()).st_size
-        is_quiet = not logger.isEnabledFor(logging.INFO)
-        self._progress = Progress(f"reading {path.name}", size, unit="MB", quiet=is_quiet)
+        self._progress = Progress(f"reading {path.name}", size, unit="MB", quiet=None)
 
     def readinto(self, buffer: Any) -> int:
         size = super().readinto(buffer)

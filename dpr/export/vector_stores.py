@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from dpr.core.errors import ConfigError, DprError, InputError, OutputError, first_line
-from dpr.core.logs import counted
 from dpr.core.machine import require
 from dpr.core.records import Passage, text_sha256
 from dpr.embedding.source import PassageSource
@@ -109,28 +108,26 @@ class VectorRows:
             InputError: a passage of the vectors is not in the corpus, or they are in another order.
         """
         passages = self._passages()
-        chunks = ((shard, chunk) for shard in self.shards for chunk in shard.chunks())
-        for shard, (keys, vectors) in counted(
-            chunks, "writing rows", self.num_rows, unit="rows", size_of=lambda item: len(item[1][0])
-        ):
-            for start in range(0, len(keys), self.batch_rows):
-                part = slice(start, start + self.batch_rows)
-                numbers = vectors[part].astype(np.float16 if self.is_half else np.float32)
-                if not np.isfinite(numbers).all():
-                    hint = "embed the corpus again with an intact model"
-                    raise InputError("holds NaN or infinity", file=shard.path, hint=hint)
-                ids = decode_ids(keys[part])
-                if not self.sources:
-                    yield RowBatch(ids, numbers, {})
-                    continue
-                found = [self._match(key, passages, shard) for key in ids]
-                columns: dict[str, list[Any]] = {
-                    "title": [passage.title for passage, _ in found],
-                    "text": [passage.text for passage, _ in found],
-                }
-                for place, name in enumerate(self.metadata):
-                    columns[name] = [values[place] for _, values in found]
-                yield RowBatch([str(passage.id) for passage, _ in found], numbers, columns)
+        for shard in self.shards:
+            for keys, vectors in shard.chunks():
+                for start in range(0, len(keys), self.batch_rows):
+                    part = slice(start, start + self.batch_rows)
+                    numbers = vectors[part].astype(np.float16 if self.is_half else np.float32)
+                    if not np.isfinite(numbers).all():
+                        hint = "embed the corpus again with an intact model"
+                        raise InputError("holds NaN or infinity", file=shard.path, hint=hint)
+                    ids = decode_ids(keys[part])
+                    if not self.sources:
+                        yield RowBatch(ids, numbers, {})
+                        continue
+                    found = [self._match(key, passages, shard) for key in ids]
+                    columns: dict[str, list[Any]] = {
+                        "title": [passage.title for passage, _ in found],
+                        "text": [passage.text for passage, _ in found],
+                    }
+                    for place, name in enumerate(self.metadata):
+                        columns[name] = [values[place] for _, values in found]
+                    yield RowBatch([str(passage.id) for passage, _ in found], numbers, columns)
 
     def _passages(self) -> Iterator[_Found]:
         for source in self.sources:

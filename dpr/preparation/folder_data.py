@@ -102,7 +102,7 @@ def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
 def content_of_documents(files: Mapping[str, Path]) -> str:
     """One hash of the names and contents of documents."""
     listed = []
-    for name, path in counted(files.items(), "hashing documents", len(files), unit="files"):
+    for name, path in files.items():
         try:
             listed.append([name, content_sha256(path)])
         except InputError:  # it is listed later, with the reason

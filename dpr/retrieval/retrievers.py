@@ -101,16 +101,14 @@ def encode_questions(
     start = time.perf_counter()
     tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
-    progress = Progress("encoding questions", len(questions), unit="questions")
     vectors = encode_tokens(
         model,
         tokens,
         encoder_type=form.encoder_type,
         batch_tokens=BATCH_TOKENS,
         batch_size=batch_size,
-        on_batch=progress.advance,
+        on_batch=Progress("encoding questions", len(questions), unit="questions").advance,
     )
-    progress.close()
     if seconds is not None:
         seconds["tokenise"] += tokenised - start
         seconds["inference"] += time.perf_counter() - tokenised
