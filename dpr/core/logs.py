@@ -196,7 +196,7 @@ class Progress:
         logger.info(
             "%s: %s of %s %s, %s/s%s, %s",
             self._what,
-            f"{done // scale:,}",
+            f"{-(-done // scale):,}",
             f"{-(-self.total // scale):,}",
             self._unit,
             f"{rate / scale:,.0f}",

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,7 @@ from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_o
 from dpr.storage.untrusted import is_below, parsed
 
 MANIFEST = "manifest.json"
+_MANY_FILES = 100  # fewer are counted by their bytes
 SCHEMA = 1
 MADE_OF = "# made_of "
 MAX_JSON_BYTES = 2**29
@@ -265,7 +266,10 @@ def verify_folder(path: Path) -> list[str]:
         return [str(error)]
     problems = []
     present: set[str] = set()
-    for name in counted(names_below(path), f"verifying {path.name}", unit="files"):
+    names: Iterable[str] = names_below(path)
+    if len(listed) > _MANY_FILES:
+        names = counted(names, f"verifying {path.name}", len(listed), unit="files")
+    for name in names:
         file = path / name
         if file.is_symlink():
             problems.append(f"{name}: is a symbolic link")
