@@ -132,7 +132,7 @@ class Progress:
         self.total = total
         self._unit = unit
         self._done = done
-        self._under_way = 0.0
+        self._under_way = 0
         self._at_start = done
         self._tokens = 0
         self._started = self._last_line = time.monotonic()
@@ -141,18 +141,18 @@ class Progress:
             quiet = not logger.isEnabledFor(logging.INFO)
         self._quiet = quiet or Progress._shown() is not None
         if not self._quiet:
-            # Weak, so that one that nobody closed does not silence all others
+            # weak, so that one that nobody closed does not silence all others
             Progress._shown = weakref.ref(self)
 
     def advance(self, items: int, tokens: int = 0) -> None:
         """Adds finished items and their tokens."""
         self._done += items
         self._tokens += tokens
-        self._under_way = 0.0
+        self._under_way = 0
         if not self._quiet:
             self._show()
 
-    def under_way(self, items: float) -> None:
+    def under_way(self, items: int) -> None:
         """Shows items of a part that counts when all of it is finished."""
         self._under_way += items
         if not self._quiet:
@@ -165,7 +165,7 @@ class Progress:
         # What is done before its first line is due has nothing to tell.
         if seconds < min(_BAR_AFTER_S, period):
             return
-        done = min(int(self._done + self._under_way), self.total)
+        done = min(self._done + self._under_way, self.total)
         if self._bar is None and shows_bars(sys.stderr):
             from tqdm import tqdm
 
@@ -220,8 +220,8 @@ def counted(
     size_of: Callable[[_Item], int] | None = None,
 ) -> Iterator[_Item]:
     """The items, with their progress where messages of this package are shown. One counts as finished when the next is
-    asked for: as 1, as the step of a range, or as what ``size_of`` says. Without ``total`` all that are in the
-    sequence or range."""
+    asked for: as 1, as the step of a range, or as what ``size_of`` says. ``total`` is the length of a sequence and
+    the end of a range, and has to be given for anything else."""
     each = 1
     if isinstance(items, range):
         each = items.step

@@ -55,7 +55,9 @@ def download(
     if target.is_file():
         _check(target, url, sha256, named=target, hint="remove the file to fetch it again")
         return False
+    progress = _Download(f"downloading {target.name}", 0, unit="MB")
     fetch = pooch.HTTPDownloader(
+        progressbar=progress,
         chunk_size=_CHUNK,
         timeout=timeout_s,
         headers={"User-Agent": f"dpr/{__version__}", "Accept-Encoding": "identity"},
@@ -65,7 +67,7 @@ def download(
     while True:
         try:
             with durable_file(target, "wb") as out:
-                fetch.progressbar = _Download(f"downloading {target.name}", 0, unit="MB")
+                progress.reset()
                 fetch(url, out, None)
                 out.flush()
                 _check(Path(out.name), url, sha256, named=url)
