@@ -231,7 +231,7 @@ class FaissIndex(Index):
         sample = generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False)
         ids, vectors = rows.take(np.sort(sample))
         check_finite(ids, vectors)
-        if count > _LEAST_SAMPLE:
+        if count > 2 * _LEAST_SAMPLE:
             logger.info("learning %s from %s vectors", factory, f"{count:,}")
         try:
             engine.train(np.ascontiguousarray(vectors))
