@@ -141,7 +141,7 @@ def test_of_several_at_a_time_the_first_is_shown(
 
 
 def test_a_bar_is_drawn_of_what_takes_longer_than_a_second(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("dpr.core.logs.time.monotonic", lambda: now[0])
@@ -159,3 +159,9 @@ def test_a_bar_is_drawn_of_what_takes_longer_than_a_second(
         said = capsys.readouterr().err
         assert "reading" not in said
         assert ("embedding: 100%" in said and "4/4" in said) if seconds == 1.0 else not said
+
+    # A rank other than 0 shows errors only, and so draws none.
+    with caplog.at_level("ERROR", logger="dpr"):
+        for _ in counted(range(4), "searching"):
+            now[0] += 1.0
+    assert not capsys.readouterr().err
