@@ -3,16 +3,20 @@ long job is a bar on a terminal and in a notebook, a line every ten seconds, lat
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO, TypeVar
+
+from dpr.core.paths import as_text
 
 LOGGER_NAME = "dpr"
 
@@ -66,13 +70,13 @@ def configure_logging(*, rank: int = 0) -> None:
 
 @contextmanager
 def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
-    """A block whose messages go to ``file``. Standard error has the warnings, and the messages of ``module``. Yields
-    the open file."""
+    """A block whose messages go to ``file``. Standard error has the warnings, and the messages of ``module``, and
+    progress. Yields the open file."""
     logger = logging.getLogger(LOGGER_NAME)
     level = logger.level
 
     def is_shown(record: logging.LogRecord) -> bool:
-        return record.levelno >= (level if record.name == module else logging.WARNING)
+        return record.levelno >= (level if record.name in (module, __name__) else logging.WARNING)
 
     details = logging.FileHandler(file, encoding="utf-8")
     details.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s"))
@@ -106,67 +110,96 @@ logger = get_logger(__name__)
 
 _FIRST_LINES_EVERY_S = 10.0
 _LINES_EVERY_S = 60.0
+_BAR_AFTER_S = 1.0
+
+_Item = TypeVar("_Item")
 
 
 class Progress:
-    """Counts items of ``total``, of which ``done`` were finished before. ``quiet`` for ranks other than 0."""
+    """Counts items of ``total``, of which ``done`` were finished before; of the unit MB, bytes. ``quiet`` for ranks
+    other than 0; None where no message of this package is shown.
+
+    Of those that are open at a time only the first one shows anything: a search inside of mining, and the reading
+    of a file whose passages are being embedded, do not.
+    """
+
+    _shown: ClassVar[Callable[[], Progress | None]] = lambda: None
 
     def __init__(
-        self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool = False
+        self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool | None = False
     ) -> None:
-        self._what = what
-        self._total = total
+        self._what = as_text(what)
+        self.total = total
         self._unit = unit
-        self._quiet = quiet
         self._done = done
         self._under_way = 0
         self._at_start = done
         self._tokens = 0
         self._started = self._last_line = time.monotonic()
-        self._bar = None
-        if shows_bars(sys.stderr) and not quiet:
-            from tqdm import tqdm
+        self._bar: Any = None
+        if quiet is None:
+            quiet = not logger.isEnabledFor(logging.INFO)
+        self._quiet = quiet or Progress._shown() is not None
+        if not self._quiet:
+            # weak, so that one that nobody closed does not silence all others
+            Progress._shown = weakref.ref(self)
 
-            self._bar = tqdm(total=total, initial=done, desc=what, unit=unit, dynamic_ncols=True)
-
-    def advance(self, items: int, tokens: int) -> None:
+    def advance(self, items: int, tokens: int = 0) -> None:
         """Adds finished items and their tokens."""
         self._done += items
         self._tokens += tokens
         self._under_way = 0
-        self._show()
+        if not self._quiet:
+            self._show()
 
     def under_way(self, items: int) -> None:
         """Shows items of a part that counts when all of it is finished."""
         self._under_way += items
-        self._show()
+        if not self._quiet:
+            self._show()
 
     def _show(self) -> None:
-        if self._quiet:
-            return
         now = time.monotonic()
-        done = min(self._done + self._under_way, self._total)
+        seconds = now - self._started
+        period = _LINES_EVERY_S if seconds > _LINES_EVERY_S else _FIRST_LINES_EVERY_S
+        # What is done before its first line is due has nothing to tell.
+        if seconds < min(_BAR_AFTER_S, period):
+            return
+        done = min(self._done + self._under_way, self.total)
+        if self._bar is None and shows_bars(sys.stderr):
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=self.total,
+                initial=self._at_start,
+                desc=self._what,
+                unit="B" if self._unit == "MB" else self._unit,
+                unit_scale=self._unit == "MB",
+                dynamic_ncols=True,
+                leave=None,  # below the bar of a training, until it is full
+            )
+            self._bar.start_t -= seconds
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
             return
-        period = _LINES_EVERY_S if now - self._started > _LINES_EVERY_S else _FIRST_LINES_EVERY_S
-        seconds = max(now - self._started, 1e-9)
-        # What is done before its first line is due has nothing to tell.
-        if now - self._last_line < period and (self._done < self._total or seconds < period):
+        is_end = self._done >= self.total
+        if now - self._last_line < period and not (is_end and seconds >= period):
             return
         self._last_line = now
-        rate = (done - self._at_start) / seconds
+        self._quiet = is_end
+        rate = (done - self._at_start) / max(seconds, 1e-9)
         remaining = f"took {_duration(seconds)}"
-        if done < self._total:
-            remaining = f"about {_duration((self._total - done) / rate)} left" if rate else "just begun"
+        if not is_end:
+            remaining = f"about {_duration((self.total - done) / rate)} left" if rate else "just begun"
         tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
+        scale = 10**6 if self._unit == "MB" else 1
         logger.info(
             "%s: %s of %s %s, %s/s%s, %s",
             self._what,
-            f"{done:,}",
-            f"{self._total:,}",
+            f"{-(-done // scale):,}",
+            f"{-(-self.total // scale):,}",
             self._unit,
-            f"{rate:,.0f}",
+            f"{rate / scale:,.0f}",
             tokens,
             remaining,
         )
@@ -174,6 +207,59 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+        if Progress._shown() is self:
+            Progress._shown = lambda: None
+
+
+def counted(
+    items: Iterable[_Item],
+    what: str,
+    total: int | None = None,
+    *,
+    unit: str = "passages",
+    size_of: Callable[[_Item], int] | None = None,
+) -> Iterator[_Item]:
+    """The items, with their progress where messages of this package are shown. One counts as finished when the next is
+    asked for: as 1, as the step of a range, or as what ``size_of`` says. ``total`` is the length of a sequence and
+    the end of a range, and has to be given for anything else."""
+    each = 1
+    if isinstance(items, range):
+        each = items.step
+        total = items.stop
+    elif total is None:
+        total = len(items)  # type: ignore[arg-type]
+    progress = Progress(what, total, unit=unit, quiet=None)
+    step = max(1, total // 1000)  # of millions of small items, not each looks at the clock
+    finished = 0
+    try:
+        for item in items:
+            yield item
+            finished += each if size_of is None else size_of(item)
+            if finished >= step:
+                progress.advance(finished)
+                finished = 0
+        progress.advance(finished)
+    finally:
+        progress.close()
+
+
+class WatchedFile(io.FileIO):
+    """A file that is read once, with the progress of that."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        size = os.fstat(self.fileno()).st_size
+        self._progress = Progress(f"reading {path.name}", size, unit="MB", quiet=None)
+
+    def readinto(self, buffer: Any) -> int:
+        size = super().readinto(buffer)
+        self._progress.advance(size)
+        return size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._progress.close()
+        super().close()
 
 
 def _duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, DprError
+from dpr.core.logs import counted
 from dpr.core.records import CutPassage, StoredSample, TrainingSample, text_hash
 from dpr.core.seeding import generator_for
 from dpr.core.stopping import ignore_in_worker
@@ -270,7 +271,7 @@ def row_words(source: SampleSource) -> np.ndarray:
 
 def _rows(text: SampleSource) -> Iterator[tuple[int, tuple[frozenset[str], ...]]]:
     """Of each row a number that stands for its first positive, and the words of its question and of that."""
-    for row in range(len(text)):
+    for row in counted(range(len(text)), f"splitting {text.name} into words", unit="rows"):
         sample = text[row]
         assert isinstance(sample, TrainingSample)
         passage = sample.positives[0]

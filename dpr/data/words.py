@@ -19,6 +19,7 @@ import numpy as np
 import regex
 
 from dpr.core.errors import ConfigError
+from dpr.core.logs import counted
 
 WORDS_VERSION = 2
 """Of this rule. What holds words of another one, such as a saved index, is not to be searched with these."""
@@ -120,7 +121,8 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
     original: list[int | None] = []
     register: defaultdict[int, list[int]] = defaultdict(list)
     kept: dict[int, frozenset[int]] = {}
-    for index, members in enumerate(_members_from_rare_to_common(texts)):
+    all_members = counted(_members_from_rare_to_common(texts), "looking for near-duplicates", unit="texts")
+    for index, members in enumerate(all_members):
         own = frozenset(members)
         # The small number: 0.7 * 10 is a little above 7, and a prefix one too short would miss a pair exactly
         # at the threshold.
@@ -141,7 +143,7 @@ def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
     """The set of each text, its members as numbers that grow with the number of texts they occur in."""
     numbers: dict[str | tuple[str, str], int] = {}
     sets = []
-    for text in texts:
+    for text in counted(texts, "splitting texts into words", unit="texts"):
         words = split_words(text.casefold(), _WORD)
         found: list[str | tuple[str, str]] = [*words, *pairwise(words)]
         sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in found]))

@@ -19,7 +19,7 @@ from itertools import repeat
 
 import regex
 
-from dpr.core.logs import get_logger
+from dpr.core.logs import counted, get_logger
 from dpr.core.records import Question
 
 KINDS = ("string", "regex")
@@ -76,7 +76,7 @@ def match_hits(
     passages = [texts[passage_id] for passage_id in asked]
     matching = [_with_tokens(of_question) for of_question in answers]
     askers = [[matching[question] for question, _ in places] for places in asked.values()]
-    results = map(_match_text, passages, askers, repeat(kind))
+    results = map(_match_text, counted(passages, "looking for answers"), askers, repeat(kind))
     matched = [[False] * len(listed) for listed in hits]
     for places, flags in zip(asked.values(), results, strict=True):
         for (question, rank), flag in zip(places, flags, strict=True):

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import special  # scipy.stats, which has these under other names, takes a second to import
 
 from dpr.core.errors import InputError
+from dpr.core.logs import counted
 
 HIGHER = "higher"
 LOWER = "lower"
@@ -156,7 +157,7 @@ def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -
     least = abs(total) - _ROUNDING * float(np.abs(moved).sum())
     at_once = max(1, _BITS_AT_ONCE // len(moved))
     as_far = 0
-    for start in range(0, flips, at_once):
+    for start in counted(range(0, flips, at_once), "randomisation test", unit="random signs"):
         count = min(at_once, flips - start)
         bits = np.unpackbits(
             np.frombuffer(rng.bytes(-(-count * len(moved) // 8)), dtype=np.uint8), count=count * len(moved)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import counted
 from dpr.core.machine import no_downloads
 from dpr.core.records import Passage
 from dpr.export.folders import Format, in_order
@@ -145,7 +146,8 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
         writer = VectorShardWriter(folder, metadata=metadata, dimension=vectors.dimension)
         if not writer.is_complete():
             ids = [str(key, "utf-8", "replace") for key in vectors.ids.tolist()]
-            for chunk, start in enumerate(range(0, len(ids), _CHUNK_ROWS)):
+            starts = counted(range(0, len(ids), _CHUNK_ROWS), f"writing {folder.name}", unit="vectors")
+            for chunk, start in enumerate(starts):
                 writer.write_chunk(
                     chunk, ids[start : start + _CHUNK_ROWS], vectors.vectors[start : start + _CHUNK_ROWS]
                 )

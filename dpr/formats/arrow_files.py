@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import counted
 
 # Small enough that a reader of one row touches little, large enough that batches stay few.
 BATCH_CHARACTERS = 4 * 2**20
@@ -137,16 +138,19 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
 
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:
+    what = f"reading {file.name}"
     if _magic(file).startswith(b"PAR1"):
         with pq.ParquetFile(file) as opened:
-            yield from opened.iter_batches(batch_size=_BATCH_ROWS)
+            batches = opened.iter_batches(batch_size=_BATCH_ROWS)
+            yield from counted(batches, what, opened.metadata.num_rows, unit="rows", size_of=len)
         return
     with pa.memory_map(os.fspath(file)) as source:
         is_file = _magic(file).startswith(b"ARROW1")
         opened = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        for batch in (
+        batches = (
             (opened.get_batch(index) for index in range(opened.num_record_batches)) if is_file else opened
-        ):
+        )
+        for batch in counted(batches, what, source.size(), unit="MB", size_of=lambda batch: batch.nbytes):
             batch.validate(full=True)  # offsets of a damaged file would lead out of its memory
             yield from (batch.slice(start, _BATCH_ROWS) for start in range(0, batch.num_rows, _BATCH_ROWS))
 

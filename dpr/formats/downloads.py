@@ -5,7 +5,6 @@ other entry refuses the whole archive, and nothing of it stays."""
 from __future__ import annotations
 
 import stat
-import sys
 import time
 import zipfile
 import zlib
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
 from dpr.core.errors import ConfigError, DprError, InputError
-from dpr.core.logs import get_logger
+from dpr.core.logs import Progress, counted, get_logger
 from dpr.core.version import __version__
 from dpr.storage.durable import MANIFEST, describe_file, durable_file, durable_folder
 
@@ -56,8 +55,9 @@ def download(
     if target.is_file():
         _check(target, url, sha256, named=target, hint="remove the file to fetch it again")
         return False
+    progress = _Download(f"downloading {target.name}", 0, unit="MB")
     fetch = pooch.HTTPDownloader(
-        progressbar=sys.stderr.isatty(),
+        progressbar=progress,
         chunk_size=_CHUNK,
         timeout=timeout_s,
         headers={"User-Agent": f"dpr/{__version__}", "Accept-Encoding": "identity"},
@@ -67,6 +67,7 @@ def download(
     while True:
         try:
             with durable_file(target, "wb") as out:
+                progress.reset()
                 fetch(url, out, None)
                 out.flush()
                 _check(Path(out.name), url, sha256, named=url)
@@ -91,6 +92,17 @@ def download(
             raise InputError(f"the connection fails ({problem})", file=url, hint=hint) from None
         logger.warning("%s: %s, trying again", url, problem)
         time.sleep(pause_s * 2**failures)
+
+
+class _Download(Progress):
+    """The progress of a download, as pooch tells it. It sets ``total`` where the server says it."""
+
+    def update(self, size: int) -> None:
+        if self.total:
+            self.advance(size)
+
+    def reset(self) -> None:
+        self._done = 0
 
 
 def _refuse_less_safe(response: Response, **_: Any) -> None:
@@ -138,7 +150,7 @@ def unpack(archive: Path, folder: Path, *, max_files: int = MAX_FILES, max_bytes
 def _unpack(opened: zipfile.ZipFile, folder: Path, archive: Path, max_bytes: int) -> int:
     left = max_bytes
     count = 0
-    for info in opened.infolist():
+    for info in counted(opened.infolist(), f"unpacking {archive.name}", unit="files"):
         name = info.orig_filename  # filename is cut at a NUL
         parts = PurePosixPath(name).parts
         is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)

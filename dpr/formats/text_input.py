@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from dpr.core.errors import InputError
-from dpr.core.logs import get_logger
+from dpr.core.logs import WatchedFile, get_logger
 from dpr.core.paths import matching_paths as matching_paths
 from dpr.core.paths import odd_kind
 
@@ -87,7 +87,7 @@ def open_input(path: Path) -> Iterator[io.BufferedReader]:
     if kind := odd_kind(path):
         raise InputError(f"is {kind}", file=path, expected="a file", hint="write its content to a file first")
     try:
-        with open(path, "rb", buffering=0) as raw:
+        with WatchedFile(path) as raw:
             stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER)
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpr.core.errors import InputError
+from dpr.core.logs import counted
 from dpr.core.records import Origin, Passage, text_hash
 from dpr.formats.arrays import HashIndex
 from dpr.formats.arrow_files import MappedBatches, write_batches
@@ -94,8 +95,8 @@ class TextStore(MappedBatches):
             InputError: the file has changed since the store was opened.
         """
         require_unchanged(self.file, self._seen)
-        rows = {key: self._row(key) for key in ids}
-        return {key: next(self._passages(row, row + 1)) for key, row in rows.items() if row is not None}
+        rows = ((key, self._row(key)) for key in counted(list(ids), "reading passages"))
+        return {key: next(self._passages(row, row + 1)) for key, row in rows if row is not None}
 
     def passage(self, key: str) -> Passage:
         """The passage with this id. Raises ValueError if there is none."""

@@ -24,6 +24,7 @@ import regex
 import torch
 
 from dpr.core.errors import InputError
+from dpr.core.logs import counted, get_logger
 from dpr.data.words import WORDS_VERSION, split_words, word_spans
 from dpr.formats.arrays import PackedIds, first_duplicate
 from dpr.indexer.ranking import SearchResult, decode_ids, is_among, packed_ids
@@ -32,6 +33,10 @@ from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import durable_file
 from dpr.storage.untrusted import describe
 
+logger = get_logger(__name__)
+
+_MANY = 200_000
+"""Passages whose index may take longer than ten seconds."""
 _STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these"
     " they this to was will with"
@@ -117,7 +122,7 @@ class Bm25Index(Index):
 
         (ids, texts), settings = corpus, settings or Bm25Settings()
         packed = packed_ids(ids)
-        words = _Words(texts)
+        words = _Words(counted(texts, "splitting passages into words", len(packed)))
         if len(words) != len(packed):
             raise ValueError(f"{len(packed)} ids for {len(words)} texts")
         if not words.vocab:
@@ -126,6 +131,8 @@ class Bm25Index(Index):
             )
         if (repeated := first_duplicate([packed.chunks])) is not None:
             raise InputError(f"passage id {repeated!r} occurs more than once")
+        if len(words) > _MANY:
+            logger.info("building the index of %s passages", f"{len(words):,}")
         engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
         engine.index(words, create_empty_token=False, show_progress=False)
         return cls(engine, packed)
@@ -135,7 +142,8 @@ class Bm25Index(Index):
         where no word is known."""
         if k < 1:
             raise ValueError(f"k={k}; at least one passage must be asked for")
-        hits = [self._best(self._scores(question), k) for question in questions]
+        asked = counted(questions, "searching by words", unit="questions")
+        hits = [self._best(self._scores(question), k) for question in asked]
         scores = np.full(
             (len(hits), max((len(rows) for rows, _ in hits), default=0)), -np.inf, dtype=np.float32
         )

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import InputError
+from dpr.core.logs import counted
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, is_among
 from dpr.indexer.registry import Index
 from dpr.indexer.vectors import (
@@ -433,7 +434,7 @@ class RunningSearch:
         if not self._tiles or not len(ids):
             return
         self._products.load(as_tensor(vectors).to(self._device), {} if lengths is None else lengths)
-        for tile in self._tiles:
+        for tile in counted(self._tiles, "searching", unit="blocks of questions"):
             least = torch.from_numpy(self.best.least(tile).copy()).to(self._device)
             try:
                 rows, columns = self._products.candidates(tile, least)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import get_logger
+from dpr.core.logs import counted, get_logger
 from dpr.core.seeding import generator_for
 from dpr.core.settings import Settings
 from dpr.formats.arrays import PackedIds, pack_ids
@@ -116,9 +116,8 @@ class FaissIndex(Index):
         most = int(self._lists.nlist)
         reached: dict[int, float] = {}
         # about three values for each doubling
-        for probes in sorted(
-            {min(round(2 ** (third / 3)), most) for third in range(3 * most.bit_length() + 1)}
-        ):
+        values = sorted({min(round(2 ** (third / 3)), most) for third in range(3 * most.bit_length() + 1)})
+        for probes in counted(values, "choosing indexer.probes", unit="values"):
             self._lists.nprobe = probes
             found = self.search(questions, DEPTH)[1]
             reached[probes] = recall_values(found, truth)[f"recall@{DEPTH}"]
@@ -146,7 +145,7 @@ class FaissIndex(Index):
         """
         queries = check_queries(questions, self.dimension)
         best = RunningTopK(len(queries), min(k, self.num_passages) if k >= 1 else k)
-        for start in range(0, len(queries), self._asked_at_once):
+        for start in counted(range(0, len(queries), self._asked_at_once), "searching", unit="questions"):
             tile = queries[start : start + self._asked_at_once]
             longest = float(np.sqrt(_squared_norms(tile).max()))
             refuse_overflow(longest * _LONGEST * self.dimension)
@@ -232,6 +231,8 @@ class FaissIndex(Index):
         sample = generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False)
         ids, vectors = rows.take(np.sort(sample))
         check_finite(ids, vectors)
+        if count > 2 * _LEAST_SAMPLE:
+            logger.info("learning %s from %s vectors", factory, f"{count:,}")
         try:
             engine.train(np.ascontiguousarray(vectors))
         except RuntimeError as error:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import InputError
+from dpr.core.logs import counted
 from dpr.indexer.ranking import decode_ids
 
 _WIDE_VALUES = 1 << 21  # 16 MB of float64
@@ -127,13 +128,17 @@ def id_chunks(sources: Iterable[RowSource]) -> Iterator[np.ndarray]:
     return (ids for source in sources for ids in source.id_chunks())
 
 
-def blocks(sources: Iterable[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def blocks(sources: Sequence[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields ids and float32 vectors of all sources in order, at most ``block_rows`` at a time.
 
     Small chunks are joined; large ones are not copied and may be read-only memory maps.
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
-    for ids, vectors in (chunk for source in sources for chunk in source.chunks()):
+    chunks = (chunk for source in sources for chunk in source.chunks())
+    total = sum(source.num_vectors for source in sources)
+    for ids, vectors in counted(
+        chunks, "reading vectors", total, unit="vectors", size_of=lambda chunk: len(chunk[0])
+    ):
         for start in range(0, len(vectors), block_rows):
             part = slice(start, start + block_rows)
             if held and sum(len(taken) for taken, _ in held) + len(ids[part]) > block_rows:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpr.core.compute_settings import ClusterSettings
 from dpr.core.distributed import current_ranks, process_group, resolve_device
-from dpr.core.logs import Progress, get_logger
+from dpr.core.logs import counted, get_logger
 from dpr.core.machine import launched
 from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -34,14 +34,12 @@ def run(config: EmbedConfig) -> EmbedReport:
         replace(config, shard_id=number, cluster=ClusterSettings()) for number in range(config.num_shards)
     ]
     reports = []
-    progress = Progress("embedding", len(shards), unit="shards")
     folder = Path(str(config.out_file)).parent
-    for _, report in share_out(
+    finished = share_out(
         config.cluster, embed, shards, what="embedding", folder=folder, device=config.device_or_cpu
-    ):
+    )
+    for _, report in counted(finished, "embedding", len(shards), unit="shards"):
         reports.append(report)
-        progress.advance(1, 0)
-    progress.close()
     counts = (sum(getattr(report, name) for report in reports) for name in ("passages", "embedded", "empty"))
     whole = EmbedReport(Path(f"{config.out_file}_*"), *counts)
     logger.info(

@@ -12,7 +12,7 @@ from typing import Any
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import get_logger
+from dpr.core.logs import counted, get_logger
 from dpr.core.machine import launched
 from dpr.core.records import Passage, Question, text_sha256
 from dpr.data.words import WORDS_VERSION
@@ -243,7 +243,7 @@ def weight_values(
         grades = with_relevant(evaluator.qrels)
     name = metric.removeprefix("answer_")
     values: dict[float, list[float]] = {weight: [] for weight in WEIGHTS}
-    for start in range(0, len(ids), _TUNED_AT_ONCE):
+    for start in counted(range(0, len(ids), _TUNED_AT_ONCE), "choosing the weight", unit="questions"):
         part = slice(start, start + _TUNED_AT_ONCE)
         by_each = fuse_by_each(dense[part], lexical[part], weights=WEIGHTS, k=evaluator.num_docs)
         for weight, fused in zip(WEIGHTS, by_each, strict=True):

@@ -14,6 +14,7 @@ import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
+from dpr.core.logs import counted
 from dpr.core.records import Passage, text_hash
 from dpr.data.text import plain
 from dpr.embedding.encode import encode_tokens, tokenize_passages
@@ -57,9 +58,8 @@ class MiningCorpus:
         if not len(self.texts):
             raise InputError("no passages", file=file, expected="at least one")
         if not (work / _BY_TEXT).is_dir():
-            hashes = np.fromiter(
-                (text_hash(plain(passage.text)) for passage in self.texts.passages()), dtype=np.uint64
-            )
+            passages = counted(self.texts.passages(), "hashing passages", len(self.texts))
+            hashes = np.fromiter((text_hash(plain(passage.text)) for passage in passages), dtype=np.uint64)
             with durable_folder(work / _BY_TEXT) as folder:
                 HashIndex.write(folder / "rows.npy", hashes)
         self._by_text = HashIndex(work / _BY_TEXT / "rows.npy")
@@ -99,7 +99,7 @@ def write_training_passages(train: TrainingSet, file: Path) -> int:
     names: set[int] = set()
 
     def distinct() -> Iterator[Passage]:
-        for row in range(len(train)):
+        for row in counted(range(len(train)), "collecting the passages", unit="questions"):
             sample = train[row]
             for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
                 content = text_hash(plain(passage.text))

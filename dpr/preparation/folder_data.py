@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import get_logger
+from dpr.core.logs import counted, get_logger
 from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample, text_sha256
 from dpr.data.words import find_near_duplicates
@@ -164,7 +164,7 @@ def _make(
     logger.info("reading %d files", len(files))
     documents: dict[str, Document] = {}
     bad: dict[str, str] = {}
-    for name, path in files.items():
+    for name, path in counted(files.items(), "reading documents", len(files), unit="files"):
         try:
             documents[name] = read_document(path, PurePosixPath(name))
         except InputError as error:
@@ -366,7 +366,7 @@ def find_answers(
     texts = [f" {words_of(piece.passage().text)} " for piece in pieces]
     added: list[Piece] = []
     pairs: list[QuestionPair] = []
-    for row in rows:
+    for row in counted(rows, "looking for answers", unit="questions"):
         answer = row.answer if row.answer in answering else row.answer.casefold()
         if answer not in answering:
             answer = row.answer

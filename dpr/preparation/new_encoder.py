@@ -41,6 +41,7 @@ SEP = "[SEP]"
 MASK = "[MASK]"
 _CONTINUATION = "##"
 _MOST_CHARACTERS = 1000  # the most frequent ones get tokens; words with others become [UNK]
+_MANY_CHARACTERS = 50_000_000  # from which learning may take longer than ten seconds
 _PASSAGES_AT_ONCE = 1000
 _WHOLE = 1 << 24  # tokens; passages are counted uncut
 _RANGE = 0.1  # standard deviation of a static encoder's random numbers
@@ -259,6 +260,8 @@ def train_vocabulary(
         limit_alphabet=len(characters),
         show_progress=False,
     )
+    if counts.total() > _MANY_CHARACTERS:
+        logger.info("learning a vocabulary from %s characters of text", f"{counts.total():,}")
     tokenizer.train_from_iterator(texts(), trainer)
     numbers = tokenizer.get_vocab()
     return sorted(numbers, key=numbers.__getitem__)

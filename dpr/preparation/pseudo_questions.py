@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.core.logs import Progress
+from dpr.core.logs import counted
 from dpr.core.records import Passage, Question
 from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
@@ -61,10 +61,11 @@ def prepare_pairs(
                 metadata["counts"] = _write(target, held)
                 if settings.rounds:
                     train = PseudoPairs(corpus, kinds=settings.pairs, held_back=HELD_BACK)
+                    places = ((lap, row) for lap in range(settings.rounds) for row in range(len(train)))
+                    total = settings.rounds * len(train)
                     pairs = (
                         train.drawn(row, generator_for(PAIRS, 0, lap, 0, row))
-                        for lap in range(settings.rounds)
-                        for row in range(len(train))
+                        for lap, row in counted(places, "cutting pairs", total, unit="pairs")
                     )
                     metadata["counts"]["training pairs"] = write_training_set(target / TRAIN, pairs)
         return dict(read_manifest(out)["metadata"]["counts"])
@@ -72,20 +73,18 @@ def prepare_pairs(
 
 def _write(target: Path, held: PseudoPairs) -> dict[str, int]:
     cuts: dict[int, tuple[str, Passage]] = {}
-    for row in range(len(held)):
+    for row in counted(range(len(held)), "cutting questions"):
         if len(cuts) < _MOST_QUESTIONS and (pair := ask(held, row)) is not None:
             cuts[held.corpus_row(row)] = pair
     if not cuts:
         raise InputError("the passages that are held back are too short to ask for", file=held.file)
-    progress = Progress("writing the corpus", held.num_passages, unit="passages")
+    rows = counted(held.passages(0, held.num_passages), "writing the corpus", held.num_passages)
 
     def passages() -> Iterator[Passage]:
-        for index, row in enumerate(held.passages(0, held.num_passages)):
+        for index, row in enumerate(rows):
             yield cuts[index][1] if index in cuts else row.passage
-            progress.advance(1, 0)
 
     write_passages(target / EVALUATION_CORPUS, passages())
-    progress.close()
     keys = {number: f"pseudo-{number}" for number in sorted(cuts)}
     write_questions(target / QUESTIONS, [Question(cuts[number][0], key) for number, key in keys.items()])
     write_qrels(target / QRELS, {key: {str(cuts[number][1].id): 1} for number, key in keys.items()})

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
+from dpr.core.logs import Progress
 from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_question, normalize_question
 from dpr.embedding.encode import encode_tokens
@@ -101,7 +102,12 @@ def encode_questions(
     tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
     vectors = encode_tokens(
-        model, tokens, encoder_type=form.encoder_type, batch_tokens=BATCH_TOKENS, batch_size=batch_size
+        model,
+        tokens,
+        encoder_type=form.encoder_type,
+        batch_tokens=BATCH_TOKENS,
+        batch_size=batch_size,
+        on_batch=Progress("encoding questions", len(questions), unit="questions").advance,
     )
     if seconds is not None:
         seconds["tokenise"] += tokenised - start

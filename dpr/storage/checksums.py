@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.core.logs import WatchedFile
 from dpr.core.paths import odd_kind, user_path
 from dpr.core.records import text_sha256
 from dpr.storage.durable import (
@@ -96,7 +97,7 @@ def shared_content(files: Sequence[Path]) -> list[str]:
 def _cached_sha256(path: Path) -> str:
     if kind := odd_kind(path):
         raise InputError(f"is {kind}", file=path, expected="a file")
-    with open(path, "rb") as file:
+    with WatchedFile(path) as file:
         start = time.time_ns()
         seen = _stated(os.fstat(file.fileno()))
         if found := recalled("content", [seen]):

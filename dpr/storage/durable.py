@@ -14,18 +14,20 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from dpr.core.errors import InputError, OutputError
+from dpr.core.logs import WatchedFile, counted
 from dpr.core.paths import CHECKSUM as CHECKSUM
 from dpr.core.version import __version__
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.untrusted import is_below, parsed
 
 MANIFEST = "manifest.json"
+_MANY_FILES = 100  # fewer are counted by their bytes
 SCHEMA = 1
 MADE_OF = "# made_of "
 MAX_JSON_BYTES = 2**29
@@ -205,7 +207,7 @@ def write_manifest(
 
 def describe_file(path: Path) -> dict[str, Any]:
     """Size and SHA-256, as a manifest lists them."""
-    with open(path, "rb") as file:
+    with WatchedFile(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
@@ -264,7 +266,10 @@ def verify_folder(path: Path) -> list[str]:
         return [str(error)]
     problems = []
     present: set[str] = set()
-    for name in names_below(path):
+    names: Iterable[str] = names_below(path)
+    if len(listed) > _MANY_FILES:
+        names = counted(names, f"verifying {path.name}", len(listed), unit="files")
+    for name in names:
         file = path / name
         if file.is_symlink():
             problems.append(f"{name}: is a symbolic link")

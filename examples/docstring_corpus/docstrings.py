@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
+from dpr.core.logs import counted, get_logger
 from dpr.preparation.passages import first_sentence
 
 STANDARD_LIBRARY = "stdlib"
@@ -124,15 +124,19 @@ def default_packages() -> list[str]:
 def read_docstrings(sources: Sequence[SourceFile], *, processes: int = 1) -> list[Docstring]:
     """Reads all usable docstrings, in the order of ``sources``. Files that do not parse are left out and
     counted in the log."""
+    what = "reading docstrings"
     if processes == 1 or len(sources) < 100:
-        per_file: list[list[Docstring] | None] = [_read_file(source) for source in sources]
+        per_file: list[list[Docstring] | None] = [
+            _read_file(source) for source in counted(sources, what, unit="files")
+        ]
     else:
         # spawn: the caller may have threads running (numpy, torch), which a fork would copy in an unknown
         # state.
         with ProcessPoolExecutor(
             processes, mp_context=multiprocessing.get_context("spawn"), initializer=gc.disable
         ) as pool:
-            per_file = list(pool.map(_read_file, sources, chunksize=64))
+            read = pool.map(_read_file, sources, chunksize=64)
+            per_file = list(counted(read, what, len(sources), unit="files"))
     unreadable = sum(docstrings is None for docstrings in per_file)
     if unreadable:
         logger.info(

@@ -12,6 +12,7 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch
 from dpr.core.compute_settings import autocast
 from dpr.core.distributed import current_ranks, gather_uneven_rows, sum_over_ranks
+from dpr.core.logs import counted
 from dpr.data.collator import Collator, identity_table, judgement_identity
 from dpr.data.loader import data_row
 from dpr.data.order import rank_slice
@@ -146,7 +147,8 @@ class NllValidation(DevSetValidation):
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
         values = [torch.zeros(0, dtype=torch.float64)]
         num_questions = self._num_questions(source)
-        for start in range(0, num_questions, self.pool_size):
+        starts = range(0, num_questions, self.pool_size)
+        for start in counted(starts, f"validating on {source.name}", unit="questions"):
             mine = rank_slice(min(self.pool_size, num_questions - start), ranks.rank, ranks.world_size)
             rows = range(start + mine.start, start + mine.stop)
             batch, questions, slots = self._encoded(model, collator, source, options, rows)
@@ -213,7 +215,8 @@ class AverageRankValidation(DevSetValidation):
         identities: list[Tensor] = []
         targets: list[Tensor] = []
         num_slots = 0
-        for start in range(0, longest, QUESTIONS_AT_ONCE):
+        starts = range(0, longest, QUESTIONS_AT_ONCE)
+        for start in counted(starts, f"encoding {source.name}", unit="questions of a process"):
             rows = mine[start : start + QUESTIONS_AT_ONCE]
             batch, vectors, slots = self._encoded(model, collator, source, options, rows)
             valid = batch.context_valid
@@ -249,7 +252,8 @@ class AverageRankValidation(DevSetValidation):
         gold_scores = (queries * torch.cat(golds).double()).sum(1).float()
         higher = torch.zeros(len(queries), dtype=torch.float64, device=model.device)
         ties = torch.zeros_like(higher)
-        for start in range(0, int(gather_uneven_rows(torch.tensor([len(own)])).max()), train.val_av_rank_bsz):
+        most = int(gather_uneven_rows(torch.tensor([len(own)])).max())
+        for start in counted(range(0, most, train.val_av_rank_bsz), f"ranking {source.name}"):
             part = slice(start, start + train.val_av_rank_bsz)
             block_columns = gather_uneven_rows(columns[part])
             block = gather_uneven_rows(own[part]).double()

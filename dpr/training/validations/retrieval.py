@@ -24,7 +24,7 @@ from dpr.core.distributed import (
     sum_over_ranks,
 )
 from dpr.core.errors import ConfigError, InputError, LostRankError
-from dpr.core.logs import get_logger
+from dpr.core.logs import counted, get_logger
 from dpr.core.records import Passage, Question
 from dpr.core.seeding import generator_for
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, flat_values, listed, setting
@@ -158,7 +158,8 @@ def search_corpus(
     mine = list(range(ranks.rank, corpus.num_chunks, ranks.world_size))
     chunks = corpus.read(mine)
     # The ranks meet after every chunk, so that one that fails is noticed soon.
-    for turn in range(-(-corpus.num_chunks // ranks.world_size)):
+    starts = range(0, corpus.num_passages, corpus.chunk_size * ranks.world_size)
+    for turn, _ in enumerate(counted(starts, f"encoding and searching {corpus.source.name}")):
         failure = None
         chunk: TokenChunk | None = None
         try:

@@ -6,12 +6,12 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from dpr.core.logs import Progress, configure_by_default, shows_bars
+from dpr.core.logs import Progress, configure_by_default, counted, shows_bars
 
 
 @contextmanager
@@ -102,3 +102,66 @@ def test_progress_is_a_line_within_a_part_too_and_then_once_a_minute(
     with caplog.at_level("INFO", logger="dpr"):
         Progress("embedding", 10).advance(10, 50)
     assert not caplog.records
+
+
+def lines_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, items: Iterable[object]
+) -> list[str]:
+    """What going through the items says, each line as soon as it can be said."""
+    monkeypatch.setattr("dpr.core.logs._FIRST_LINES_EVERY_S", 0.0)
+    monkeypatch.setattr("dpr.core.logs._LINES_EVERY_S", 0.0)
+    caplog.clear()
+    with caplog.at_level("INFO", logger="dpr"):
+        for _ in items:
+            pass
+    return [record.getMessage().split(",")[0] for record in caplog.records]
+
+
+def test_of_several_at_a_time_the_first_is_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inner = (item for _ in range(2) for item in counted("ab", "inner", unit="letters"))
+    assert lines_of(caplog, monkeypatch, counted(inner, "outer", 4)) == [
+        f"outer: {done} of 4 passages" for done in range(1, 5)
+    ]
+    assert lines_of(caplog, monkeypatch, counted("a", "inner", unit="letters")) == ["inner: 1 of 1 letters"]
+
+    # One that was left in the middle silences no other, and is not to be closed.
+    left = counted("ab", "left", unit="letters")
+    next(left)
+    del left
+    Progress("never closed", 2).advance(1)
+    assert lines_of(caplog, monkeypatch, counted(range(0, 5, 2), "steps")) == [
+        "steps: 2 of 5 passages",
+        "steps: 4 of 5 passages",
+        "steps: 5 of 5 passages",
+    ]
+    # More than there should be, such as of a file that grows, is no reason to speak on.
+    assert lines_of(caplog, monkeypatch, counted(iter("abc"), "grown", 1)) == ["grown: 1 of 1 passages"]
+
+
+def test_a_bar_is_drawn_of_what_takes_longer_than_a_second(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dpr.core.logs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dpr.core.logs.shows_bars", lambda stream: True)
+    for seconds in (0.1, 1.0):
+        progress = Progress("embedding", 4)
+        for _ in range(4):
+            now[0] += seconds
+            inner = Progress("reading", 1)
+            now[0] += seconds
+            inner.advance(1)
+            inner.close()
+            progress.advance(1)
+        progress.close()
+        said = capsys.readouterr().err
+        assert "reading" not in said
+        assert ("embedding: 100%" in said and "4/4" in said) if seconds == 1.0 else not said
+
+    # A rank other than 0 shows errors only, and so draws none.
+    with caplog.at_level("ERROR", logger="dpr"):
+        for _ in counted(range(4), "searching"):
+            now[0] += 1.0
+    assert not capsys.readouterr().err
