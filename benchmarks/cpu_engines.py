@@ -30,7 +30,7 @@ from benchmarks.measuring import median_and_range
 
 Encode = Callable[[], np.ndarray]
 LENGTH = 256
-BATCH = 32
+BATCH = 16
 
 
 def dpr(model: Path, texts: list[str], threads: int) -> Encode:
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument("--busy", type=int, nargs="+", default=[0, os.cpu_count() or 1])
+    parser.add_argument("--threads", type=int, nargs="+", help="default: one, and all cores")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -223,7 +224,7 @@ def main() -> None:
                 op_types_to_quantize=["MatMul"],
                 per_channel=True,
             )
-        for threads in sorted({1, usable_cores()}):
+        for threads in options.threads or sorted({1, usable_cores()}):
             processes = {
                 engine: started(
                     engine,
