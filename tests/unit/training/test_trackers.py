@@ -17,6 +17,7 @@ from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, Tracker, WeightsAndBiases
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
+from tests.helpers.serving import wait_until
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -112,8 +113,8 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tracker = WeightsAndBiases()
     trainer(tmp_path, tracker, max_steps=2, config={"seed": 7}).train()
     (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    content = stored.read_bytes()
-    assert b"train/loss" in content and b"perf/tokens_per_s" in content
+    wait_until(lambda: b"train/loss" in stored.read_bytes())  # another process writes it, later on a busy machine
+    assert b"perf/tokens_per_s" in stored.read_bytes()
     again = WeightsAndBiases()
     job = trainer(tmp_path, again)
     job.resume()
