@@ -14,9 +14,11 @@ def quota(groups: str = "/sys/fs/cgroup") -> int | None:
             try:
                 with open(f"{groups}/{name}", encoding="ascii") as file:
                     words += file.read().split()
-            except OSError:
+            except (OSError, ValueError):  # not there, or not text
                 break
-        if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # not "max", nor -1
+        if (
+            len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1])
+        ):  # not "max", nor -1
             return max(1, -(-int(words[0]) // int(words[1])))
     return None
 

@@ -464,7 +464,9 @@ class BiEncoder(nn.Module):
         ):  # to visit every module takes longer than to look a question up in a table
             self.eval()
         try:
-            budget = min(batch_tokens, CPU_FORWARD_TOKENS) if tower.runs_in_streams else batch_tokens
+            # With one thread too, so that the bits do not depend on their number.
+            is_for_streams = tower.runs_in_streams
+            budget = min(batch_tokens, CPU_FORWARD_TOKENS) if is_for_streams else batch_tokens
             batches = plan_token_batches(tokens.lengths.cpu().numpy(), budget, max_sequences or len(tokens))
             # known to all before the first
             most = largest_over_ranks(len(batches)) if tower.is_sharded else 0
@@ -482,7 +484,7 @@ class BiEncoder(nn.Module):
                     with lock:
                         on_batch(len(rows), len(part.tokens))
 
-            if tower.runs_in_streams and len(batches) > 1:
+            if is_for_streams and len(batches) > 1 and torch.get_num_threads() > 1:
                 in_streams(encode, batches)
             else:
                 for rows in batches:

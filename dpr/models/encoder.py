@@ -154,13 +154,12 @@ class Encoder(nn.Module):
     def runs_in_streams(self) -> bool:
         """Whether several threads may call it at once and gain by it: on a CPU, packed, with layers, and with weights that
         no other call changes."""
-        is_on_cpu = next(self.parameters()).device.type == "cpu"
         return (
-            is_on_cpu
+            self.fast.has_layers
             and self.is_packed
-            and self.fast.has_layers
             and self.adapter is None
             and not self.is_sharded
+            and next(self.parameters()).device.type == "cpu"
         )
 
     def forward(self, batch: TokenBatch) -> Tensor:

@@ -101,14 +101,18 @@ def encode_questions(
     start = time.perf_counter()
     tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
-    vectors = encode_tokens(
-        model,
-        tokens,
-        encoder_type=form.encoder_type,
-        batch_tokens=BATCH_TOKENS,
-        batch_size=batch_size,
-        on_batch=Progress("encoding questions", len(questions), unit="questions").advance,
-    )
+    progress = Progress("encoding questions", len(questions), unit="questions")
+    try:
+        vectors = encode_tokens(
+            model,
+            tokens,
+            encoder_type=form.encoder_type,
+            batch_tokens=BATCH_TOKENS,
+            batch_size=batch_size,
+            on_batch=progress.advance,
+        )
+    finally:
+        progress.close()
     if seconds is not None:
         seconds["tokenise"] += tokenised - start
         seconds["inference"] += time.perf_counter() - tokenised
