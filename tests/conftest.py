@@ -42,14 +42,22 @@ if "DPR_TESTS_CACHE" not in os.environ:
     )
     atexit.register(shutil.rmtree, os.environ["DPR_CACHE"], ignore_errors=True)
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 
 import dpr.evaluation.report as page
 from tests.helpers import quick
+from tests.helpers.examples import IS_THOROUGH
 from tests.helpers.no_network.sitecustomize import block_connections
 from tests.helpers.slow_tests import is_slow
+
+# ``make test`` tries the same examples every time, so that it fails for a change alone; ``make fuzz`` looks for
+# others.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+if not IS_THOROUGH:
+    hypothesis.settings.load_profile("repeatable")
 
 block_connections()  # they leave this machine never
 page.curves_svg = quick.DRAWN  # for tests that import it; others have none, see pytest_runtest_setup
