@@ -18,24 +18,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.logs import details_in, get_logger
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
-from dpr.data.pairs import kinds_of
+from dpr.data.pairs import PseudoPairs, kinds_of
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
+from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint, write_run
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.jobs import compare, embed, mine, prepare, retrieve, train
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.mining.settings import MineCommand, ScoreCommand
 from dpr.models.backbones import read_config
+from dpr.models.biencoder import BiEncoder
 from dpr.preparation.folder_data import content_of_documents, find_documents
 from dpr.preparation.passages import GIVEN
 from dpr.preparation.pseudo_questions import HELD_BACK
@@ -53,6 +55,7 @@ from dpr.storage.durable import read_json, read_manifest, remove_folder, write_j
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import LOCK_FILE, held, require_writable
 from dpr.storage.untrusted import inside
+from dpr.training.linear_layer import MOST_QUESTIONS, add_fitted_layer
 from dpr.training.settings import BiEncoderTrainConfig
 
 logger = get_logger(__name__)
@@ -65,17 +68,22 @@ JOBS: dict[str, Callable[[Any], Any]] = {
     "score": mine.run_score,
     "embed": embed.run,
     "retrieve": retrieve.run,
+    "adapt": lambda config: fit(config),  # defined below
 }
-"""The commands that stages run."""
+"""The commands that stages run; of ``adapt`` itself, what it does with a model that is given."""
 RECORD = "stage.json"
 _FORMAT = 3
 RESULT = "adapted.json"
+FITTED = "fitted"
+"""The model of that stage, as a checkpoint of its run."""
 DETAILS = "log.txt"
 """The commands of the stages, and all that they say."""
 TEMPERATURES = (0.15, 0.1, 0.05)
 """What a new encoder is tried with, the default first; a model that is given is trained with the last."""
 WEIGHTS = (0.2, 0.6)
 """Bounds of the encoder's share in the hybrid: made questions alone would choose too high a share."""
+WEIGHT_OF_GIVEN = 0.5
+"""Share in the hybrid of a model that is given and was trained before (benchmarks/results/adapt_trained.md)."""
 CLEARLY = 0.02
 """By how much a setting has to be better than the default one on the dev questions to be taken."""
 _DEPTH = 1000
@@ -102,15 +110,12 @@ class Texts:
     """The folder that it makes, with the dev questions and the corpus to evaluate on."""
     corpus: Path
     """The passages that are searched."""
+    evaluated: Path
+    """The passages without what became a question."""
     train_sets: dict[str, dict[str, Any]]
     """The entries of the data sets that are trained on."""
     vocabulary: list[str] = field(default_factory=list)
     """Files with more text for a new vocabulary."""
-
-    @property
-    def evaluated(self) -> Path:
-        """The passages without what became a question."""
-        return self.prepared / "evaluation_corpus.jsonl"
 
     def counts(self) -> dict[str, Any]:
         """How much of everything there is."""
@@ -127,11 +132,17 @@ def run(config: AdaptSettings) -> None:
     made_of: dict[str, Any] = {"corpus": content_sha256(corpus), **models}
     made_of |= {"pairs": config.pairs, "max_pairs": config.max_pairs, "seed": config.seed}
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
-    texts = Texts(out / "pseudo" / "questions", corpus, train_sets)
-    with stages_in(out, made_of, first="pseudo") as stages:
-        cut = PrepareSettings(sources=[str(corpus)], out=str(texts.prepared), pairs="mixed")
-        stages.run("pseudo", "pseudo-questions, to choose settings by", "prepare", cut, ["questions"])
-        adapt(stages, config, texts)
+    prepared = out / "pseudo" / "questions"
+    if is_fitted(config):
+        texts = Texts(prepared, corpus, corpus, train_sets)
+        with stages_in(out, made_of, first="model") as stages:
+            adapt(stages, config, texts)
+    else:
+        texts = Texts(prepared, corpus, prepared / "evaluation_corpus.jsonl", train_sets)
+        with stages_in(out, made_of, first="pseudo") as stages:
+            cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
+            stages.run("pseudo", "pseudo-questions, to choose settings by", "prepare", cut, ["questions"])
+            adapt(stages, config, texts)
 
     name = shlex.quote(str(out))
     print(f"\nIt took {(time.monotonic() - start) / 60:.1f} minutes.\n")
@@ -154,11 +165,13 @@ def quickstart(config: QuickstartSettings) -> None:
     made_of["folder"] = content_of_documents(documents)
 
     prepared = out / "data" / "texts"
+    evaluated = prepared / "evaluation_corpus.jsonl"
     train_sets = {
-        "corpus": {"file": str(prepared / "evaluation_corpus.jsonl"), "pairs": "mixed"},
+        "corpus": {"file": str(evaluated), "pairs": "mixed"},
         "questions": {"file": str(prepared / "train.jsonl")},
     }
-    texts = Texts(prepared, prepared / "corpus.jsonl", train_sets, [str(prepared / "train.jsonl")])
+    vocabulary = [str(prepared / "train.jsonl")]
+    texts = Texts(prepared, prepared / "corpus.jsonl", evaluated, train_sets, vocabulary)
     name = shlex.quote(str(out))
     with stages_in(out, made_of, first="data") as stages:
         reading = PrepareSettings(
@@ -256,6 +269,9 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     """All stages behind the first, which has prepared the texts; writes ``search.json`` and ``adapted.json``.
     Returns the encoder's share in the hybrid."""
     out = stages.out
+    if is_fitted(config):
+        return fit_and_embed(stages, config, texts)
+
     if config.model_file is None:
         empty = NewEncoderSettings(
             corpus=str(texts.corpus),
@@ -335,15 +351,8 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         what = "training, by the teacher"
         stages.run("model", what, "train", taught, [RUN_FILE], processes=config.processes)
 
-    for name, corpus in (("vectors", texts.corpus), ("evaluation", texts.evaluated)):
-        vectors = EmbedConfig(
-            model_file=str(out / "model"),
-            ctx_src=str(corpus),
-            out_file=str(out / name / "corpus"),
-            device=config.device,
-        )
-        what = f"the vectors of {corpus}"
-        stages.run(name, what, "embed", vectors, ["corpus_0"], processes=config.processes)
+    embed_with_model(stages, config, "vectors", texts.corpus)
+    embed_with_model(stages, config, "evaluation", texts.evaluated)
 
     hybrid = search_of(config, texts, "weight", "dev")
     hybrid.tune_hybrid_weight = True
@@ -374,6 +383,63 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     }
     write_json(out / RESULT, result, note={})
     return weight
+
+
+def is_fitted(config: AdaptSettings) -> bool:
+    """Whether the model that is given gets a linear layer in place of a training: it says how a text becomes a
+    vector, as one that was trained for retrieval does, and there is no teacher to learn from."""
+    if config.model_file is None or config.teacher is not None:
+        return False
+    return states_vectors(config.model_file)
+
+
+def states_vectors(model_file: str) -> bool:
+    """Whether a model says how a text becomes a vector."""
+    known = Path(model_file)
+    return is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()
+
+
+def fit_and_embed(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
+    """The stages for a model that is given and was trained before. Nothing of them is chosen on made questions.
+    Returns the encoder's share in the hybrid."""
+    out = stages.out
+    fitting = replace(config, corpus=str(texts.evaluated), out=str(out))
+    stages.run("model", "a linear layer behind the model, fitted to the corpus", "adapt", fitting, [RUN_FILE])
+    embed_with_model(stages, config, "vectors", texts.corpus)
+    if texts.evaluated != texts.corpus:
+        embed_with_model(stages, config, "evaluation", texts.evaluated)
+    write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
+    write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
+    print(
+        "\nThe model has a linear layer now, which was fitted to questions cut from the corpus. Nothing was measured:"
+        f" made questions say\nnothing about a model that is good already. Weight of the encoder in the hybrid:"
+        f" {WEIGHT_OF_GIVEN:g}."
+    )
+    return WEIGHT_OF_GIVEN
+
+
+def fit(config: AdaptSettings) -> None:
+    """Writes a run: the model that is given, with a linear layer fitted to the corpus."""
+    folder = Path(str(config.out)) / "model"
+    model = BiEncoder.load(str(config.model_file), resolve_device(config.device))
+    # Whole sentences and titles teach more than shortened crops, which are for a model that knows nothing yet.
+    kinds = ["sentence", "title"] if config.pairs == "mixed" else config.pairs
+    pairs = PseudoPairs(str(config.corpus), kinds=kinds, drop_words=0.0)
+    add_fitted_layer(model, pairs, most_questions=config.max_pairs or MOST_QUESTIONS, seed=config.seed)
+    model.save(folder / FITTED, overwrite=True)
+    write_run(folder, {"best_checkpoint": FITTED, "last_checkpoint": FITTED})
+
+
+def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: Path) -> None:
+    """The stage ``name``: the vectors of a corpus."""
+    vectors = EmbedConfig(
+        model_file=str(stages.out / "model"),
+        ctx_src=str(corpus),
+        out_file=str(stages.out / name / "corpus"),
+        device=config.device,
+    )
+    what = f"the vectors of {corpus}"
+    stages.run(name, what, "embed", vectors, ["corpus_0"], processes=config.processes)
 
 
 def chosen_temperature(tried: dict[float, float]) -> float:
@@ -440,8 +506,7 @@ def training(
         else:
             made.encoder.pretrained_model_cfg = config.model_file
             made.encoder.shared = True
-        states_vectors = is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()
-        if not states_vectors:
+        if not states_vectors(config.model_file):
             made.encoder.pooling = "mean"
             made.encoder.normalize = True
     pairs = config.max_pairs or pairs

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dpr import BiEncoder
 from dpr.cli.main import main
 from dpr.jobs.adapt import CLEARLY, Texts, chosen_system, chosen_temperature, chosen_weight, training
 from dpr.preparation.settings import AdaptSettings
@@ -90,12 +92,45 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_nothing_is_made_twice(
     assert result["hybrid_weight"] == search["hybrid_weight"]
 
 
-def test_a_given_model_is_trained_on(commands: list[str], tmp_path: Path) -> None:
+def test_a_backbone_alone_is_trained_on(commands: list[str], tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.jsonl")
-    tiny_model(tmp_path / "base").save(tmp_path / "given")
-    assert main(["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"]) == 0
+    model = tiny_model(tmp_path / "base", dtype=torch.float32)
+    model.ctx_model.backbone.save_pretrained(tmp_path / "base")
+    assert main(["adapt", "corpus.jsonl", "model_file=base", "device=cpu", "max_pairs=64"]) == 0
     assert commands == ["prepare", "train", "embed", "embed", "retrieve"]
     assert json.loads((tmp_path / "runs" / "corpus" / "adapted.json").read_text())["temperature"] == 0.05
+
+
+def test_a_trained_model_gets_a_linear_layer_and_keeps_its_weights(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    given = tiny_model(
+        tmp_path / "base", pooling="mean", normalize=True, shared=True, plain_apostrophes=False
+    )
+    given.save(tmp_path / "given")
+    line = ["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64", "out=runs/x"]
+    assert main(line) == 0
+    assert commands == ["adapt", "embed"]
+    assert "Weight of the encoder in the hybrid: 0.5" in capsys.readouterr().out
+
+    adapted = BiEncoder("runs/x")
+    before = given.ctx_model.backbone.state_dict()
+    after = adapted.ctx_model.backbone.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    layer = adapted.ctx_model.encode_proj
+    assert layer is not None and not torch.equal(layer.weight, torch.eye(given.dimension))
+    text = json.loads((tmp_path / "corpus.jsonl").read_text().splitlines()[17])["text"]
+    assert main(["search", "runs/x", text]) == 0
+    assert capsys.readouterr().out.splitlines()[0].lstrip().startswith("1.")
+    assert main(["export", "model_file=runs/x", "to=sentence-transformers", "out=exported"]) == 0
+
+    commands.clear()
+    assert main(line) == 0
+    assert commands == []
+    assert main([*line, "seed=1"]) == 0
+    assert commands == ["adapt", "embed"]
+    assert not torch.equal(BiEncoder("runs/x").ctx_model.encode_proj.weight, layer.weight)
 
 
 def test_a_teacher_is_learned_from_and_without_it_all_is_made_again(
@@ -120,8 +155,9 @@ def test_a_teacher_is_learned_from_and_without_it_all_is_made_again(
     commands.clear()
     assert main([*line, "teacher=cross-encoder"]) == 0
     assert commands == []
+    commands.clear()
     assert main(line) == 0
-    assert commands == ["prepare", "train", "embed", "embed", "retrieve"]
+    assert commands == ["adapt", "embed"]
     assert not Path("runs/corpus/scored").exists()
 
 
@@ -188,7 +224,7 @@ def test_the_weight_stays_within_bounds_and_near_the_default(
 def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = Texts(tmp_path, tmp_path / "corpus.tsv", {})
+    texts = Texts(tmp_path, tmp_path / "corpus.tsv", tmp_path / "corpus.tsv", {})
 
     def made(passages: int, *, share: float = 1.0, **given: Any) -> TrainSettings:
         monkeypatch.setattr(Texts, "counts", lambda self: {"passages": passages})

@@ -1,0 +1,172 @@
+"""A linear layer behind a trained model's vectors, fitted to a corpus without labels: what ``dpr adapt`` does
+with a model that is given.
+
+The backbone stays as it is, so that all that is learned takes seconds once some passages are encoded. Questions
+are cut from passages. What each should find is the hybrid of BM25 and the model itself, among the passages that
+it was not cut from: its own holds its words and would teach nothing. The layer is the same for both sides, and
+begins as the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div, normalize
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import Progress, counted, get_logger
+from dpr.core.records import Passage
+from dpr.core.seeding import generator_for
+from dpr.data.order import PAIRS
+from dpr.data.pairs import PseudoPairs
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
+from dpr.indexer.registry import Texts
+from dpr.models.biencoder import BiEncoder
+
+logger = get_logger(__name__)
+
+# Measured on eight collections (benchmarks/results/adapt_trained.md).
+MOST_PASSAGES = 8192
+MOST_QUESTIONS = 3000
+LEARNING_RATE = 2e-4
+TEACHER_TEMPERATURE = 0.09
+"""Divides the hybrid's scores, which lie between 0 and 1."""
+_TEMPERATURE = 0.05
+_EPOCHS = 3
+_BATCH_SIZE = 32
+_MOST_LAPS = 8
+"""Questions of a passage, at most."""
+_DEPTH = 1000
+"""Passages that each side of the hybrid lists; all others have score 0."""
+_WEIGHT = 0.5
+"""The model's share in the hybrid."""
+
+
+def add_fitted_layer(
+    model: BiEncoder, pairs: PseudoPairs, *, most_questions: int = MOST_QUESTIONS, seed: int = 0
+) -> None:
+    """Puts a layer fitted to the passages of ``pairs`` behind the vectors of both towers.
+
+    Large corpora are sampled: at most ``MOST_PASSAGES`` passages are encoded, by the model as it was.
+
+    Raises:
+        ConfigError: the model's vectors do not come from a linear layer or a pooling alone.
+        InputError: the corpus has no passages to cut questions from.
+    """
+    if model.settings.projection_activation != "none" or model.settings.static_questions:
+        raise ConfigError(
+            "a linear layer cannot be added to a model whose vectors go through tanh, or whose questions go through a"
+            " table; train it on labelled questions (dpr train model=FOLDER)"
+        )
+    generator = generator_for(PAIRS, seed, 0, 0, 0)
+    rows = generator.permutation(pairs.num_passages)[:MOST_PASSAGES]
+    rows = [int(row) for row in np.sort(rows)]
+    passages: list[Passage] = []
+    askable: list[int] = []
+    for place, row in enumerate(counted(rows, "reading passages")):
+        found = pairs.row(row)
+        passages.append(found.passage)
+        if pairs.is_usable(found):
+            askable.append(place)
+    if len(askable) < 2:
+        raise InputError("has too few passages with words to fit a layer to", file=pairs.file)
+
+    # Every passage is asked for once before one is asked for again.
+    questions: list[str] = []
+    sources: list[int] = []
+    order = generator.permutation(askable)
+    for number in range(min(most_questions, _MOST_LAPS * len(askable))):
+        lap, place = divmod(number, len(askable))
+        source = int(order[place])
+        drawn = pairs.drawn(rows[source], generator_for(PAIRS, seed, lap, 0, rows[source]))
+        questions.append(drawn.question)
+        sources.append(source)
+
+    asked = model.encode_questions(questions, convert_to_tensor=True, show_progress_bar=True)
+    encoded = model.encode_passages(passages, convert_to_tensor=True, show_progress_bar=True)
+    targets = _targets(questions, passages, np.array(sources), asked, encoded)
+    matrix = _fitted(asked, encoded, targets, torch.tensor(sources), seed=seed)
+    _add(model, matrix)
+
+
+def _targets(
+    questions: list[str], passages: list[Passage], sources: np.ndarray, asked: Tensor, encoded: Tensor
+) -> Tensor:
+    """The hybrid's scores (Q, N) of each question's passages, 0 for those that neither side lists and for the
+    passage that it was cut from."""
+    names = [str(row) for row in range(len(passages))]
+    texts = (f"{passage.title} {passage.text}" for passage in passages)
+    words = Bm25Index.build(Texts(iter(names), texts))
+    targets = torch.zeros(len(questions), len(passages))
+    depth = min(_DEPTH, len(passages))
+    steps = range(0, len(questions), _BATCH_SIZE)
+    for start in counted(steps, "searching by words and vectors", unit="batches"):
+        part = slice(start, start + _BATCH_SIZE)
+        own = [names[source] for source in sources[part]]
+        best = (asked[part] @ encoded.T).cpu().topk(depth)
+        by_vectors: list[Ranking] = [
+            [(names[row], score) for row, score in zip(rows, scores, strict=True)]
+            for rows, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        by_words = to_rankings(words.search(questions[part], depth))
+        for listed in (by_vectors, by_words):
+            for place, ranking in enumerate(listed):
+                listed[place] = [found for found in ranking if found[0] != own[place]]
+        fused = fuse_linear(by_vectors, by_words, weight=_WEIGHT, k=2 * depth)
+        for line, ranking in zip(targets[part], fused, strict=True):
+            line[[int(name) for name, _ in ranking]] = torch.tensor([score for _, score in ranking])
+    return targets
+
+
+def _fitted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *, seed: int) -> Tensor:
+    """The matrix (D, D) with which the products of vectors, scaled to length 1, give each question the hybrid's
+    distribution over the passages that it was not cut from."""
+    asked = normalize(asked, dim=-1)
+    encoded = normalize(encoded, dim=-1)
+    device = asked.device
+    matrix = nn.Parameter(torch.eye(asked.shape[1], device=device))
+    optimizer = torch.optim.Adam([matrix], lr=LEARNING_RATE)
+    draws = torch.Generator().manual_seed(seed)
+    num_steps = _EPOCHS * -(-len(asked) // _BATCH_SIZE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_steps)
+    progress = Progress("fitting the layer", num_steps, unit="steps")
+    for _ in range(_EPOCHS):
+        for rows in torch.randperm(len(asked), generator=draws).split(_BATCH_SIZE):
+            own = sources[rows, None].to(device)
+            scores = normalize(asked[rows] @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
+            scores = (scores / _TEMPERATURE).scatter(1, own, float("-inf"))
+            wanted = (targets[rows].to(device) / TEACHER_TEMPERATURE).scatter(1, own, float("-inf"))
+            learned = scores.log_softmax(1).scatter(1, own, 0.0)  # 0 x -inf is no number
+            loss = kl_div(learned, wanted.softmax(1), reduction="batchmean")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            progress.advance(1)
+    progress.close()
+    return matrix.detach()
+
+
+@torch.no_grad()
+def _add(model: BiEncoder, matrix: Tensor) -> None:
+    """Multiplies the vectors of both towers by ``matrix`` before they are scaled; a projection that is there,
+    or a cut of the vectors, becomes part of it."""
+    for tower in model.towers:
+        before = tower.encode_proj
+        like = next(tower.parameters())
+        width = tower.pooled_width if before is None else before.out_features
+        # the vectors that matrix was fitted to have the first of these dimensions
+        whole = matrix.to(like) @ torch.eye(len(matrix), width).to(like)
+        layer = nn.Linear(tower.pooled_width, len(matrix)).to(like)
+        layer.weight.copy_(whole if before is None else whole @ before.weight)
+        if before is None:
+            layer.bias.zero_()
+        else:
+            layer.bias.copy_(whole @ before.bias)
+        tower.encode_proj = layer
+        tower.dimension = len(matrix)
+    model.settings = replace(model.settings, projection_dim=len(matrix), dimensions=0)
