@@ -306,7 +306,8 @@ dpr adapt corpus.jsonl teacher=models/cross-encoder processes=4
     out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of CORPUS>."""
     model_file: str | None = setting(None, also=("model",), path="input")
-    """Folder or name of a model to train on; absent = a static encoder, trained from nothing."""
+    """Folder or name of a model. One that was trained for retrieval gets a linear layer, fitted to the corpus; a
+    backbone alone is trained on pairs. Absent = a static encoder, trained from nothing."""
     teacher: str | None = setting(None, path="input")
     """Folder of a cross-encoder, or of another bi-encoder: the trained encoder then learns its scores of
     mined negatives."""
@@ -314,7 +315,7 @@ dpr adapt corpus.jsonl teacher=models/cross-encoder processes=4
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
     max_pairs: int = setting(0, unit="pairs", least=0)
     """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072, or with model_file 4 of each, from
-    1,024 to 20,000."""
+    1,024 to 20,000. For a linear layer: questions to fit it to; 0 = 3,000."""
     seed: int = 0
     """Decides pairs, order and first weights."""
     processes: int = setting(1, unit="processes", least=1)

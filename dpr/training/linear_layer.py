@@ -63,8 +63,7 @@ def add_fitted_layer(
             " table; train it on labelled questions (dpr train model=FOLDER)"
         )
     generator = generator_for(PAIRS, seed, 0, 0, 0)
-    rows = generator.permutation(pairs.num_passages)[:MOST_PASSAGES]
-    rows = [int(row) for row in np.sort(rows)]
+    rows: list[int] = np.sort(generator.permutation(pairs.num_passages)[:MOST_PASSAGES]).tolist()
     passages: list[Passage] = []
     askable: list[int] = []
     for place, row in enumerate(counted(rows, "reading passages")):

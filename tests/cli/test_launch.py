@@ -60,6 +60,12 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 class TestComposition:
+    def test_finetune_keeps_what_a_trained_model_knows(self) -> None:
+        config = compose("train=finetune")
+        assert config.loss.temperature == 0.05
+        assert config.train.learning_rate == 1e-4 and config.train.num_train_epochs == 3
+        assert compose("train=finetune", "loss.temperature=0.02").loss.temperature == 0.02
+
     def test_dpr_recipe_has_dpr_values(self) -> None:
         train = compose("train=biencoder_nq").train
         assert (train.batch_size, train.dev_batch_size, train.learning_rate, train.warmup_steps) == (
