@@ -36,7 +36,7 @@ from dpr.jobs import compare, embed, mine, prepare, retrieve, train
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.mining.settings import MineCommand, ScoreCommand
-from dpr.models.backbones import read_config
+from dpr.models.backbones import local_model, read_config
 from dpr.models.biencoder import BiEncoder
 from dpr.preparation.folder_data import content_of_documents, find_documents
 from dpr.preparation.passages import GIVEN
@@ -395,7 +395,7 @@ def is_fitted(config: AdaptSettings) -> bool:
 
 def states_vectors(model_file: str) -> bool:
     """Whether a model says how a text becomes a vector."""
-    known = Path(model_file)
+    known = local_model(model_file)
     return is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()
 
 
@@ -411,9 +411,10 @@ def fit_and_embed(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
     write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
     print(
-        "\nThe model has a linear layer now, which was fitted to questions cut from the corpus. Nothing was measured:"
-        f" made questions say\nnothing about a model that is good already. Weight of the encoder in the hybrid:"
-        f" {WEIGHT_OF_GIVEN:g}."
+        "\nA linear layer behind the model was fitted to questions cut from the corpus; its own weights are as they were."
+    )
+    print(
+        f"Only real questions can tell what it gains. The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}."
     )
     return WEIGHT_OF_GIVEN
 

@@ -200,6 +200,7 @@ def joined(
         "projection_dim": 0,
         "projection_activation": "none",
         "adapter": "none",
+        "static_questions": False,  # a model becomes one after it is loaded
         **question.settings,
     }
     settings = replace(

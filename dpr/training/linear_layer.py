@@ -103,7 +103,7 @@ def _targets(
     targets = torch.zeros(len(questions), len(passages))
     depth = min(_DEPTH, len(passages))
     steps = range(0, len(questions), _BATCH_SIZE)
-    for start in counted(steps, "searching by words and vectors", unit="batches"):
+    for start in counted(steps, "searching by words and vectors", unit="questions"):
         part = slice(start, start + _BATCH_SIZE)
         own = [names[source] for source in sources[part]]
         best = (asked[part] @ encoded.T).cpu().topk(depth)

@@ -112,7 +112,7 @@ def test_a_trained_model_gets_a_linear_layer_and_keeps_its_weights(
     line = ["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64", "out=runs/x"]
     assert main(line) == 0
     assert commands == ["adapt", "embed"]
-    assert "Weight of the encoder in the hybrid: 0.5" in capsys.readouterr().out
+    assert "The encoder's weight in the hybrid is 0.5" in capsys.readouterr().out
 
     adapted = BiEncoder("runs/x")
     before = given.ctx_model.backbone.state_dict()

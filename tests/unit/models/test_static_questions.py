@@ -113,6 +113,33 @@ def test_another_library_gives_the_same_vectors(tmp_path: Path) -> None:
     assert "a table of token vectors for questions" in card and "| architecture | bert, 2 layers" in card
 
 
+def test_a_model_of_sentence_transformers_gets_a_table_in_training(tmp_path: Path) -> None:
+    training_folder(tmp_path, train=16, dev=4)
+    model = tiny_model(
+        tmp_path / "encoder",
+        dtype=torch.float32,
+        pooling="mean",
+        normalize=True,
+        shared=True,
+        plain_apostrophes=False,
+    )
+    export_folder(model, tmp_path / "given", "sentence-transformers", source="model")
+    words = [
+        f"model_file={tmp_path / 'given'}",
+        "encoder.static_questions=true",
+        "encoder.fix_ctx_encoder=true",
+        f"train_datasets={tmp_path / 'train.json'}",
+        "train.batch_size=8",
+        "train.num_train_epochs=1",
+        "device=cpu",
+        f"output_dir={tmp_path / 'run'}",
+    ]
+    assert train(words) == 0
+    run = BiEncoder.load(tmp_path / "run")
+    assert is_static(run.question_model.backbone)
+    np.testing.assert_allclose(run.encode_passages(TEXTS), model.encode_passages(TEXTS), atol=1e-6)
+
+
 def test_a_format_of_two_transformers_refuses_it(tmp_path: Path) -> None:
     model = with_table(tmp_path / "encoder")
     with pytest.raises(InputError, match=r"static"):
