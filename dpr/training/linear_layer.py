@@ -1,8 +1,8 @@
 """A linear layer behind a trained model's vectors, fitted to a corpus without labels: what ``dpr adapt`` does
 with a model that is given.
 
-The backbone stays as it is, so that all that is learned takes seconds once some passages are encoded. Questions
-are cut from passages. What each should find is the hybrid of BM25 and the model itself, among the passages that
+The backbone stays as it is, so that the fit takes about a minute once some passages are encoded. Questions are
+cut from passages. What each should find is the hybrid of BM25 and the model itself, among the passages that
 it was not cut from: its own holds its words and would teach nothing. The layer is the same for both sides, and
 begins as the identity.
 """
