@@ -133,16 +133,14 @@ def run(config: AdaptSettings) -> None:
     made_of |= {"pairs": config.pairs, "max_pairs": config.max_pairs, "seed": config.seed}
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     prepared = out / "pseudo" / "questions"
-    if is_fitted(config):
-        texts = Texts(prepared, corpus, corpus, train_sets)
-        with stages_in(out, made_of, first="model") as stages:
-            adapt(stages, config, texts)
-    else:
-        texts = Texts(prepared, corpus, prepared / "evaluation_corpus.jsonl", train_sets)
-        with stages_in(out, made_of, first="pseudo") as stages:
+    with stages_in(out, made_of, first=("pseudo", "model")) as stages:
+        if is_fitted(config):
+            texts = Texts(prepared, corpus, corpus, train_sets)
+        else:
+            texts = Texts(prepared, corpus, prepared / "evaluation_corpus.jsonl", train_sets)
             cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
             stages.run("pseudo", "pseudo-questions, to choose settings by", "prepare", cut, ["questions"])
-            adapt(stages, config, texts)
+        adapt(stages, config, texts)
 
     name = shlex.quote(str(out))
     print(f"\nIt took {(time.monotonic() - start) / 60:.1f} minutes.\n")
@@ -173,7 +171,7 @@ def quickstart(config: QuickstartSettings) -> None:
     vocabulary = [str(prepared / "train.jsonl")]
     texts = Texts(prepared, prepared / "corpus.jsonl", evaluated, train_sets, vocabulary)
     name = shlex.quote(str(out))
-    with stages_in(out, made_of, first="data") as stages:
+    with stages_in(out, made_of, first=("data",)) as stages:
         reading = PrepareSettings(
             sources=[str(folder)],
             out=str(prepared),
@@ -576,19 +574,20 @@ class _Interrupts(SignalBlock):
 
 
 @contextmanager
-def stages_in(out: Path, made_of: Mapping[str, Any], *, first: str) -> Iterator[Stages]:
-    """A block in which this process alone makes the stages of the folder ``out``; ``first`` is made first.
+def stages_in(out: Path, made_of: Mapping[str, Any], *, first: Sequence[str]) -> Iterator[Stages]:
+    """A block in which this process alone makes the stages of the folder ``out``, one of ``first`` before all
+    others.
 
     Args:
         made_of: the settings that decide what is made, and the content of the user's files.
 
     Raises:
-        ConfigError: ``out`` holds other files, and not the first stage.
+        ConfigError: ``out`` holds other files, and no such stage.
         StopRequested: a signal asked to stop.
     """
-    if out.is_dir() and not (out / first / RECORD).is_file():
+    if out.is_dir() and not any((out / name / RECORD).is_file() for name in first):
         others = [path.name for path in sorted(out.iterdir()) if not path.name.startswith(".")]
-        others = [name for name in others if name not in (first, LOCK_FILE, DETAILS)]
+        others = [name for name in others if name not in (*first, LOCK_FILE, DETAILS)]
         if others:
             kind = "a training run" if RUN_FILE in others else "other files"
             raise ConfigError(

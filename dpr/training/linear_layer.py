@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, normalize
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import Progress, counted, get_logger
+from dpr.core.logs import Progress, counted
 from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
@@ -26,8 +26,6 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.models.biencoder import BiEncoder
-
-logger = get_logger(__name__)
 
 # Measured on eight collections (benchmarks/results/adapt_trained.md).
 MOST_PASSAGES = 8192

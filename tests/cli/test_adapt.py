@@ -131,6 +131,9 @@ def test_a_trained_model_gets_a_linear_layer_and_keeps_its_weights(
     assert main([*line, "seed=1"]) == 0
     assert commands == ["adapt", "embed"]
     assert not torch.equal(BiEncoder("runs/x").ctx_model.encode_proj.weight, layer.weight)
+    commands.clear()
+    assert main(["adapt", "corpus.jsonl", "device=cpu", "max_pairs=64", "out=runs/x"]) == 0
+    assert commands == STAGES
 
 
 def test_a_teacher_is_learned_from_and_without_it_all_is_made_again(
