@@ -16,9 +16,8 @@ def quota(groups: str = "/sys/fs/cgroup") -> int | None:
                     words += file.read().split()
             except (OSError, ValueError):  # not there, or not text
                 break
-        if (
-            len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1])
-        ):  # not "max", nor -1
+        # "max" and -1 are no limit
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
             return max(1, -(-int(words[0]) // int(words[1])))
     return None
 

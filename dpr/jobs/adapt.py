@@ -68,7 +68,7 @@ JOBS: dict[str, Callable[[Any], Any]] = {
     "score": mine.run_score,
     "embed": embed.run,
     "retrieve": retrieve.run,
-    "adapt": lambda config: fit(config),  # defined below
+    "adapt": lambda config: write_fitted(config),  # defined below
 }
 """The commands that stages run; of ``adapt`` itself, what it does with a model that is given."""
 RECORD = "stage.json"
@@ -134,7 +134,7 @@ def run(config: AdaptSettings) -> None:
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     prepared = out / "pseudo" / "questions"
     with stages_in(out, made_of, first=("pseudo", "model")) as stages:
-        if is_fitted(config):
+        if gets_layer(config):
             texts = Texts(prepared, corpus, corpus, train_sets)
         else:
             texts = Texts(prepared, corpus, prepared / "evaluation_corpus.jsonl", train_sets)
@@ -267,7 +267,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     """All stages behind the first, which has prepared the texts; writes ``search.json`` and ``adapted.json``.
     Returns the encoder's share in the hybrid."""
     out = stages.out
-    if is_fitted(config):
+    if gets_layer(config):
         return fit_and_embed(stages, config, texts)
 
     if config.model_file is None:
@@ -383,7 +383,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     return weight
 
 
-def is_fitted(config: AdaptSettings) -> bool:
+def gets_layer(config: AdaptSettings) -> bool:
     """Whether the model that is given gets a linear layer in place of a training: it says how a text becomes a
     vector, as one that was trained for retrieval does, and there is no teacher to learn from."""
     if config.model_file is None or config.teacher is not None:
@@ -408,16 +408,13 @@ def fit_and_embed(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         embed_with_model(stages, config, "evaluation", texts.evaluated)
     write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
     write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
-    print(
-        "\nA linear layer behind the model was fitted to questions cut from the corpus; its own weights are as they were."
-    )
-    print(
-        f"Only real questions can tell what it gains. The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}."
-    )
+    print("\nA linear layer behind the model was fitted to questions cut from the corpus.")
+    print("The model's own weights are as they were. Only real questions can tell what it gains.")
+    print(f"The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}.")
     return WEIGHT_OF_GIVEN
 
 
-def fit(config: AdaptSettings) -> None:
+def write_fitted(config: AdaptSettings) -> None:
     """Writes a run: the model that is given, with a linear layer fitted to the corpus."""
     folder = Path(str(config.out)) / "model"
     model = BiEncoder.load(str(config.model_file), resolve_device(config.device))

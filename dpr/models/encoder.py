@@ -152,8 +152,8 @@ class Encoder(nn.Module):
 
     @property
     def runs_in_streams(self) -> bool:
-        """Whether several threads may call it at once and gain by it: on a CPU, packed, with layers, and with weights that
-        no other call changes."""
+        """Whether several threads may call it at once and gain by it: on a CPU, packed, with layers, and with
+        weights that no other call changes."""
         return (
             self.fast.has_layers
             and self.is_packed

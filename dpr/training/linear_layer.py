@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, normalize
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import Progress, counted
+from dpr.core.logs import counted
 from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
@@ -128,23 +128,21 @@ def _fitted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *,
     matrix = nn.Parameter(torch.eye(asked.shape[1], device=device))
     optimizer = torch.optim.Adam([matrix], lr=LEARNING_RATE)
     draws = torch.Generator().manual_seed(seed)
-    num_steps = _EPOCHS * -(-len(asked) // _BATCH_SIZE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_steps)
-    progress = Progress("fitting the layer", num_steps, unit="steps")
+    batches: list[Tensor] = []
     for _ in range(_EPOCHS):
-        for rows in torch.randperm(len(asked), generator=draws).split(_BATCH_SIZE):
-            own = sources[rows, None].to(device)
-            scores = normalize(asked[rows] @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
-            scores = (scores / _TEMPERATURE).scatter(1, own, float("-inf"))
-            wanted = (targets[rows].to(device) / TEACHER_TEMPERATURE).scatter(1, own, float("-inf"))
-            learned = scores.log_softmax(1).scatter(1, own, 0.0)  # 0 x -inf is no number
-            loss = kl_div(learned, wanted.softmax(1), reduction="batchmean")
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            progress.advance(1)
-    progress.close()
+        batches += torch.randperm(len(asked), generator=draws).split(_BATCH_SIZE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
+    for rows in counted(batches, "fitting the layer", unit="steps"):
+        own = sources[rows, None].to(device)
+        scores = normalize(asked[rows] @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
+        scores = (scores / _TEMPERATURE).scatter(1, own, float("-inf"))
+        wanted = (targets[rows].to(device) / TEACHER_TEMPERATURE).scatter(1, own, float("-inf"))
+        learned = scores.log_softmax(1).scatter(1, own, 0.0)  # 0 x -inf is no number
+        loss = kl_div(learned, wanted.softmax(1), reduction="batchmean")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
     return matrix.detach()
 
 

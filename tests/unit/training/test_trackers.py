@@ -113,9 +113,8 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tracker = WeightsAndBiases()
     trainer(tmp_path, tracker, max_steps=2, config={"seed": 7}).train()
     (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    wait_until(
-        lambda: b"train/loss" in stored.read_bytes()
-    )  # another process writes it, later on a busy machine
+    # Another process writes it, later on a busy machine.
+    wait_until(lambda: b"train/loss" in stored.read_bytes())
     assert b"perf/tokens_per_s" in stored.read_bytes()
     again = WeightsAndBiases()
     job = trainer(tmp_path, again)
