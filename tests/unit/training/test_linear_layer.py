@@ -32,14 +32,14 @@ def corpus(folder: Path, count: int = 60) -> PseudoPairs:
     return PseudoPairs(folder / "corpus.jsonl")
 
 
-def distance(scores: Tensor, targets: Tensor, sources: Tensor) -> float:
+def distance(scores: Tensor, targets: Tensor, sources: Tensor) -> Tensor:
     """The KL divergence that is minimised, written once more."""
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64)
     for line, wanted, own in zip(scores.double(), targets.double(), sources.tolist(), strict=True):
         others = [row for row in range(len(line)) if row != own]
         learned = (line[others] / 0.05).log_softmax(0)
         share = (wanted[others] / linear_layer.TEACHER_TEMPERATURE).softmax(0)
-        total += float((share * (share.log() - learned)).sum())
+        total = total + (share * (share.log() - learned)).sum()
     return total / len(scores)
 
 
@@ -63,6 +63,21 @@ def test_the_vectors_come_nearer_to_the_hybrid(tmp_path: Path, monkeypatch: pyte
     matrix = model.ctx_model.encode_proj.weight.detach().float()  # type: ignore[union-attr]
     after = normalize(asked @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
     assert distance(after, targets, sources) < 0.95 * distance(asked @ encoded.T, targets, sources)
+
+
+def test_a_step_goes_down_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam's first step is the rate, against the sign of the gradient."""
+    monkeypatch.setattr(linear_layer, "_EPOCHS", 1)
+    draws = torch.Generator().manual_seed(0)
+    asked = normalize(torch.randn(20, 6, generator=draws), dim=-1)
+    encoded = normalize(torch.randn(9, 6, generator=draws), dim=-1)
+    sources = torch.arange(20) % 9
+    targets = torch.rand(20, 9, generator=draws).scatter(1, sources[:, None], 0.0)
+    matrix = torch.eye(6, requires_grad=True)
+    scores = normalize(asked @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
+    (gradient,) = torch.autograd.grad(distance(scores, targets, sources), matrix)
+    step = linear_layer._fitted(asked, encoded, targets, sources, seed=0) - torch.eye(6)
+    torch.testing.assert_close(step, -linear_layer.LEARNING_RATE * gradient.sign(), rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("settings", [{"shared": True}, {}, {"projection_dim": 12}, {"dimensions": 8}])
