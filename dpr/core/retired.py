@@ -2,6 +2,8 @@
 of it is left."""
 
 COMMANDS = {
+    "prepare-folder": "dpr prepare FOLDER out=OUT does it",
+    "prepare-pairs": "dpr prepare CORPUS pairs=mixed out=OUT does it",
     "tune-index": (
         "the recall of an index is measured when it is built, and said when it is opened (docs/search.md)"
     ),
