@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from dpr.cli import composed
 from dpr.cli.arguments import (
@@ -93,8 +93,7 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     sys.exit(code[0])
 
 
-Config = TypeVar("Config", bound=Settings)
-Job = Callable[[Config], Any]
+Job = Callable[[Any], Any]
 _HELP = """
 Flags
   --help=all            every setting; --help=SECTION, those of a section
@@ -109,8 +108,8 @@ _FLAGS_OF_FILES = f"""{_HELP}  --cfg job             print the composed configur
 
 def launch(
     config_name: str | None,
-    config_class: type[Config],
-    job: Job[Config],
+    config_class: type[Settings],
+    job: Job,
     argv: list[str],
     *,
     program: str = "dpr COMMAND",
@@ -137,8 +136,8 @@ def launch(
 
 def answer(
     config_name: str | None,
-    config_class: type[Config],
-    job: Job[Config],
+    config_class: type[Settings],
+    job: Job,
     argv: list[str],
     *,
     program: str,
