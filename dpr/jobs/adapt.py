@@ -54,7 +54,6 @@ from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import LOCK_FILE, held, require_writable
-from dpr.storage.untrusted import inside
 from dpr.training.linear_layer import MOST_QUESTIONS, add_fitted_layer
 from dpr.training.settings import BiEncoderTrainConfig
 
@@ -302,11 +301,9 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
             trial = training(config, texts, folder, value, share=_SHARE_OF_TRIALS)
             what = f"a trial: temperature {value}"
             stages.run(f"trials/{number}", what, "train", trial, [RUN_FILE], processes=config.processes)
-            result = read_json(folder / RUN_FILE)
-            for key in ("best_checkpoint", "last_checkpoint"):
-                if (name := result.get(key)) and inside(folder, name, stated_in=RUN_FILE).exists():
-                    remove_folder(folder / name)
-            tried[value] = float(result["best_value"])
+            for checkpoint in folder.glob("*.step*"):
+                remove_folder(checkpoint)
+            tried[value] = float(read_json(folder / RUN_FILE)["best_value"])
         temperature = clearly_best(tried, TEMPERATURES[0])
 
     first = out / ("before_teacher" if config.teacher else "model")

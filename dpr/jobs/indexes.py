@@ -121,8 +121,6 @@ def open_vector_index(
     corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
     require_corpora(corpora, sources, file=", ".join(patterns))
     folder = Path(config.index_path) if config.index_path else None
-    if folder is not None and not choice.index_class.is_saved:
-        raise ConfigError(f"index_path is not for indexer={choice.kind}, which saves nothing; leave it out")
     identity = {"model_fingerprint": model.fingerprint}
     if shards and folder is not None:
         parts = []

@@ -184,10 +184,6 @@ class StoredCorpus:
                 choice = index_choice(_indexer(stored))
                 return LexicalRetriever(open_text_index(choice, sources, path))
             if self._reads_texts:
-                if not stored.encoded_ctx_files:
-                    raise ConfigError(
-                        "a run of BM25 names an index of vectors, but not the vectors; search it with mode bm25"
-                    )
                 stored = replace(stored, indexer=_EXACT, index_path=None)
             return open_dense(
                 self._config(stored), sources, form=stored.form, device=resolve_device(self.device)
