@@ -283,6 +283,7 @@ def check_keys(
     kept = []
     warnings = []
     problems = []
+    follows_flag = False
     for override in overrides:
         if override.startswith("="):
             raise ConfigError(f"{override}: write key=value without a space before =")
@@ -298,7 +299,13 @@ def check_keys(
         elif key in retired.SETTINGS:
             problems.append(f"{key} is gone: {retired.SETTINGS[key]}")
         elif "=" not in override and sign != "~":
-            problems.append(_no_value(override, known))
+            if not follows_flag:
+                problems.append(_no_value(override, known))
+            # The next token is the flag's value.
+            follows_flag = not follows_flag and bool(
+                name_here_of(key, known) or any(name.endswith(f".{key}") for name in known)
+            )
+            continue
         elif f"{key}={value}" in retired.SETTINGS:
             problems.append(f"{key}={value} is gone: {retired.SETTINGS[f'{key}={value}']}")
         elif folders and key not in known and (old := translate(key, value, known)):
