@@ -169,16 +169,16 @@ def answer(
         config = config_class()
         config.check()
         result = job(config)
-        return result if type(result) is int else 0
-    # compat=dpr stands for the original's defaults too, unless another train= is given
-    is_original = "compat" in known and "compat=dpr" in overrides
-    if is_original and not any(override.startswith("train=") for override in overrides):
-        overrides = ["train=biencoder_default", *overrides]
-    overrides = composed.quote_values([*words, *overrides], known, has_groups=has_groups)
-    result = composed.run_composed(
-        config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
-    )
-    return result if type(result) is int and not has_groups else 0
+    else:
+        # compat=dpr stands for the original's defaults too, unless another train= is given
+        is_original = "compat" in known and "compat=dpr" in overrides
+        if is_original and not any(override.startswith("train=") for override in overrides):
+            overrides = ["train=biencoder_default", *overrides]
+        overrides = composed.quote_values([*words, *overrides], known, has_groups=has_groups)
+        result = composed.run_composed(
+            config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
+        )
+    return result if type(result) is int else 0
 
 
 def help_text(program: str, config_class: type, folder: Path | None, part: str = "all") -> str:
