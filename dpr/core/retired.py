@@ -157,6 +157,7 @@ SETTINGS = {
         "encoder.pretrained=false starts from random weights; else a run starts from those of model_file, or of the"
         " encoder, and the same command resumes the run in output_dir"
     ),
+    "out_texts": "trec_run_file= writes ids and scores alone, and needs no corpus",
     "out_dtype=binary": "out_dtype=int8 loses less; indexer.factory with RaBitQ makes codes of bits",
     "few": "where there are too few questions, the corpus alone is written",
     "held_back": "a tenth of the documents is held back; datasets.NAME.held_back says another share in training",

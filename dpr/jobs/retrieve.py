@@ -149,17 +149,14 @@ def run(config: RetrievalConfig) -> None:
     logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
 
     passages = None
-    with_hits = bool(config.out_file) and config.out_texts
-    if sources and (with_hits or answer_match or qrels):
-        needed = _ids(rankings) if with_hits or answer_match else set()
+    if sources and (config.out_file or answer_match or qrels):
+        needed = _ids(rankings) if config.out_file or answer_match else set()
         passages = require_passages(sources, needed, also=evaluator.relevant())
     evaluator.check(rankings, passages, own="skip_same_id=true leaves out hits with a question's own id")
     judged = evaluator.evaluate(rankings, passages)
 
     if config.out_file:
-        shown_passages = (passages or {}) if config.out_texts else None
-        results = evaluator.results(texts, rankings, shown_passages, judged)
-        write_results(config.out_file, results, with_texts=config.out_texts)
+        write_results(config.out_file, evaluator.results(texts, rankings, passages or {}, judged))
         logger.info("results written to %s", config.out_file)
     if config.metrics_file:
         metadata: dict[str, Any] = {
