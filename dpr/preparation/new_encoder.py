@@ -98,7 +98,7 @@ def new_encoder(
         InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
         OutputError: ``out`` cannot be written.
     """
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     out = user_path(out)
     sources = [user_path(file) for file in (corpus, *question_files)]
@@ -133,7 +133,7 @@ def new_encoder(
                     "".join(f"{token}\n" for token in vocabulary), encoding="utf-8"
                 )
                 numbers = {token: number for number, token in enumerate(vocabulary)}
-                learned = BertTokenizerFast(
+                learned = BertTokenizer(
                     vocab=numbers, do_lower_case=shape.lower_case, model_max_length=shape.max_positions
                 )
                 learned.save_pretrained(str(folder))
